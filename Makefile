@@ -1,0 +1,55 @@
+# `make demo` and `make test` do all the set-up they need; see README.md. `make help` lists the targets.
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test baseline lint bench bundle clean
+
+MODEL ?=
+VRAM ?=
+ARGS ?=
+options = $(if $(VRAM),--vram "$(VRAM)") $(ARGS)
+bin = .venv/bin
+# One version everywhere: others format differently.
+clang_format = $(or $(wildcard $(bin)/clang-format),clang-format)
+clang_format_major = 14
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo '  MODEL=path.gguf VRAM=8GiB for demo and bench; ARGS="..." for demo, test and bench'
+
+setup: ## system packages (as root), .venv, the engine; seconds when nothing changed
+	@scripts/setup.sh
+
+demo: setup baseline ## every step once, from a model to the TTFT/TPOT table
+	@$(bin)/oallama demo $(if $(MODEL),--model "$(MODEL)") $(options)
+
+test: setup baseline ## all tests; ARGS="-k placement" for some
+	@$(bin)/python -m pytest tests -q $(ARGS)
+
+baseline: setup ## unpatched llama.cpp from the same pin
+	@scripts/baseline.sh
+
+bench: setup baseline ## TTFT and TPOT of MODEL against llama.cpp
+	@test -n "$(MODEL)" || { echo 'make bench: expected MODEL=path.gguf' >&2; exit 2; }
+	@$(bin)/oallama bench "$(MODEL)" --baseline $(options)
+
+lint: setup ## formatters, linters, types, the patch series
+	$(bin)/ruff check .
+	$(bin)/ruff format --check .
+	$(bin)/mypy
+	$(bin)/mypy --python-version 3.10 third_party/llama.cpp/upstream.py
+	@if $(clang_format) --version 2>/dev/null | grep -q 'version $(clang_format_major)\.'; then \
+		echo 'clang-format --dry-run -Werror csrc'; \
+		find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' | \
+			xargs $(clang_format) --dry-run -Werror --style=file; \
+	else echo 'clang-format: SKIPPED, version $(clang_format_major) is not here'; fi
+	@if command -v shellcheck >/dev/null; then \
+		echo 'shellcheck scripts .ci'; shellcheck scripts/*.sh .ci/run; \
+	else echo 'shellcheck: SKIPPED, it is not here'; fi
+	$(bin)/python third_party/llama.cpp/upstream.py check
+
+bundle: setup ## one archive for a GPU host without network
+	@scripts/bundle.sh
+
+clean: ## what was built; keeps .venv, models and the download of llama.cpp
+	rm -rf build dist
+	find python csrc tests third_party/llama.cpp -maxdepth 3 -name __pycache__ -exec rm -rf {} +

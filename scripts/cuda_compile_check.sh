@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# Compiles, for one architecture and without a GPU, every .cu file that a patch touches and the .cu and *_cuda.cpp files
+# of csrc/: all of ggml-cuda would take 20 minutes. Flags as in ggml/src/ggml-cuda/CMakeLists.txt. CUDA_ARCH=sm_90 is the default.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+llama_cpp=third_party/llama.cpp
+ggml=$llama_cpp/patched/ggml
+export PATH="$PATH:/usr/local/cuda/bin"
+
+if ! command -v nvcc >/dev/null; then
+    echo "cuda compile check: SKIPPED, no nvcc"
+    exit 0
+fi
+python3 $llama_cpp/upstream.py prepare >/dev/null
+
+mapfile -t sources < <(
+    {
+        sed -n 's|^+++ b/\(.*\.cu\)$|'$llama_cpp'/patched/\1|p' $llama_cpp/patches/*.patch
+        find csrc -name '*.cu' -o -name '*_cuda.cpp'
+    } 2>/dev/null | sort -u
+)
+if [ ${#sources[@]} = 0 ]; then
+    echo "cuda compile check: SKIPPED, no patch and nothing in csrc/ touches CUDA"
+    exit 0
+fi
+
+flags=(
+    -c -arch="${CUDA_ARCH:-sm_90}" -std=c++17 -O1 -use_fast_math -extended-lambda -Xcompiler -fPIC
+    -DGGML_USE_CUDA -DGGML_CUDA_USE_GRAPHS -DGGML_BACKEND_SHARED -DGGML_SHARED -DGGML_SCHED_MAX_COPIES=4
+    -I "$ggml/include" -I "$ggml/src" -I "$ggml/src/ggml-cuda"
+)
+while IFS= read -r folder; do flags+=(-I "$folder"); done < <(find csrc -type d)
+
+objects=$(mktemp -d)
+trap 'rm -rf "$objects"' EXIT
+launcher=$(command -v ccache || true)
+echo "cuda compile check: ${#sources[@]} files for ${CUDA_ARCH:-sm_90}, $(nvcc --version | tail -n 2 | head -n 1)"
+
+compile() {
+    local source=$1
+    shift
+    local started=$SECONDS
+    if "$@" "$source" -o "$objects/$(echo "$source" | tr / _).o"; then
+        echo "cuda compile check: ok      $source ($((SECONDS - started)) s)"
+    else
+        echo "cuda compile check: FAILED  $source"
+        return 1
+    fi
+}
+export -f compile
+export objects
+printf '%s\0' "${sources[@]}" |
+    xargs -0 -P "$(nproc)" -I '{}' bash -c 'compile "$@"' _ '{}' ${launcher:+"$launcher"} nvcc "${flags[@]}"

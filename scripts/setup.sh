@@ -1,0 +1,155 @@
+#!/usr/bin/env bash
+# Everything that `make demo` and `make test` need: system packages (as root), .venv, the engine. Safe to repeat; when
+# nothing it depends on has changed it ends within a second.
+#
+# Environment: PYTHON (interpreter for .venv), OALLAMA_CUDA / OALLAMA_VULKAN / OALLAMA_RPC = AUTO|ON|OFF (OALLAMA_VULKAN=OFF
+# also installs no Vulkan packages), OALLAMA_EXTRAS (default test,plot,dev), CMAKE_ARGS (more options for the engine).
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+llama_cpp=third_party/llama.cpp
+log=build/setup.log
+export CCACHE_BASEDIR="$PWD" CCACHE_NOHASHDIR=1 # a second clone finds the objects of the first
+
+say() { printf 'setup: %s\n' "$*"; }
+
+fail() {
+    printf 'setup: error: %s\n' "$*" >&2
+    exit 1
+}
+
+may_use_apt() { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; }
+
+apt_install() {
+    say "apt-get install $*"
+    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"; } \
+        >>"$log" 2>&1 </dev/null
+}
+
+# Packages without which the Vulkan backend cannot be built or has no device. lavapipe (mesa) is the software device
+# that the tests use.
+missing_vulkan() {
+    compgen -G '/usr/share/vulkan/icd.d/lvp_icd*.json' >/dev/null || echo mesa-vulkan-drivers
+    [ -e /usr/include/vulkan/vulkan.h ] || echo libvulkan-dev
+    command -v glslc >/dev/null || echo glslc
+    [ -e /usr/include/spirv/unified1/spirv.hpp ] || echo spirv-headers
+}
+
+install_vulkan() {
+    local missing
+    mapfile -t missing < <(missing_vulkan)
+    if [ "${OALLAMA_VULKAN:-AUTO}" = OFF ] || [ ${#missing[@]} = 0 ]; then
+        return
+    fi
+    if ! may_use_apt; then
+        say "Vulkan is left out; with it: apt-get install ${missing[*]} (as root), then again"
+    elif ! apt_install "${missing[@]}"; then
+        say "Vulkan is left out: apt-get could not install ${missing[*]} (see $log)"
+    fi
+}
+
+find_python() {
+    local candidate
+    for candidate in ${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11 python3.10}; do
+        if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    fail "no Python 3.10 or newer found (${PYTHON:-python3}); name one with PYTHON=/path/to/python3"
+}
+
+# venv and the C headers are packages of their own on Debian.
+require_python_parts() {
+    local python=$1 missing=()
+    "$python" -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
+    "$python" -c 'import os, sys, sysconfig
+sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' || missing+=(python3-dev)
+    if [ ${#missing[@]} = 0 ]; then
+        return
+    fi
+    may_use_apt || fail "$python lacks parts that the build needs; as root: apt-get install ${missing[*]}"
+    apt_install "${missing[@]}" || fail "apt-get could not install ${missing[*]} (see $log)"
+}
+
+make_venv() {
+    if .venv/bin/python -m pip --version >/dev/null 2>&1; then
+        return
+    fi
+    local python
+    python=$(find_python)
+    require_python_parts "$python"
+    say "making .venv with $("$python" --version)"
+    rm -rf .venv
+    "$python" -m venv .venv
+    pip install --upgrade pip
+}
+
+# Shows every 20th step of a build; everything is in the log.
+logged() {
+    { "$@" 2>&1 </dev/null | tee -a "$log" | { grep --line-buffered -oE '\[[0-9]*[02468]0/[0-9]+\] .*' || true; }; } || {
+        grep -E 'error|FAILED' "$log" | tail -n 15 >&2 || tail -n 15 "$log" >&2
+        fail "'${*:1:5} ...' failed; see $log"
+    }
+}
+
+pip() { logged .venv/bin/python -m pip --disable-pip-version-check "$@"; }
+
+install_llama_cpp_python() {
+    local version sdist
+    version=$(.venv/bin/python -c "import json; print(json.load(open('$llama_cpp/pin.json'))['version'])")
+    if .venv/bin/python -c "import importlib.metadata as m, sys; sys.exit(m.version('llama-cpp-python') != '$version')" \
+        2>/dev/null; then
+        return
+    fi
+    say "llama-cpp-python $version without its own library"
+    sdist=$(.venv/bin/python $llama_cpp/upstream.py sdist)
+    # From the file, not the index: pip would keep the library-less wheel in its cache and give it to other projects.
+    CMAKE_ARGS='-DLLAMA_BUILD=OFF -DLLAVA_BUILD=OFF' pip install --no-build-isolation "$sdist"
+}
+
+build_engine() {
+    local settings=() option name
+    for option in CUDA VULKAN RPC; do
+        name=OALLAMA_$option
+        settings+=(--config-settings "cmake.define.$name=${!name:-AUTO}")
+    done
+    say "building the engine (10 to 25 minutes the first time on 2 cores)"
+    # ninja and cmake of the build tools, not those of the system: Debian's cmake is 3.25.
+    PATH="$PWD/.venv/bin:$PATH" pip install -v --no-build-isolation "${settings[@]}" \
+        -e ".[${OALLAMA_EXTRAS:-test,plot,dev}]"
+}
+
+# What the installation was made from.
+fingerprint() {
+    {
+        find pyproject.toml CMakeLists.txt cmake csrc $llama_cpp/pin.json $llama_cpp/patches -type f -print0 |
+            sort -z | xargs -0 sha256sum
+        .venv/bin/python --version
+        echo "${OALLAMA_CUDA:-} ${OALLAMA_VULKAN:-} ${OALLAMA_RPC:-} ${OALLAMA_EXTRAS:-} ${CMAKE_ARGS:-}"
+        missing_vulkan
+        command -v nvcc nvidia-smi
+        pwd
+    } 2>/dev/null | sha256sum | cut -c1-16
+}
+
+mkdir -p build
+if [ -x .venv/bin/oallama ] && [ -e "build/.setup-$(fingerprint)" ]; then
+    exit 0
+fi
+: >"$log"
+started=$SECONDS
+command -v c++ >/dev/null || fail "no C++ compiler; as root: apt-get install g++"
+install_vulkan
+make_venv
+say "build tools"
+tools=('scikit-build-core[pyproject]>=0.10' 'pybind11>=2.13')
+# A host without an index (gpu_suite.sh) brings cmake and ninja itself.
+[ -n "${PIP_NO_INDEX:-}" ] || tools+=('cmake>=3.24' ninja)
+pip install "${tools[@]}"
+.venv/bin/python $llama_cpp/upstream.py prepare
+install_llama_cpp_python
+build_engine
+rm -f build/.setup-*
+touch "build/.setup-$(fingerprint)"
+say "done in $((SECONDS - started)) s"
