@@ -1,0 +1,48 @@
+# OALLAMA_<BACKEND> = AUTO (what the machine has) | ON (fail without it) | OFF.
+
+function(oallama_backend name description)
+    set(OALLAMA_${name} AUTO CACHE STRING "${description}: AUTO, ON or OFF")
+    set_property(CACHE OALLAMA_${name} PROPERTY STRINGS AUTO ON OFF)
+    if (NOT OALLAMA_${name} MATCHES "^(AUTO|ON|OFF)$")
+        message(FATAL_ERROR "OALLAMA_${name} must be AUTO, ON or OFF, not '${OALLAMA_${name}}'")
+    endif()
+    if (OALLAMA_${name} STREQUAL "AUTO")
+        set(enabled ${ARGN})
+    else()
+        set(enabled ${OALLAMA_${name}})
+    endif()
+    message(STATUS "oallama: ${name} ${enabled} (OALLAMA_${name}=${OALLAMA_${name}})")
+    set(GGML_${name} ${enabled} CACHE BOOL "" FORCE)
+endfunction()
+
+# CUDA: the toolkit alone is not enough, 20 minutes of compiling are wasted on a machine without a GPU.
+set(has_cuda OFF)
+find_program(NVCC nvcc HINTS /usr/local/cuda/bin)
+find_program(NVIDIA_SMI nvidia-smi)
+if (NVCC AND NVIDIA_SMI)
+    execute_process(COMMAND ${NVIDIA_SMI} -L RESULT_VARIABLE smi_status OUTPUT_VARIABLE smi_output ERROR_QUIET)
+    if (smi_status EQUAL 0 AND smi_output MATCHES "GPU 0")
+        set(has_cuda ON)
+        set(CMAKE_CUDA_COMPILER ${NVCC} CACHE FILEPATH "")
+    endif()
+endif()
+
+set(has_vulkan OFF)
+find_package(Vulkan QUIET)
+find_program(GLSLC glslc)
+find_path(SPIRV_HEADERS spirv/unified1/spirv.hpp)
+if (Vulkan_FOUND AND GLSLC AND SPIRV_HEADERS)
+    set(has_vulkan ON)
+endif()
+
+oallama_backend(CUDA   "NVIDIA GPUs"           ${has_cuda})
+oallama_backend(VULKAN "Vulkan devices"        ${has_vulkan})
+oallama_backend(RPC    "remote and loopback devices" ON)
+
+find_program(CCACHE ccache)
+if (CCACHE)
+    foreach (lang C CXX CUDA)
+        set(CMAKE_${lang}_COMPILER_LAUNCHER ${CCACHE} CACHE STRING "")
+    endforeach()
+endif()
+set(GGML_CCACHE OFF CACHE BOOL "" FORCE) # ours is set above

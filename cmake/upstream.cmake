@@ -1,0 +1,68 @@
+# The patched upstream tree as a subproject: shared libraries, the programs used as judges, nothing else.
+set(OALLAMA_UPSTREAM ${CMAKE_CURRENT_SOURCE_DIR}/third_party/llama.cpp/patched)
+set(OALLAMA_CSRC ${CMAKE_CURRENT_SOURCE_DIR}/csrc)
+
+find_package(Python3 COMPONENTS Interpreter REQUIRED)
+if (EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/third_party/llama.cpp/upstream.py AND NOT OALLAMA_SKIP_PREPARE)
+execute_process(
+    COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/third_party/llama.cpp/upstream.py prepare
+    RESULT_VARIABLE prepare_status)
+endif()
+if (prepare_status AND NOT prepare_status EQUAL 0)
+    message(FATAL_ERROR "third_party/llama.cpp/upstream.py prepare failed")
+endif()
+
+if (NOT CMAKE_BUILD_TYPE)
+    set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
+endif()
+set(BUILD_SHARED_LIBS ON CACHE BOOL "" FORCE)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+# Libraries and programs find each other wherever the wheel is unpacked.
+set(CMAKE_BUILD_WITH_INSTALL_RPATH ON)
+set(CMAKE_INSTALL_RPATH "$ORIGIN;$ORIGIN/../lib")
+
+# Otherwise upstream asks git, which answers with our own commit: every commit would rebuild.
+set(LLAMA_BUILD_NUMBER 0)
+set(LLAMA_BUILD_COMMIT "0c1e57098")
+set(GIT_EXE false CACHE STRING "" FORCE)
+
+set(LLAMA_BUILD_COMMON   ON  CACHE BOOL "" FORCE)
+set(LLAMA_BUILD_TOOLS    ON  CACHE BOOL "" FORCE)
+set(LLAMA_BUILD_SERVER   ON  CACHE BOOL "" FORCE)
+set(LLAMA_BUILD_TESTS    OFF CACHE BOOL "" FORCE)
+set(LLAMA_BUILD_EXAMPLES OFF CACHE BOOL "" FORCE)
+set(LLAMA_BUILD_APP      OFF CACHE BOOL "" FORCE)
+set(LLAMA_BUILD_UI       OFF CACHE BOOL "" FORCE)
+set(LLAMA_USE_PREBUILT_UI OFF CACHE BOOL "" FORCE)
+set(LLAMA_OPENSSL        OFF CACHE BOOL "" FORCE)
+
+add_subdirectory(${OALLAMA_UPSTREAM} upstream EXCLUDE_FROM_ALL)
+
+# Bodies of the hooks. The patches only call them.
+target_include_directories(ggml-base PRIVATE ${OALLAMA_CSRC}/engine)
+target_sources(ggml-base PRIVATE
+    ${OALLAMA_CSRC}/engine/buffer_ledger.cpp
+    ${OALLAMA_CSRC}/engine/op_timer.cpp)
+target_include_directories(ggml-cpu PRIVATE ${OALLAMA_CSRC}/engine)
+target_include_directories(llama PRIVATE ${OALLAMA_CSRC}/engine)
+target_sources(llama PRIVATE ${OALLAMA_CSRC}/engine/backend_map.cpp)
+if (GGML_CUDA)
+    target_include_directories(ggml-cuda PRIVATE ${OALLAMA_CSRC}/engine)
+    target_sources(ggml-cuda PRIVATE ${OALLAMA_CSRC}/engine/op_timer_cuda.cpp)
+endif()
+
+set(OALLAMA_PROGRAMS llama-server llama-bench llama-perplexity llama-quantize)
+set(OALLAMA_LIBRARIES llama ggml ggml-base ggml-cpu mtmd llama-common)
+foreach (program ${OALLAMA_PROGRAMS})
+    list(APPEND OALLAMA_LIBRARIES ${program}-impl)
+endforeach()
+foreach (backend cuda vulkan rpc)
+    if (TARGET ggml-${backend})
+        list(APPEND OALLAMA_LIBRARIES ggml-${backend})
+    endif()
+endforeach()
+if (GGML_RPC)
+    list(APPEND OALLAMA_PROGRAMS ggml-rpc-server)
+endif()

@@ -1,0 +1,17 @@
+# What goes into the wheel, all below oallama/.
+
+foreach (target ${OALLAMA_LIBRARIES})
+    # A wheel holds no symbolic links: versioned names would be stored as copies.
+    set_property(TARGET ${target} PROPERTY VERSION)
+    set_property(TARGET ${target} PROPERTY SOVERSION)
+endforeach()
+
+add_custom_target(oallama-engine ALL DEPENDS ${OALLAMA_LIBRARIES} ${OALLAMA_PROGRAMS})
+
+foreach (target ${OALLAMA_LIBRARIES})
+    install(PROGRAMS $<TARGET_FILE:${target}> DESTINATION oallama/lib COMPONENT oallama)
+endforeach()
+foreach (target ${OALLAMA_PROGRAMS})
+    install(PROGRAMS $<TARGET_FILE:${target}> DESTINATION oallama/bin COMPONENT oallama)
+endforeach()
+install(TARGETS _core LIBRARY DESTINATION oallama COMPONENT oallama)

@@ -1,0 +1,11 @@
+#include "backend_map.h"
+
+#include "bindings.h"
+
+void register_backend_map(py::module_ & m) {
+    m.def("set_backend_map", &oa_backend_map_set, py::arg("table"),
+          "Set the table (docs/architecture.md) for model loads of this thread. Raises ValueError naming a bad line.");
+    m.def("clear_backend_map", &oa_backend_map_clear, "Forget the table of this thread.");
+    m.def("backend_map_error", &oa_backend_map_error,
+          "Why the last load of this thread was refused by the table; empty if it was not.");
+}

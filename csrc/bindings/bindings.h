@@ -1,0 +1,17 @@
+// One register function per bound part. Engine errors arrive in Python as ValueError (std::invalid_argument) or
+// RuntimeError; python/oallama/engine.py turns those a user can cause into OallamaError.
+#pragma once
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+namespace py = pybind11;
+
+using release_gil = py::call_guard<py::gil_scoped_release>;
+
+void register_backend_map(py::module_ & m);
+void register_devices(py::module_ & m);
+void register_graphs(py::module_ & m);
+void register_memory(py::module_ & m);
+void register_op_timer(py::module_ & m);
+void register_probes(py::module_ & m);

@@ -1,0 +1,13 @@
+// oallama._core: registers the bound parts, one file each.
+#include "bindings.h"
+
+PYBIND11_MODULE(_core, m) {
+    m.doc() = "The engine of oallama: the patched llama.cpp seen from Python.";
+
+    register_backend_map(m);
+    register_devices(m);
+    register_graphs(m);
+    register_memory(m);
+    register_op_timer(m);
+    register_probes(m);
+}

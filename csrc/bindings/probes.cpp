@@ -1,0 +1,87 @@
+#include "bindings.h"
+#include "link_bench.h"
+#include "op_bench.h"
+
+namespace {
+
+py::dict to_dict(const oa_timing & t) {
+    py::dict d;
+    d["median_s"] = t.median_s;
+    d["spread_s"] = t.spread_s;
+    d["repeats"]  = t.repeats;
+    return d;
+}
+
+// Runs `f` without the GIL and returns its timing as a dict.
+template <typename F> py::dict timed(F && f) {
+    oa_timing timing;
+    {
+        py::gil_scoped_release release;
+        timing = f();
+    }
+    return to_dict(timing);
+}
+
+void register_op_bench(py::module_ & m) {
+    py::class_<oa_op_bench>(m, "OpBench", "Times target operators and attention of one device.")
+        .def(py::init<const std::string &, int, bool, size_t>(), py::arg("device"), py::arg("n_threads"),
+             py::arg("use_extra_bufts"), py::arg("cold_bytes"))
+        .def(
+            "mul_mat",
+            [](oa_op_bench & self, const std::string & type, int64_t k, int64_t m_rows, int64_t n_tokens,
+               int64_t n_expert, int64_t n_used, double max_s) {
+                return timed([&] { return self.mul_mat({ type, k, m_rows, n_expert, n_used, n_tokens }, max_s); });
+            },
+            py::arg("type"), py::arg("k"), py::arg("m"), py::arg("n_tokens"), py::arg("n_expert"), py::arg("n_used"),
+            py::arg("max_s"))
+        .def(
+            "attention",
+            [](oa_op_bench & self, const std::string & type_k, const std::string & type_v, int64_t head_dim_k,
+               int64_t head_dim_v, int64_t n_head, int64_t n_head_kv, int64_t n_tokens, int64_t depth, bool flash,
+               double max_s) {
+                const oa_attention_spec spec{ type_k,    type_v,   head_dim_k, head_dim_v, n_head,
+                                              n_head_kv, n_tokens, depth,      flash };
+                return timed([&] { return self.attention(spec, max_s); });
+            },
+            py::arg("type_k"), py::arg("type_v"), py::arg("head_dim_k"), py::arg("head_dim_v"), py::arg("n_head"),
+            py::arg("n_head_kv"), py::arg("n_tokens"), py::arg("depth"), py::arg("flash"), py::arg("max_s"))
+        .def(
+            "small",
+            [](oa_op_bench & self, int64_t n_embd, int64_t n_tokens, double max_s) {
+                return timed([&] { return self.small(n_embd, n_tokens, max_s); });
+            },
+            py::arg("n_embd"), py::arg("n_tokens"), py::arg("max_s"))
+        .def_property_readonly("buffer_type", &oa_op_bench::buffer_type);
+}
+
+py::list link_bench(const std::string & device, const std::vector<size_t> & sizes) {
+    std::vector<oa_link_timing> links;
+    {
+        py::gil_scoped_release release;
+        links = oa_link_bench(device, sizes);
+    }
+    py::list result;
+    for (const auto & link : links) {
+        py::dict d     = to_dict(link.timing);
+        d["direction"] = link.direction;
+        d["memory"]    = link.memory;
+        d["bytes"]     = link.nbytes;
+        result.append(d);
+    }
+    return result;
+}
+
+} // namespace
+
+void register_probes(py::module_ & m) {
+    register_op_bench(m);
+    m.def("link_bench", &link_bench, py::arg("device"), py::arg("sizes"),
+          "Transfer times between host and device for every size in bytes, both directions.");
+    m.def(
+        "switch_bench",
+        [](const std::string & device, size_t nbytes, int n_threads) {
+            return timed([&] { return oa_switch_bench(device, nbytes, n_threads); });
+        },
+        py::arg("device"), py::arg("nbytes"), py::arg("n_threads"),
+        "Seconds one device change in a graph costs, for an activation of `nbytes`.");
+}

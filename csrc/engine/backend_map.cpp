@@ -1,0 +1,201 @@
+#include "backend_map.h"
+
+#include "ggml-backend.h"
+#include "tensor_flags.h"
+
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <set>
+#include <sstream>
+#include <stdexcept>
+
+namespace {
+
+constexpr const char * header         = "# oallama backend map v1";
+constexpr const char * tied_output    = "output.weight";
+constexpr const char * table_variable = "OALLAMA_BACKEND_MAP";
+
+struct tensor_entry {
+    std::string device;
+    bool        host; // computed on the CPU, never uploaded
+};
+
+struct backend_map {
+    std::map<int, std::string>          layers;
+    std::map<std::string, tensor_entry> tensors;
+};
+
+// What one load has asked for so far.
+struct load_state {
+    std::shared_ptr<const backend_map> map;
+    int                                n_layer = -1;
+    std::set<std::string>              seen;
+};
+
+thread_local std::shared_ptr<const backend_map> t_map;
+thread_local load_state                         t_load;
+thread_local std::string                        t_error;
+
+[[noreturn]] void fail(const std::string & message) {
+    t_error = "backend map: " + message;
+    t_load  = {};
+    throw std::runtime_error(t_error);
+}
+
+std::shared_ptr<const backend_map> parse(const std::string & table) {
+    auto               map = std::make_shared<backend_map>();
+    std::istringstream lines(table);
+    std::string        line;
+    int                number = 0;
+
+    const auto bad = [&](const std::string & why) {
+        return std::invalid_argument("backend map, line " + std::to_string(number) + ": " + why + ": '" + line + "'");
+    };
+    while (std::getline(lines, line)) {
+        ++number;
+        if (number == 1 && line != header) {
+            throw bad(std::string("expected '") + header + "'");
+        }
+        if (line.empty() || line[0] == '#') {
+            continue;
+        }
+        std::istringstream fields(line);
+        std::string        kind, name, device, mode, rest;
+        fields >> kind >> name >> device;
+        if (kind == "layer") {
+            char *     end = nullptr;
+            const long il  = std::strtol(name.c_str(), &end, 10);
+            if (name.empty() || *end != '\0' || il < 0 || device.empty() || fields >> rest) {
+                throw bad("expected 'layer <number> <device>'");
+            }
+            if (!map->layers.emplace(int(il), device).second) {
+                throw bad("layer listed twice");
+            }
+        } else if (kind == "tensor") {
+            fields >> mode;
+            if (device.empty() || (mode != "resident" && mode != "host" && mode != "upload") || fields >> rest) {
+                throw bad("expected 'tensor <name> <device> resident|host|upload'");
+            }
+            if (!map->tensors.emplace(name, tensor_entry{ device, mode == "host" }).second) {
+                throw bad("tensor listed twice");
+            }
+        } else {
+            throw bad("expected 'layer' or 'tensor'");
+        }
+    }
+    if (number == 0) {
+        throw std::invalid_argument("backend map: empty table");
+    }
+    return map;
+}
+
+std::shared_ptr<const backend_map> from_environment() {
+    const char * path = std::getenv(table_variable);
+    if (path == nullptr || *path == '\0') {
+        return nullptr;
+    }
+    std::ifstream file(path);
+    if (!file) {
+        fail(std::string(table_variable) + " names a file that cannot be read: " + path);
+    }
+    std::stringstream text;
+    text << file.rdbuf();
+    try {
+        return parse(text.str());
+    } catch (const std::invalid_argument & err) {
+        fail(std::string(path) + ": " + err.what());
+    }
+}
+
+ggml_backend_dev_t find_device(const std::string & name) {
+    ggml_backend_dev_t dev = ggml_backend_dev_by_name(name.c_str());
+    if (dev == nullptr) {
+        std::string known;
+        for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
+            known += (i ? ", " : "") + std::string(ggml_backend_dev_name(ggml_backend_dev_get(i)));
+        }
+        fail("unknown device '" + name + "' (devices here: " + known + ")");
+    }
+    return dev;
+}
+
+const tensor_entry & find_tensor(const std::string & name) {
+    const auto it = t_load.map->tensors.find(name);
+    if (it == t_load.map->tensors.end()) {
+        fail("the table has no entry for the model's tensor '" + name + "' (is it a plan for another model?)");
+    }
+    return it->second;
+}
+
+} // namespace
+
+void oa_backend_map_set(const std::string & table) {
+    t_map = parse(table);
+}
+
+void oa_backend_map_clear() {
+    t_map  = nullptr;
+    t_load = {};
+}
+
+std::string oa_backend_map_error() {
+    return t_error;
+}
+
+void oa_backend_map_begin() {
+    t_error.clear();
+    t_load     = {};
+    t_load.map = t_map ? t_map : from_environment();
+}
+
+ggml_backend_dev_t oa_backend_map_layer(int il, int n_layer) {
+    if (!t_load.map) {
+        return nullptr;
+    }
+    t_load.n_layer = n_layer;
+    const auto it  = t_load.map->layers.find(il);
+    if (it == t_load.map->layers.end()) {
+        fail("the table has no entry for layer " + std::to_string(il) + " (layers 0.." + std::to_string(n_layer) +
+             " are expected, the last one being the output)");
+    }
+    return find_device(it->second);
+}
+
+ggml_backend_dev_t oa_backend_map_tensor(const std::string & name, bool tied) {
+    if (!t_load.map) {
+        return nullptr;
+    }
+    const std::string key = tied ? tied_output : name;
+    t_load.seen.insert(key);
+    return find_device(find_tensor(key).device);
+}
+
+void oa_backend_map_mark(ggml_tensor * tensor, bool tied) {
+    if (t_load.map && find_tensor(tied ? tied_output : tensor->name).host) {
+        tensor->flags |= OA_TENSOR_FLAG_HOST;
+    }
+}
+
+void oa_backend_map_require(bool ok, const std::string & what, ggml_backend_dev_t dev) {
+    if (!ok) {
+        fail("device '" + std::string(ggml_backend_dev_name(dev)) + "' cannot take " + what +
+             " (it is not among the model's devices or does not support the operator)");
+    }
+}
+
+void oa_backend_map_done() {
+    if (!t_load.map) {
+        return;
+    }
+    for (const auto & [name, entry] : t_load.map->tensors) {
+        if (t_load.seen.count(name) == 0) {
+            fail("the model has no tensor '" + name + "' (is it a plan for another model?)");
+        }
+    }
+    if (t_load.map->layers.rbegin()->first > t_load.n_layer) {
+        fail("the model has no layer " + std::to_string(t_load.map->layers.rbegin()->first));
+    }
+    t_load = {};
+}

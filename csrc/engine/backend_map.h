@@ -1,0 +1,36 @@
+// The backend map: an exact table tensor -> device, layer -> device, obeyed by the patched loader and scheduler.
+// Source of the idea: OATO's operator placer (a table operator -> backend). Format: docs/architecture.md.
+//
+// The table is either set for this thread (oa_backend_map_set) or named by OALLAMA_BACKEND_MAP. With neither, every
+// hook returns at once and upstream's own rules hold.
+#pragma once
+
+#include "llama.h"
+
+#include <string>
+
+// Parses and keeps `table` for the model loads of this thread. Throws std::invalid_argument naming the bad line.
+LLAMA_API void oa_backend_map_set(const std::string & table);
+LLAMA_API void oa_backend_map_clear();
+
+// Why the last load on this thread was refused by the map; empty if it was not.
+LLAMA_API std::string oa_backend_map_error();
+
+// Hooks, in the order in which a load meets them. They throw std::runtime_error, which fails the load with its text.
+
+void oa_backend_map_begin();
+
+// Device of the KV cache and attention of layer il (il == n_layer: the output layer); nullptr without a map.
+ggml_backend_dev_t oa_backend_map_layer(int il, int n_layer);
+
+// Home of a weight; `tied` marks the token embedding read a second time, as the output matrix. nullptr without a map.
+ggml_backend_dev_t oa_backend_map_tensor(const std::string & name, bool tied);
+
+// Stamps the mode of the table onto the loaded tensor.
+void oa_backend_map_mark(ggml_tensor * tensor, bool tied);
+
+// Fails the load when a device cannot hold what the table puts there.
+void oa_backend_map_require(bool ok, const std::string & what, ggml_backend_dev_t dev);
+
+// Fails the load when the table names a tensor or layer the model does not have.
+void oa_backend_map_done();

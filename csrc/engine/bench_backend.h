@@ -1,0 +1,30 @@
+// What every probe needs: a backend of one device, buffers on it, and a timer with median and spread.
+#pragma once
+
+#include "ggml-backend.h"
+#include "ggml-cpp.h"
+
+#include <functional>
+#include <string>
+#include <vector>
+
+struct oa_timing {
+    double median_s = 0.0;
+    double spread_s = 0.0; // median absolute deviation
+    int    repeats  = 0;
+};
+
+// Throws std::invalid_argument naming the devices there are.
+ggml_backend_dev_t oa_require_device(const std::string & name);
+
+// A backend of `dev`; n_threads is used by CPU devices only.
+ggml_backend_ptr oa_make_backend(ggml_backend_dev_t dev, int n_threads);
+
+// The buffer type llama.cpp would choose for this weight on `dev`: on the CPU the first repacking one that supports the
+// operator, else the default.
+ggml_backend_buffer_type_t oa_weight_buffer_type(ggml_backend_dev_t dev, ggml_tensor * weight, ggml_tensor * op,
+                                                 bool use_extra_bufts);
+
+// Runs `once` until at least `min_repeats` runs and `min_s` seconds have been measured, or `max_s` have passed after
+// the first measured run. The first run is a warm-up. Each result is divided by `divisor`.
+oa_timing oa_measure(const std::function<void()> & once, double divisor, int min_repeats, double min_s, double max_s);

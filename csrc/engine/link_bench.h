@@ -1,0 +1,17 @@
+// Links: host <-> device transfers by size and kind of memory, and the price of one device change in a graph.
+#pragma once
+
+#include "bench_backend.h"
+
+struct oa_link_timing {
+    std::string direction; // "h2d" or "d2h"
+    std::string memory;    // "pageable" or "pinned"
+    size_t      nbytes;
+    oa_timing   timing;
+};
+
+// Every size in both directions, pinned too where the device has a host buffer type.
+std::vector<oa_link_timing> oa_link_bench(const std::string & device, const std::vector<size_t> & sizes);
+
+// Seconds one hand-over of an activation of `nbytes` between `device` and the CPU adds to a graph, scheduling included.
+oa_timing oa_switch_bench(const std::string & device, size_t nbytes, int n_threads);

@@ -1,0 +1,22 @@
+// A model and a context of the real llama.cpp without a single weight loaded (no_alloc): real graphs, exact memory.
+// Obeys the backend map of the calling thread, like a real load.
+#pragma once
+
+#include "llama-cpp.h"
+#include "log_capture.h"
+
+#include <string>
+
+class oa_model_skeleton {
+  public:
+    // Throws std::runtime_error with llama.cpp's own errors when the file cannot be loaded or the context not made.
+    oa_model_skeleton(const std::string & path, llama_model_params model_params, llama_context_params context_params);
+
+    llama_model *   model() const { return model_.get(); }
+    llama_context * context() const { return context_.get(); }
+
+  private:
+    oa_log_capture    log_; // first in, last out: freeing a model logs too
+    llama_model_ptr   model_;
+    llama_context_ptr context_;
+};

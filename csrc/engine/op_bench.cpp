@@ -1,0 +1,251 @@
+#include "op_bench.h"
+
+#include "ggml.h"
+#include "log_capture.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <random>
+#include <stdexcept>
+
+namespace {
+
+constexpr size_t max_output_bytes = 64u << 20; // of all repeats of one graph together
+constexpr int    max_repeats      = 256;       // operators in one graph
+constexpr double graph_s          = 0.03;      // a graph this long makes launch and synchronisation negligible
+constexpr double min_measured_s   = 0.1;
+constexpr int    min_runs         = 3;
+
+ggml_type parse_type(const std::string & name) {
+    for (int i = 0; i < GGML_TYPE_COUNT; ++i) {
+        const char * known = ggml_type_name(ggml_type(i));
+        if (known && name == known && ggml_type_size(ggml_type(i)) > 0) {
+            return ggml_type(i);
+        }
+    }
+    throw std::invalid_argument("unknown tensor type '" + name + "'");
+}
+
+ggml_context_ptr make_context(size_t n_tensors) {
+    return ggml_context_ptr(ggml_init({ n_tensors * ggml_tensor_overhead() + ggml_graph_overhead_custom(n_tensors, false),
+                                        nullptr, true }));
+}
+
+// Small valid data of any type: quantised from a few random rows, repeated to the tensor's size.
+std::vector<uint8_t> make_data(const ggml_tensor * t) {
+    const int64_t        n_rows = std::min<int64_t>(ggml_nrows(t), 16);
+    const size_t         row    = ggml_row_size(t->type, t->ne[0]);
+    std::vector<float>   values(t->ne[0] * n_rows);
+    std::vector<uint8_t> tile(row * n_rows), data(ggml_nbytes(t));
+
+    std::mt19937                    rng(42);
+    std::normal_distribution<float> normal(0.0f, 1.0f / std::sqrt(float(t->ne[0])));
+    std::generate(values.begin(), values.end(), [&] { return normal(rng); });
+    if (t->type == GGML_TYPE_F32) {
+        std::copy_n(reinterpret_cast<const uint8_t *>(values.data()), tile.size(), tile.begin());
+    } else {
+        const std::vector<float> importance(t->ne[0], 1.0f); // the i-quants insist on a matrix
+        ggml_quantize_chunk(t->type, values.data(), tile.data(), 0, n_rows, t->ne[0], importance.data());
+    }
+    for (size_t at = 0; at < data.size(); at += tile.size()) {
+        std::copy_n(tile.begin(), std::min(tile.size(), data.size() - at), data.begin() + at);
+    }
+    return data;
+}
+
+void fill_ids(ggml_tensor * ids, int64_t n_expert, uint32_t seed) {
+    std::mt19937         rng(seed);
+    std::vector<int32_t> experts(n_expert), values;
+    std::iota(experts.begin(), experts.end(), 0);
+    for (int64_t token = 0; token < ids->ne[1]; ++token) {
+        std::shuffle(experts.begin(), experts.end(), rng);
+        values.insert(values.end(), experts.begin(), experts.begin() + ids->ne[0]);
+    }
+    ggml_backend_tensor_set(ids, values.data(), 0, ggml_nbytes(ids));
+}
+
+ggml_backend_buffer_ptr allocate(ggml_context * ctx, ggml_backend_buffer_type_t buft) {
+    ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors_from_buft(ctx, buft));
+    if (!buffer) {
+        throw std::runtime_error(std::string("not enough memory on ") + ggml_backend_buft_name(buft));
+    }
+    return buffer;
+}
+
+int copies_needed(size_t cold_bytes, size_t nbytes) {
+    return int(std::clamp<size_t>((cold_bytes + nbytes - 1) / nbytes, 1, max_repeats));
+}
+
+// Enough repeats to visit every copy, bounded by the memory of their outputs.
+int repeats_for(int n_copies, size_t output_bytes) {
+    const size_t room = std::max<size_t>(1, max_output_bytes / std::max<size_t>(1, output_bytes));
+    return int(std::min<size_t>({ size_t(std::max(n_copies, 8)), room, size_t(max_repeats) }));
+}
+
+} // namespace
+
+oa_op_bench::oa_op_bench(const std::string & device, int n_threads, bool use_extra_bufts, size_t cold_bytes) :
+    device_(oa_require_device(device)),
+    backend_(oa_make_backend(device_, n_threads)),
+    use_extra_bufts_(use_extra_bufts),
+    cold_bytes_(cold_bytes) {}
+
+oa_timing oa_op_bench::measure(const builder & build, int max_ops, double max_s) {
+    const auto compute = [&](const prepared & p) {
+        if (ggml_backend_graph_compute(backend_.get(), p.graph) != GGML_STATUS_SUCCESS) {
+            throw std::runtime_error(std::string("computing failed on ") + ggml_backend_dev_name(device_));
+        }
+        ggml_backend_synchronize(backend_.get());
+    };
+    int n_ops = 1;
+    {
+        const prepared one = build(1);
+        const auto     t   = oa_measure([&] { compute(one); }, 1.0, 1, 0.0, max_s);
+        n_ops = int(std::clamp(graph_s / std::max(t.median_s, 1e-7), 1.0, double(max_ops)));
+        if (t.median_s >= max_s / min_runs) {
+            return oa_measure([&] { compute(one); }, 1.0, min_runs, min_measured_s, max_s);
+        }
+    }
+    const prepared many = build(n_ops);
+    return oa_measure([&] { compute(many); }, n_ops, min_runs, min_measured_s, max_s);
+}
+
+oa_op_bench::prepared oa_op_bench::allocate_graph(ggml_context_ptr context, ggml_cgraph * graph) {
+    auto buffer = allocate(context.get(), ggml_backend_get_default_buffer_type(backend_.get()));
+    ggml_backend_buffer_clear(buffer.get(), 0);
+    return { std::move(context), std::move(buffer), graph };
+}
+
+void oa_op_bench::require_support(const ggml_tensor * op) const {
+    if (!ggml_backend_dev_supports_op(device_, op)) {
+        throw std::runtime_error(std::string(ggml_backend_dev_name(device_)) + " does not support " +
+                                 ggml_op_name(op->op) + " of " + ggml_type_name(op->src[0]->type));
+    }
+}
+
+oa_timing oa_op_bench::mul_mat(const oa_mul_mat_spec & spec, double max_s) {
+    const oa_log_capture log;
+    const ggml_type      type   = parse_type(spec.type);
+    const bool           moe    = spec.n_expert > 0;
+    const int64_t        n_exp  = std::max<int64_t>(1, spec.n_expert);
+    const size_t         nbytes = ggml_row_size(type, spec.k) * spec.m * n_exp;
+    const int64_t        n_rows = spec.n_tokens * std::max<int64_t>(1, spec.n_used);
+    // A dense weight is read whole; of a MoE the ids pick other experts every time, so one copy is cold enough.
+    const int n_copies = moe ? 1 : copies_needed(cold_bytes_, nbytes);
+
+    const ggml_context_ptr     weights_ctx = make_context(n_copies);
+    std::vector<ggml_tensor *> weights;
+    for (int i = 0; i < n_copies; ++i) {
+        weights.push_back(moe ? ggml_new_tensor_3d(weights_ctx.get(), type, spec.k, spec.m, n_exp) :
+                                ggml_new_tensor_2d(weights_ctx.get(), type, spec.k, spec.m));
+    }
+    const auto new_input = [&](ggml_context * ctx) {
+        return moe ? ggml_new_tensor_3d(ctx, GGML_TYPE_F32, spec.k, 1, spec.n_tokens) :
+                     ggml_new_tensor_2d(ctx, GGML_TYPE_F32, spec.k, spec.n_tokens);
+    };
+    const auto new_op = [&](ggml_context * ctx, ggml_tensor * weight, ggml_tensor * input) {
+        return moe ? ggml_mul_mat_id(ctx, weight, input,
+                                     ggml_new_tensor_2d(ctx, GGML_TYPE_I32, spec.n_used, spec.n_tokens)) :
+                     ggml_mul_mat(ctx, weight, input);
+    };
+    const ggml_context_ptr probe_ctx = make_context(8);
+    ggml_tensor *          probe     = new_op(probe_ctx.get(), weights[0], new_input(probe_ctx.get()));
+    require_support(probe);
+    const auto buft = oa_weight_buffer_type(device_, weights[0], probe, use_extra_bufts_);
+    buffer_type_    = ggml_backend_buft_name(buft);
+
+    const ggml_backend_buffer_ptr weights_buffer = allocate(weights_ctx.get(), buft);
+    ggml_backend_buffer_set_usage(weights_buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    const auto data = make_data(weights[0]);
+    for (ggml_tensor * weight : weights) {
+        ggml_backend_tensor_set(weight, data.data(), 0, data.size());
+    }
+    int        next  = 0; // continue with the copies the graph before did not touch
+    const auto build = [&](int n_ops) {
+        auto                       ctx   = make_context(2 * n_ops + 8);
+        ggml_cgraph *              graph = ggml_new_graph_custom(ctx.get(), n_ops + 8, false);
+        ggml_tensor *              input = new_input(ctx.get());
+        std::vector<ggml_tensor *> ids;
+        for (int i = 0; i < n_ops; ++i) {
+            ggml_tensor * op = new_op(ctx.get(), weights[next++ % n_copies], input);
+            ids.push_back(op->src[2]);
+            ggml_build_forward_expand(graph, op);
+        }
+        auto       p      = allocate_graph(std::move(ctx), graph);
+        const auto values = make_data(input);
+        ggml_backend_tensor_set(input, values.data(), 0, values.size());
+        for (int i = 0; moe && i < n_ops; ++i) {
+            fill_ids(ids[i], n_exp, uint32_t(i));
+        }
+        return p;
+    };
+    return measure(build, repeats_for(n_copies, size_t(spec.m) * n_rows * sizeof(float)), max_s);
+}
+
+oa_timing oa_op_bench::attention(const oa_attention_spec & spec, double max_s) {
+    const oa_log_capture log;
+    const ggml_type      type_k   = parse_type(spec.type_k);
+    const ggml_type      type_v   = parse_type(spec.type_v);
+    const size_t         kv_bytes = size_t(spec.depth) * spec.n_head_kv *
+                            (ggml_row_size(type_k, spec.head_dim_k) + ggml_row_size(type_v, spec.head_dim_v));
+    const int            n_copies = copies_needed(cold_bytes_ / 4, kv_bytes); // other layers' KV evicts only part of it
+    const float          scale    = 1.0f / std::sqrt(float(spec.head_dim_k));
+
+    const ggml_context_ptr     kv_ctx = make_context(2 * n_copies);
+    std::vector<ggml_tensor *> ks, vs;
+    for (int i = 0; i < n_copies; ++i) {
+        ks.push_back(ggml_new_tensor_3d(kv_ctx.get(), type_k, spec.head_dim_k, spec.depth, spec.n_head_kv));
+        // Without flash attention llama.cpp keeps V transposed.
+        vs.push_back(spec.flash ? ggml_new_tensor_3d(kv_ctx.get(), type_v, spec.head_dim_v, spec.depth, spec.n_head_kv) :
+                                  ggml_new_tensor_3d(kv_ctx.get(), type_v, spec.depth, spec.head_dim_v, spec.n_head_kv));
+    }
+    const ggml_backend_buffer_ptr kv = allocate(kv_ctx.get(), ggml_backend_get_default_buffer_type(backend_.get()));
+    ggml_backend_buffer_clear(kv.get(), 0);
+    buffer_type_ = ggml_backend_buffer_name(kv.get());
+
+    int        next  = 0;
+    const auto build = [&](int n_ops) {
+        auto          ctx   = make_context(4 * n_ops + 8);
+        ggml_cgraph * graph = ggml_new_graph_custom(ctx.get(), 4 * n_ops + 8, false);
+        ggml_tensor * q = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, spec.head_dim_k, spec.n_tokens, spec.n_head);
+        ggml_tensor * mask =
+            ggml_new_tensor_2d(ctx.get(), spec.flash ? GGML_TYPE_F16 : GGML_TYPE_F32, spec.depth, spec.n_tokens);
+        for (int i = 0; i < n_ops; ++i, ++next) {
+            ggml_tensor * k  = ks[next % n_copies];
+            ggml_tensor * v  = vs[next % n_copies];
+            ggml_tensor * op = nullptr;
+            if (spec.flash) {
+                op = ggml_flash_attn_ext(ctx.get(), q, k, v, mask, scale, 0.0f, 0.0f);
+            } else {
+                ggml_tensor * kq = ggml_mul_mat(ctx.get(), k, q);
+                op = ggml_mul_mat(ctx.get(), v, ggml_soft_max_ext(ctx.get(), kq, mask, scale, 0.0f));
+            }
+            require_support(op);
+            ggml_build_forward_expand(graph, op);
+        }
+        return allocate_graph(std::move(ctx), graph);
+    };
+    return measure(build, repeats_for(n_copies, size_t(spec.head_dim_v) * spec.n_head * spec.n_tokens * sizeof(float)),
+                   max_s);
+}
+
+oa_timing oa_op_bench::small(int64_t n_embd, int64_t n_tokens, double max_s) {
+    const oa_log_capture log;
+
+    const auto build = [&](int n_ops) {
+        auto          ctx   = make_context(n_ops + 8);
+        ggml_cgraph * graph = ggml_new_graph_custom(ctx.get(), n_ops + 8, false);
+        ggml_tensor * input = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, n_embd, n_tokens);
+        ggml_tensor * cur   = input;
+        for (int i = 0; i < n_ops; ++i) {
+            cur = i % 2 ? ggml_add(ctx.get(), cur, input) : ggml_rms_norm(ctx.get(), cur, 1e-5f);
+        }
+        ggml_build_forward_expand(graph, cur);
+        auto       p      = allocate_graph(std::move(ctx), graph);
+        const auto values = make_data(input);
+        ggml_backend_tensor_set(input, values.data(), 0, values.size());
+        return p;
+    };
+    return measure(build, max_repeats, max_s);
+}
