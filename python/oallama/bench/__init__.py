@@ -1,0 +1,32 @@
+"""TTFT and TPOT of engines side by side: interleaved runs, reports, and unpatched llama.cpp as the baseline."""
+
+from .baselines import all_on_device, baselines, cpu_only, find_baseline_lib, layer_split
+from .engines import Engine, LoadParams
+from .planned import planned
+from .plot import write_plot
+from .report import csv_text, jsonl, markdown, print_table, write_reports
+from .results import Cell, Prediction, Result, compare
+from .sweep import Sweep, run_bench
+
+__all__ = [
+    "Cell",
+    "Engine",
+    "LoadParams",
+    "Prediction",
+    "Result",
+    "Sweep",
+    "all_on_device",
+    "baselines",
+    "compare",
+    "cpu_only",
+    "csv_text",
+    "find_baseline_lib",
+    "jsonl",
+    "layer_split",
+    "markdown",
+    "planned",
+    "print_table",
+    "run_bench",
+    "write_plot",
+    "write_reports",
+]

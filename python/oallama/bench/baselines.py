@@ -1,0 +1,81 @@
+"""What a plan has to beat: unpatched llama.cpp from the same pin."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from ..errors import OallamaError
+from .engines import Engine, LoadParams
+from .machine import REPOSITORY
+
+ALL_LAYERS = -1  # n_gpu_layers as llama.h defines it: negative is all
+
+
+def find_baseline_lib() -> Path:
+    """Folder of the unpatched libllama: $OALLAMA_BASELINE_DIR, else build/baseline/bin of the checkout.
+
+    Raises OallamaError when it is not there.
+    """
+    folder = Path(os.environ.get("OALLAMA_BASELINE_DIR") or REPOSITORY / "build/baseline/bin")
+    if not (folder / "libllama.so").exists():
+        raise OallamaError(f"no unpatched llama.cpp in {folder}; run `make baseline` or set OALLAMA_BASELINE_DIR")
+    return folder
+
+
+def layer_split(
+    params: LoadParams,
+    n_gpu_layers: int,
+    predicted_bytes: dict[str, int] | None = None,
+    lib_dir: str | os.PathLike[str] | None = None,
+) -> Engine:
+    """llama.cpp's own placement, whole layers: the caller gives the -ngl that fits the plan's device bytes.
+
+    This is the engine that others are compared with.
+    """
+    return Engine(
+        name="llama.cpp",
+        lib_dir=lib_dir or find_baseline_lib(),
+        params=replace(params, n_gpu_layers=n_gpu_layers),
+        placement=f"-ngl {n_gpu_layers}",
+        predicted_bytes=predicted_bytes,
+        baseline=True,
+    )
+
+
+def cpu_only(params: LoadParams, lib_dir: str | os.PathLike[str] | None = None) -> Engine:
+    """No device at all: with a device listed, llama.cpp would still upload weights to it for long prompts."""
+    return Engine(
+        name="llama.cpp CPU",
+        lib_dir=lib_dir or find_baseline_lib(),
+        params=replace(params, n_gpu_layers=0, devices=(), rpc_servers=(), override_tensor=()),
+        placement="--device none",
+        predicted_bytes={},
+    )
+
+
+def all_on_device(params: LoadParams, lib_dir: str | os.PathLike[str] | None = None) -> Engine:
+    """Every layer on the devices: the upper bound. Where it does not fit the report says so."""
+    return Engine(
+        name="llama.cpp all on device",
+        lib_dir=lib_dir or find_baseline_lib(),
+        params=replace(params, n_gpu_layers=ALL_LAYERS),
+        placement="-ngl all",
+        optional=True,
+    )
+
+
+def baselines(
+    params: LoadParams,
+    n_gpu_layers: int,
+    predicted_bytes: dict[str, int] | None = None,
+    lib_dir: str | os.PathLike[str] | None = None,
+) -> list[Engine]:
+    """All three: the layer split at the same device bytes, the CPU alone, and everything on the device."""
+    lib_dir = lib_dir or find_baseline_lib()
+    return [
+        layer_split(params, n_gpu_layers, predicted_bytes, lib_dir),
+        cpu_only(params, lib_dir),
+        all_on_device(params, lib_dir),
+    ]

@@ -1,0 +1,202 @@
+"""The engines under test and the worker processes that run them.
+
+A worker's death (out of memory, an abort in native code) ends in an OallamaError with the last words of its log; its
+process never outlives the `with` block or the Worker's `stop`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import OallamaError
+from .machine import gpu_process_bytes, peak_rss_bytes
+from .results import Cell, Loaded, Prediction, Sample
+
+WORKER = Path(__file__).with_name("worker.py")
+LOG_TAIL = 3
+
+
+@dataclass(frozen=True)
+class LoadParams:
+    """How an engine loads the model; names and defaults are llama.cpp's.
+
+    n_ctx 0: as much as the sweep needs. n_threads 0: the CPUs this process may use. devices None: all; empty: CPU only.
+    override_tensor: (pattern, buffer type) pairs, as llama.cpp's -ot.
+    """
+
+    n_ctx: int = 0
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    n_threads: int = 0
+    n_gpu_layers: int = 0
+    flash_attn: str = "auto"
+    type_k: str = "f16"
+    type_v: str = "f16"
+    rpc_servers: tuple[str, ...] = ()
+    devices: tuple[str, ...] | None = None
+    load_mode: str = "auto"
+    op_offload: bool = True
+    offload_kqv: bool = True
+    use_extra_bufts: bool = True
+    override_tensor: tuple[tuple[str, str], ...] = ()
+
+    def resolved(self, n_ctx: int) -> LoadParams:
+        """With the zeros filled in, so that reports say what was really used."""
+        return replace(self, n_ctx=self.n_ctx or n_ctx, n_threads=self.n_threads or len(os.sched_getaffinity(0)))
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One thing to measure: a libllama, how it loads the model, and what was predicted of it.
+
+    lib_dir: folder of libllama.so (`oallama.runtime.lib_dir()`, or `find_baseline_lib()` for the unpatched one).
+    backend_map: text of the table a patched engine obeys. predicted_bytes: device name -> bytes. predict: cell ->
+    Prediction. baseline: the one others are compared with. optional: a failed load is reported, not raised.
+
+    >>> Engine("oallama", lib_dir, LoadParams(n_gpu_layers=99), placement="plan 75%", backend_map=table)
+    """
+
+    name: str
+    lib_dir: str | os.PathLike[str]
+    params: LoadParams = LoadParams()
+    placement: str = ""
+    env: dict[str, str] = field(default_factory=dict)
+    backend_map: str | None = None
+    plan_hash: str | None = None
+    predicted_bytes: dict[str, int] | None = None
+    predict: Callable[[Cell], Prediction] | None = None
+    baseline: bool = False
+    optional: bool = False
+
+
+class Worker:
+    """The process of one engine; a context manager. Every method raises OallamaError naming the engine when it fails.
+
+    load_timeout_s, run_timeout_s: after that long without an answer the process is killed.
+    """
+
+    def __init__(self, engine: Engine, load_timeout_s: float = 1800, run_timeout_s: float = 1800):
+        self.engine = engine
+        self._load_timeout_s, self._run_timeout_s = load_timeout_s, run_timeout_s
+        lib_dir = Path(engine.lib_dir).resolve()
+        if not (lib_dir / "libllama.so").exists():
+            raise OallamaError(f"engine {engine.name!r}: no libllama.so in {lib_dir}; build the engine first")
+        self._folder = tempfile.TemporaryDirectory(prefix="oallama-bench-")
+        self._log, table = Path(self._folder.name, "log"), Path(self._folder.name, "backend.map")
+        # OALLAMA_* of the caller must not reach an engine that was not given them: a baseline would not be one.
+        env = {k: v for k, v in os.environ.items() if not k.startswith("OALLAMA_")}
+        env |= {"LLAMA_CPP_LIB_PATH": str(lib_dir), "GGML_NO_BACKTRACE": "1"}
+        if engine.backend_map is not None:
+            table.write_text(engine.backend_map)
+            env["OALLAMA_BACKEND_MAP"] = str(table)
+        self._buffer = b""
+        # A session of its own: a Ctrl-C in the terminal reaches the parent only, which then kills the worker.
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, str(WORKER)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=env | engine.env,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def load(self, model: str | os.PathLike[str], params: LoadParams) -> Loaded:
+        """Load the model; `params` must be resolved."""
+        reply = self._request("load", self._load_timeout_s, model=os.fspath(model), **asdict(params))
+        return Loaded([reply["load_s"]], reply["model"], reply["devices"], reply["memory"])
+
+    def tokenize(self, text: str) -> list[int]:
+        return self._request("tokenize", self._run_timeout_s, text=text)["tokens"]
+
+    def run(self, round_: int, depth: Sequence[int], prompt: Sequence[int], gen: int) -> Sample:
+        """One measured run: `depth` tokens in the cache, then `prompt`, then `gen` tokens."""
+        reply = self._request(
+            "run", self._run_timeout_s, depth_tokens=list(depth), prompt_tokens=list(prompt), n_gen=gen
+        )
+        return Sample(round_, tuple(reply["token_times_s"]), tuple(reply["tokens"]))
+
+    def unload(self) -> dict[str, dict[str, int]]:
+        """Free the model; returns the memory as it was at the end."""
+        return self._request("unload", self._load_timeout_s)["memory"]
+
+    def observe(self, loaded: Loaded) -> None:
+        """Note the process's peak memory so far in `loaded`."""
+        loaded.peak_rss_bytes = peak_rss_bytes(self._process.pid) or loaded.peak_rss_bytes
+        on_gpu = gpu_process_bytes(self._process.pid)
+        if on_gpu is not None:
+            loaded.gpu_process_bytes = max(on_gpu, loaded.gpu_process_bytes or 0)
+
+    def stop(self) -> None:
+        """Kill the process if it still lives and remove its files; may be called twice."""
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        self._folder.cleanup()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with suppress(BrokenPipeError):  # a request that the dead process never read
+                    stream.close()
+
+    def _request(self, command: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
+        line = json.dumps({"command": command, **fields}) + "\n"
+        try:
+            assert self._process.stdin is not None
+            self._process.stdin.write(line.encode())
+            self._process.stdin.flush()
+            reply = self._read_line(command, timeout_s)
+        except BrokenPipeError:
+            reply = b""
+        if not reply:
+            raise OallamaError(f"engine {self.engine.name!r} {self._death()} during {command}: {self._tail()}")
+        answer = json.loads(reply)
+        if "error" in answer:
+            raise OallamaError(f"engine {self.engine.name!r}: {answer['error']}")
+        return answer
+
+    def _read_line(self, command: str, timeout_s: float) -> bytes:
+        """The next line of the worker, or nothing when it died."""
+        assert self._process.stdout is not None
+        pipe, end = self._process.stdout.fileno(), time.monotonic() + timeout_s
+        while b"\n" not in self._buffer:
+            if not select.select([pipe], [], [], max(0.0, end - time.monotonic()))[0]:
+                tail = self._tail()
+                self.stop()
+                silent = f"gave no answer to {command} within {timeout_s:g} s and was stopped"
+                raise OallamaError(f"engine {self.engine.name!r} {silent}: {tail}")
+            data = os.read(pipe, 1 << 16)
+            if not data:
+                return b""
+            self._buffer += data
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line
+
+    def _death(self) -> str:
+        code = self._process.wait()
+        if code >= 0:
+            return f"ended with exit code {code}"
+        hint = ", out of memory?" if -code == signal.SIGKILL else ""
+        return f"was killed by {signal.Signals(-code).name}{hint}"
+
+    def _tail(self) -> str:
+        """The last lines of the worker's log as one line; llama.cpp's progress dots left out."""
+        lines = [line.strip() for line in self._log.read_text("utf-8", "replace").splitlines()]
+        return " | ".join([line for line in lines if line.strip(".")][-LOG_TAIL:]) or "it left no log"

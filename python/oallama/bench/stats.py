@@ -1,0 +1,84 @@
+"""Statistics of latencies: TPOT and ITL as vLLM's benchmark defines them, summaries, and ratios with an interval."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+
+import numpy as np
+
+PERCENTILES = (50, 90, 99)
+RESAMPLES = 2000
+
+
+def tpot(token_times_s: Sequence[float]) -> float | None:
+    """Time per output token after the first, (E2E - TTFT) / (n_out - 1); None with a single token.
+
+    token_times_s: seconds from the start of prompt processing to each token, the first being the TTFT.
+    """
+    n_out = len(token_times_s)
+    return (token_times_s[-1] - token_times_s[0]) / (n_out - 1) if n_out > 1 else None
+
+
+def itl(token_times_s: Sequence[float]) -> list[float]:
+    """Inter-token latencies: the gaps between tokens, so without the first token."""
+    return [b - a for a, b in pairwise(token_times_s)]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Median and tails of one latency; the unit is that of the samples, std is the sample deviation (n - 1)."""
+
+    n: int
+    p50: float
+    p90: float
+    p99: float
+    mean: float
+    std: float
+    min: float
+
+    def to_json(self) -> dict[str, float]:
+        return asdict(self)
+
+
+def summarize(values: Sequence[float]) -> Summary | None:
+    """Summary of the values, percentiles interpolated linearly; None when there are none."""
+    if not len(values):
+        return None
+    x = np.asarray(values, dtype=float)
+    p50, p90, p99 = (float(v) for v in np.percentile(x, PERCENTILES))
+    std = float(x.std(ddof=1)) if len(x) > 1 else 0.0
+    return Summary(len(x), p50, p90, p99, float(x.mean()), std, float(x.min()))
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A ratio of medians with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def to_json(self) -> dict[str, float]:
+        return asdict(self)
+
+
+def speedup(baseline: Sequence[float], measured: Sequence[float], seed: int = 0) -> Ratio | None:
+    """How many times faster `measured` is: median(baseline) / median(measured), interval by bootstrap.
+
+    Samples of equal number are taken as interleaved rounds and resampled in pairs, so that a drift of the machine
+    that hit both counts for neither. None when one of them is empty.
+
+    >>> speedup([2.0, 2.0], [1.0, 1.0]).value
+    2.0
+    """
+    if not len(baseline) or not len(measured):
+        return None
+    a, b = np.asarray(baseline, dtype=float), np.asarray(measured, dtype=float)
+    rng = np.random.default_rng(seed)
+    pick_a = rng.integers(len(a), size=(RESAMPLES, len(a)))
+    pick_b = pick_a if len(a) == len(b) else rng.integers(len(b), size=(RESAMPLES, len(b)))
+    ratios = np.median(a[pick_a], axis=1) / np.median(b[pick_b], axis=1)
+    low, high = (float(v) for v in np.percentile(ratios, (2.5, 97.5)))
+    return Ratio(float(np.median(a) / np.median(b)), low, high)
