@@ -3,12 +3,10 @@ set(OALLAMA_UPSTREAM ${CMAKE_CURRENT_SOURCE_DIR}/third_party/llama.cpp/patched)
 set(OALLAMA_CSRC ${CMAKE_CURRENT_SOURCE_DIR}/csrc)
 
 find_package(Python3 COMPONENTS Interpreter REQUIRED)
-if (EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/third_party/llama.cpp/upstream.py AND NOT OALLAMA_SKIP_PREPARE)
 execute_process(
     COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/third_party/llama.cpp/upstream.py prepare
     RESULT_VARIABLE prepare_status)
-endif()
-if (prepare_status AND NOT prepare_status EQUAL 0)
+if (NOT prepare_status EQUAL 0)
     message(FATAL_ERROR "third_party/llama.cpp/upstream.py prepare failed")
 endif()
 

@@ -15,3 +15,7 @@ foreach (target ${OALLAMA_PROGRAMS})
     install(PROGRAMS $<TARGET_FILE:${target}> DESTINATION oallama/bin COMPONENT oallama)
 endforeach()
 install(TARGETS _core LIBRARY DESTINATION oallama COMPONENT oallama)
+
+# The tokenizers of the model maker.
+file(GLOB vocabularies ${OALLAMA_UPSTREAM}/models/ggml-vocab-*.gguf)
+install(FILES ${vocabularies} DESTINATION oallama/vocab COMPONENT oallama)

@@ -173,8 +173,23 @@ ggml_backend_dev_t oa_backend_map_tensor(const std::string & name, bool tied) {
 }
 
 void oa_backend_map_mark(ggml_tensor * tensor, bool tied) {
-    if (t_load.map && find_tensor(tied ? tied_output : tensor->name).host) {
+    if (!t_load.map) {
+        return;
+    }
+    tensor->flags |= OA_TENSOR_FLAG_MAPPED;
+    if (find_tensor(tied ? tied_output : tensor->name).host) {
         tensor->flags |= OA_TENSOR_FLAG_HOST;
+    }
+}
+
+void oa_backend_map_mark_cache(const ggml_tensor * weight, ggml_tensor * k, ggml_tensor * v) {
+    if (weight == nullptr || (weight->flags & OA_TENSOR_FLAG_MAPPED) == 0) {
+        return;
+    }
+    for (ggml_tensor * cache : { k, v }) {
+        if (cache) {
+            cache->flags |= OA_TENSOR_FLAG_CACHE;
+        }
     }
 }
 

@@ -50,6 +50,11 @@ ggml_backend_buffer_type_t oa_weight_buffer_type(ggml_backend_dev_t dev, ggml_te
     return ggml_backend_dev_buffer_type(dev);
 }
 
+void oa_wait_for(const ggml_tensor * tensor) {
+    uint8_t byte;
+    ggml_backend_tensor_get(tensor, &byte, 0, sizeof(byte));
+}
+
 oa_timing oa_measure(const std::function<void()> & once, double divisor, int min_repeats, double min_s, double max_s) {
     using clock = std::chrono::steady_clock;
     once();
@@ -72,5 +77,5 @@ oa_timing oa_measure(const std::function<void()> & once, double divisor, int min
     for (const double s : samples) {
         deviations.push_back(std::fabs(s - middle));
     }
-    return { middle, median(deviations), int(samples.size()) };
+    return { middle, *std::min_element(samples.begin(), samples.end()), median(deviations), int(samples.size()) };
 }

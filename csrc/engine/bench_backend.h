@@ -10,6 +10,7 @@
 
 struct oa_timing {
     double median_s = 0.0;
+    double best_s   = 0.0; // fastest repeat
     double spread_s = 0.0; // median absolute deviation
     int    repeats  = 0;
 };
@@ -24,6 +25,10 @@ ggml_backend_ptr oa_make_backend(ggml_backend_dev_t dev, int n_threads);
 // operator, else the default.
 ggml_backend_buffer_type_t oa_weight_buffer_type(ggml_backend_dev_t dev, ggml_tensor * weight, ggml_tensor * op,
                                                  bool use_extra_bufts);
+
+// Waits until `tensor` has been computed by reading a little of it: the RPC backend returns from a graph, and from
+// ggml_backend_synchronize, before the server has done the work.
+void oa_wait_for(const ggml_tensor * tensor);
 
 // Runs `once` until at least `min_repeats` runs and `min_s` seconds have been measured, or `max_s` have passed after
 // the first measured run. The first run is a warm-up. Each result is divided by `divisor`.

@@ -148,8 +148,12 @@ def status(layout: Layout) -> str:
     wanted = {"upstream": pin_stamp(layout), "patched": series_stamp(layout, series)}
     for name, stamp in wanted.items():
         tree = layout.root / name
-        state = "missing" if not tree.is_dir() else "up to date" if read_stamp(tree)["stamp"] == stamp else "stale"
-        changed = edits(tree) if state != "missing" else []
+        made_from = read_stamp(tree)["stamp"]
+        if not made_from:
+            lines.append(f"{name:9} {'not made by upstream.py' if tree.exists() else 'missing'}")
+            continue
+        state = "up to date" if made_from == stamp else "stale"
+        changed = edits(tree)
         lines.append(f"{name:9} {state}" + (f", {len(changed)} edited: {', '.join(changed[:5])}" if changed else ""))
     return "\n".join(lines + [f"patch     {patch.name}" for patch in series])
 

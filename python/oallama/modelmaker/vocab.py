@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from gguf import TokenType
 
+from .. import runtime
 from ..errors import OallamaError
 from .chat_templates import CHATML, LLAMA3
 from .gguf_header import read_metadata
@@ -50,10 +51,10 @@ class Vocab:
 
 
 def default_vocab_dir() -> Path:
-    """Return the folder of the vocabulary files: in a checkout the upstream source, in an sdist the patched one."""
+    """Return the folder of the vocabulary files: in a checkout that of the source, else the one beside the engine."""
     source = Path(__file__).resolve().parents[3] / "third_party" / "llama.cpp"
-    upstream = source / "upstream" / "models"
-    return upstream if upstream.is_dir() else source / "patched" / "models"
+    folders = (source / "upstream" / "models", source / "patched" / "models")
+    return next((folder for folder in folders if folder.is_dir()), runtime.lib_dir().parent / "vocab")
 
 
 def load_vocab(arch: str, n_vocab: int, vocab_dir: Path | None = None) -> Vocab:

@@ -1,0 +1,52 @@
+"""oallama: llama.cpp with a measured decision about where every tensor lives.
+
+Names are loaded at their first use, so that `import oallama` is light. Whatever llama-cpp-python exports under a name
+with a capital letter or as `llama_*` (`LlamaGrammar`, `LLAMA_SPLIT_MODE_LAYER`, the module `llama_chat_format`, ...) can be
+imported from here, too. A program that imports `llama_cpp` itself must import a name from `oallama` first.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from oallama.errors import OallamaError
+    from oallama.llama import Llama
+    from oallama.placement import Placement
+    from oallama.plan import PlacementPlan
+    from oallama.profiling.profile import Profile
+    from oallama.rpc import LocalRpcServer
+
+    __version__: str
+
+__all__ = ["Llama", "LocalRpcServer", "OallamaError", "Placement", "PlacementPlan", "Profile", "__version__"]
+
+_HOMES = {
+    "Llama": "oallama.llama",
+    "LocalRpcServer": "oallama.rpc",
+    "OallamaError": "oallama.errors",
+    "Placement": "oallama.placement",
+    "PlacementPlan": "oallama.plan",
+    "Profile": "oallama.profiling.profile",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("oallama")
+    if name[:1].isupper() or name.startswith("llama_"):  # never a submodule of ours: those must not load the engine
+        from oallama import runtime
+
+        llama_cpp = runtime.llama_cpp()
+        if hasattr(llama_cpp, name):
+            return getattr(llama_cpp, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,53 @@
+"""The `oallama` program: its commands, and how errors end it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from oallama.errors import OallamaError
+
+from . import bench, chat, demo, devices, make_model, plan, profile, run, serve
+
+DEBUG_VARIABLE = "OALLAMA_DEBUG"
+USER_ERROR, INTERRUPTED = 2, 130
+
+
+class _Group(TyperGroup):
+    """Turns a user's mistake into one line and exit code 2, Ctrl-C into one line and 130."""
+
+    def invoke(self, ctx: Any) -> Any:
+        if os.environ.get(DEBUG_VARIABLE):
+            return super().invoke(ctx)
+        try:
+            return super().invoke(ctx)
+        except OallamaError as error:
+            print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+            raise typer.Exit(USER_ERROR) from None
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            raise typer.Exit(INTERRUPTED) from None
+
+
+app = typer.Typer(
+    cls=_Group,
+    name="oallama",
+    help="llama.cpp with a measured decision about where every tensor of a model lives.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("demo")(demo.demo)
+app.command("devices")(devices.devices)
+app.command("make-model")(make_model.make)
+app.command("profile")(profile.profile)
+app.command("plan")(plan.plan)
+app.command("run")(run.run)
+app.command("chat")(chat.chat)
+app.command("bench")(bench.bench)
+app.command("serve", context_settings={"allow_extra_args": True})(serve.serve)
+

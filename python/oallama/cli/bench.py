@@ -1,0 +1,115 @@
+"""`oallama bench`: TTFT and TPOT of plans against unpatched llama.cpp at the same device bytes."""
+
+from __future__ import annotations
+
+import re
+import sys
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from oallama import autoplan
+from oallama.autoplan import Choices
+from oallama.bench import Result, Sweep, find_baseline_lib, print_table, run_bench, write_plot, write_reports
+from oallama.bench.report import record
+from oallama.engine import Settings
+from oallama.errors import OallamaError
+from oallama.plan import HOST, PlacementPlan
+from oallama.planning import OperatorGraph
+
+from .comparison import Rivals
+from .options import Device, FlashAttn, Json, LocalRpc, Model, Plan, Profile, Rpc, Threads, TypeK, TypeV, connect, settings
+from .terminal import out, print_json, progress_bar, say
+
+BUDGETS = ("25%", "50%", "75%")
+
+
+def bench(
+    model: Model,
+    budget: Annotated[list[str] | None, typer.Option(help=f"Budget; repeatable. Default {', '.join(BUDGETS)}.")] = None,
+    plan: Plan = None,
+    baseline: Annotated[bool, typer.Option(help="Measure unpatched llama.cpp, too (`make baseline` builds it).")] = True,
+    prompts: Annotated[str, typer.Option(help="Prompt tokens.")] = "32,64,128,256,512",
+    gens: Annotated[str, typer.Option(help="Generated tokens.")] = "32",
+    depths: Annotated[str, typer.Option(help="Tokens already in the cache.")] = "0",
+    repeats: Annotated[int, typer.Option(min=1, help="Measured rounds.")] = 5,
+    interleave: Annotated[str, typer.Option(help="loaded: all engines stay in memory; reload: one at a time.")] = "loaded",
+    profile: Profile = None,
+    device: Device = None,
+    rpc: Rpc = None,
+    local_rpc: LocalRpc = False,
+    ctx: Annotated[int | None, typer.Option(min=1, help="Tokens of context; default: what the sweep needs.")] = None,
+    type_k: TypeK = "f16",
+    type_v: TypeV = "f16",
+    flash_attn: FlashAttn = "auto",
+    threads: Threads = 0,
+    output: Annotated[Path, typer.Option("--out", help="Folder for the reports: .md, .csv, .jsonl, .png.")] = Path(
+        "build/bench"
+    ),
+    json: Json = False,
+) -> None:
+    """Measure a model under budgets, interleaved with llama.cpp's layer split, the CPU alone and all on the device."""
+    if baseline:
+        find_baseline_lib()
+    sweep = Sweep(_numbers(prompts), _numbers(depths), _numbers(gens), repeats, interleave="reload" if rpc else interleave)
+    connection = connect(rpc, local_rpc, device)
+    wanted = settings(ctx or sweep.n_ctx(), None, None, type_k, type_v, flash_attn, threads)
+    if plan:
+        made = autoplan.load_plan(plan)
+        wanted = replace(wanted, **vars(made.context))
+        autoplan.check_plan(made, model, wanted)
+    graph = autoplan.read_graph(model, wanted)
+    wanted = autoplan.resolve(wanted, graph.n_ctx_train)
+    choices = Choices(device=connection.device, profile=profile)
+    jobs: list[PlacementPlan | str] = [made] if plan else list(budget or BUDGETS)
+    every: list[Result] = []
+    for job in jobs:
+        rivals = _rivals(model, graph, job, wanted, choices, baseline)
+        with ExitStack() as stack, progress_bar(f"bench {rivals.label}") as report:
+            user_rpc = connection.endpoints[: len(rpc or ())]
+            engines = rivals.engines(wanted, user_rpc, local_rpc, stack)
+            results = run_bench(model, engines, sweep, report, argv=sys.argv)
+        _report(results, rivals.label, output, json)
+        every += results
+    if json:
+        print_json([record(result, every) for result in every])
+
+
+def _rivals(
+    model: Path, graph: OperatorGraph, job: PlacementPlan | str, wanted: Settings, choices: Choices, baseline: bool
+) -> Rivals:
+    """The plan of a job, and the layer split that the same total bytes admit."""
+    if isinstance(job, PlacementPlan):
+        plan, label = job, job.hash[:8]
+        choices = replace(choices, device=next((d for d in plan.devices if d != HOST), HOST))
+    else:
+        label = job
+        with progress_bar("profiling") as report:
+            plan = autoplan.plan_graph(model, graph, job, wanted, choices, report)
+    if not baseline or not plan.budgets:
+        return Rivals(plan, None, label)
+    total = plan.budgets[plan.devices[0]]
+    with progress_bar("profiling") as report:
+        layers = autoplan.plan_graph(model, graph, total, wanted, replace(choices, planner="layers"), report)
+    return Rivals(plan, layers, label)
+
+
+def _report(results: list[Result], label: str, folder: Path, json: bool) -> None:
+    stem = folder / ("bench-" + re.sub(r"\W", "", label.replace("%", "pct")))
+    paths = write_reports(results, stem)
+    try:
+        paths.append(write_plot(results, stem.with_suffix(".png")))
+    except OallamaError as error:
+        say(f"no plot: {error}")
+    if not json:
+        print_table(results, out)
+        out.print(f"written: {', '.join(map(str, paths))}\n", soft_wrap=True)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"\d+(,\d+)*", text):
+        raise OallamaError(f"expected numbers with commas such as 32,64,128, got {text!r}")
+    return tuple(int(n) for n in text.split(","))

@@ -1,0 +1,142 @@
+"""`oallama demo`: the main job from a model file to a measured comparison, each step announced."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from oallama import autoplan, engine
+from oallama.autoplan import Choices
+from oallama.bench import Sweep, find_baseline_lib, print_table, run_bench, write_reports
+from oallama.engine import Settings
+from oallama.errors import OallamaError
+from oallama.modelmaker import make_model
+from oallama.plan import PlacementPlan
+from oallama.planning import OperatorGraph, compare, format_bytes
+from oallama.planning.render import render_plan
+
+from .comparison import Rivals
+from .devices import devices_table
+from .options import Rpc, Threads, connect, settings
+from .profile import profile_table
+from .run import complete
+from .terminal import interruptible, out, progress_bar
+
+MODEL = Path("models/demo-llama-247M-Q8_0.gguf")
+SHAPE = {"n_layer": 16, "n_embd": 1024, "n_ff": 2816, "n_head": 16, "n_head_kv": 4}
+RESULTS = Path("build/demo")
+PROMPT = "The quick brown fox"
+SWEEP = Sweep(prompts=(64,), gens=(16,), repeats=3)
+STEPS = 6
+
+
+def demo(
+    model: Annotated[Path | None, typer.Option(help="GGUF file; default: one with random weights is built.")] = None,
+    vram: Annotated[str, typer.Option(help="Memory budget of the accelerator.")] = "50%",
+    ctx: Annotated[int, typer.Option(min=128, help="Tokens of context.")] = 1024,
+    rpc: Rpc = None,
+    threads: Threads = 0,
+) -> None:
+    """Build or take a model, profile, plan under a budget, generate, and measure against llama.cpp."""
+    path = _model(model)
+    connection = connect(rpc, False)
+    chosen = connection.device or autoplan.find_accelerator()
+    local = chosen is None
+    _step(2, "Devices")
+    if local:
+        out.print("There is no GPU on this machine. A loopback RPC server takes its place: a second device with memory")
+        out.print("of its own, but with the same processor behind it. Do not expect it to be faster than the CPU alone.")
+        chosen = connect(None, True).device
+    out.print(devices_table(engine.devices()))
+    wanted = settings(ctx, threads=threads)
+    graph = autoplan.read_graph(path, wanted)
+    run = _Run(path, graph, autoplan.resolve(wanted, graph.n_ctx_train), Choices(device=chosen))
+    _step(3, "Profile")
+    run.profile()
+    _step(4, f"Plan under a budget of {vram}")
+    plan, layers = run.plan(vram)
+    _step(5, "Generate")
+    run.generate(plan)
+    _step(6, "Measure against unpatched llama.cpp at the same device bytes")
+    run.measure(Rivals(plan, layers, vram), connection.endpoints, local)
+
+
+def _step(number: int, title: str) -> None:
+    out.print(f"\n[bold cyan]{number}/{STEPS}[/] [bold]{escape(title)}[/]")
+
+
+def _model(given: Path | None) -> Path:
+    _step(1, "Model")
+    path = given or MODEL
+    if given is None and not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with progress_bar(f"writing {path.name}") as report:
+            make_model(
+                path, arch="llama", shape="small", file_type="Q8_0", overrides=SHAPE,
+                progress=lambda done, total: report(done, total, f"{format_bytes(done)} of {format_bytes(total)}"),
+            )  # fmt: skip
+        out.print(f"{path}: built, random weights", soft_wrap=True)
+    else:
+        out.print(f"{engine.check_gguf(path)}: {format_bytes(path.stat().st_size)}", soft_wrap=True)
+    return path
+
+
+@dataclass(frozen=True)
+class _Run:
+    """The steps after the model and the device are known."""
+
+    model: Path
+    graph: OperatorGraph
+    settings: Settings
+    choices: Choices
+
+    def profile(self) -> None:
+        with progress_bar("profiling") as report:
+            measured = autoplan.profile_for(self.graph, self.choices, self.settings, report)
+        out.print(profile_table(measured, self.graph))
+
+    def plan(self, vram: str) -> tuple[PlacementPlan, PlacementPlan]:
+        """OATO's plan and stock llama.cpp's layers in the same bytes; prints the first and what is predicted of all."""
+        plan = autoplan.plan_graph(self.model, self.graph, vram, self.settings, self.choices)
+        total = plan.budgets[plan.devices[0]]
+        rival = replace(self.choices, planner="layers")
+        layers = autoplan.plan_graph(self.model, self.graph, total, self.settings, rival)
+        cpu = autoplan.plan_graph(
+            self.model, self.graph, None, self.settings, replace(self.choices, planner="cpu")
+        )
+        plan.save(RESULTS / "plan.json")
+        out.print(render_plan(plan))
+        verdict = compare({"this plan": plan, "llama.cpp's layer split": layers, "the CPU alone": cpu})
+        out.print(f"[bold]Verdict:[/] {escape(verdict.sentence)}.")
+        return plan, layers
+
+    def generate(self, plan: PlacementPlan) -> None:
+        from oallama.llama import Llama
+
+        with interruptible():
+            llm = Llama(str(self.model), plan=plan, verbose=False, n_threads=self.settings.n_threads)
+        out.print(f"[dim]{PROMPT}[/]", end="")
+        clock, _ = complete(llm, PROMPT, 32, 0.0, None)
+        out.print(clock.summary(len(llm.tokenize(PROMPT.encode()))))
+        out.print(llm.placement())
+        llm.close()
+
+    def measure(self, rivals: Rivals, endpoints: tuple[str, ...], local: bool) -> None:
+        try:
+            find_baseline_lib()
+        except OallamaError as error:
+            out.print(f"left out: {error}", soft_wrap=True)
+            return
+        sweep = replace(SWEEP, interleave="reload" if endpoints else "loaded")
+        with ExitStack() as stack, progress_bar("measuring") as report:
+            engines = rivals.engines(self.settings, endpoints, local, stack, everything=False)
+            results = run_bench(self.model, engines, sweep, report, argv=sys.argv)
+        print_table(results, out)
+        paths = write_reports(results, RESULTS / "results")
+        out.print(f"written: {', '.join(map(str, [RESULTS / 'plan.json', *paths]))}", soft_wrap=True)

@@ -1,0 +1,84 @@
+"""`oallama profile`: measure what a model needs on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from oallama import autoplan
+from oallama.autoplan import Choices
+from oallama.planning import OperatorGraph
+from oallama.profiling.profile import OTHER, OperatorTime
+from oallama.profiling.profile import Profile as MachineProfile
+
+from .options import Ctx, Device, Json, LocalRpc, Model, Rpc, Threads, TypeK, TypeV, connect, settings
+from .terminal import out, print_json, progress_bar, seconds, table
+
+
+def profile(
+    model: Model,
+    device: Device = None,
+    rpc: Rpc = None,
+    local_rpc: LocalRpc = False,
+    ctx: Ctx = None,
+    type_k: TypeK = "f16",
+    type_v: TypeV = "f16",
+    threads: Threads = 0,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the profile to this file.")] = None,
+    json: Json = False,
+) -> None:
+    """Time a model's operators, its attention and the links, on the CPU and the accelerator.
+
+    Only what the cache (~/.cache/oallama) lacks is measured; Ctrl-C keeps what was.
+    """
+    chosen = connect(rpc, local_rpc, device).device or autoplan.find_accelerator()
+    wanted = settings(ctx, type_k=type_k, type_v=type_v, threads=threads)
+    graph = autoplan.read_graph(model, wanted)
+    resolved = autoplan.resolve(wanted, graph.n_ctx_train)
+    with progress_bar("profiling") as report:
+        measured = autoplan.profile_for(graph, Choices(device=chosen), resolved, report)
+    if output:
+        measured.save(output)
+    if json:
+        print_json(asdict(measured))
+        return
+    out.print(profile_table(measured, graph))
+    if output:
+        out.print(f"written to {output}", soft_wrap=True)
+
+
+def profile_table(measured: MachineProfile, graph: OperatorGraph) -> Table:
+    """Per device: the speed of the model's largest weight in decode and prefill, the links, the cost of a change."""
+    view = table("profile")
+    view.add_column("device", no_wrap=True)
+    for column in ("operators", "decode GB/s", "prefill GFLOP/s", "to device GB/s", "latency", "change"):
+        view.add_column(column, justify="right")
+    nbytes = {(t.type, *t.ne[:2]): t.nbytes for t in graph.tensors}
+    for info in measured.devices:
+        times = [t for t in measured.operators if t.device == info.name and t.op != OTHER]
+        links = [link for link in measured.links if link.device == info.name and link.direction == "h2d"]
+        links.sort(key=lambda link: link.bytes)
+        view.add_row(
+            info.name,
+            str(len(times)),
+            _rate(times, 1, lambda t: nbytes.get((t.type, *t.ne[:2]), 0)),
+            _rate(times, max((t.n_tokens for t in times), default=1), lambda t: 2 * t.ne[0] * t.ne[1] * t.n_tokens),
+            f"{links[-1].bytes / links[-1].median_s / 1e9:.1f}" if links else "-",
+            seconds(links[0].median_s) if links else "-",
+            seconds(measured.switch_time(info.name)),
+        )
+    return view
+
+
+def _rate(times: list[OperatorTime], n_tokens: int, amount: Callable[[OperatorTime], float]) -> str:
+    """Of the dense operator that moves or computes most at this token count, in units of 1e9 a second."""
+    rows = [(amount(t), t.median_s) for t in times if t.n_tokens == n_tokens and t.op == "MUL_MAT"]
+    if not rows:
+        return "-"
+    most, s = max(rows)
+    return f"{most / s / 1e9:.1f}"

@@ -1,0 +1,93 @@
+"""What commands write to the terminal: tables on stdout, progress on stderr, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from oallama.autoplan import Progress as Report
+
+out = Console(highlight=False, soft_wrap=False)
+GRACE_S = 0.5
+
+
+def table(title: str | None = None) -> Table:
+    """A table that fits 80 columns."""
+    return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+
+
+def print_json(value: Any) -> None:
+    """Machine-readable output, indented."""
+    print(json.dumps(value, indent=1, default=str))
+
+
+def say(text: str) -> None:
+    """A remark for people, on stderr."""
+    print(text, file=sys.stderr)
+
+
+def seconds(s: float | None) -> str:
+    if s is None:
+        return "-"
+    return f"{s:.2f} s" if s >= 1 else f"{s * 1e3:.1f} ms"
+
+
+@contextmanager
+def progress_bar(title: str) -> Iterator[Report]:
+    """A bar on stderr, shown from the first call on and gone afterwards; nothing when stderr is no terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(20), TimeElapsedColumn(), TextColumn("[dim]{task.fields[what]}"))
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda done, total, what: None
+        return
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(title, total=None, what="", visible=False)
+        yield lambda done, total, what: bar.update(
+            task, completed=done, total=total or 1, what=what[:34], visible=total > 0
+        )
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Let Ctrl-C end the process during a long call into the engine, which Python alone would wait for.
+
+    Inside the block nothing may be under way that must be finished: the process ends where it is.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    # The engine's loader sends file descriptor 2 to /dev/null, so the message needs one of its own.
+    stderr = os.dup(2)
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    finished = threading.Event()
+
+    def watch() -> None:
+        while number := os.read(reader, 1):
+            if number[0] == signal.SIGINT and not finished.wait(GRACE_S):
+                os.write(stderr, b"interrupted\n")
+                os._exit(130)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        finished.set()
+        signal.set_wakeup_fd(before)
+        os.close(writer)
+        watcher.join()
+        os.close(reader)
+        os.close(stderr)

@@ -1,0 +1,185 @@
+"""`Llama`: llama-cpp-python's class on our engine, with a memory budget.
+
+Without `vram` and `plan` nothing differs from upstream. With them the weights go where the plan says: the backend map is
+set while upstream's constructor loads, and the fields upstream's constructor cannot be told hold at every read.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import threading
+from contextlib import ExitStack
+from typing import Any
+
+from oallama import autoplan, engine, runtime
+from oallama.autoplan import Choices, PathOrText, Progress
+from oallama.engine import Settings
+from oallama.errors import OallamaError
+from oallama.placement import Placement, placement_of
+from oallama.plan import HOST, PlacementPlan
+from oallama.profiling.fingerprint import cpu_set
+from oallama.profiling.profile import Profile
+
+_UPSTREAM = runtime.llama_cpp().Llama
+_SIGNATURE = inspect.signature(_UPSTREAM.__init__)
+_PLAN_DECIDES = ("n_gpu_layers", "split_mode", "main_gpu", "tensor_split", "vocab_only", "offload_kqv", "op_offload")
+_TYPE_NAMES = {number: name for name, number in engine.KV_TYPES.items()}
+# Planning and loading redirect things of the whole process: llama.cpp's log and, with verbose=False, stdout and stderr.
+_LOADING = threading.RLock()
+
+
+class Llama(_UPSTREAM):  # type: ignore[misc, valid-type]
+    """Drop-in for `llama_cpp.Llama` 0.3.36: the same arguments, methods and results, and three arguments more.
+
+    Args:
+        vram: memory of the accelerator to use: bytes, "8GiB", "75%" (of the weights) or "auto" (what is free). The first
+            accelerator is taken; without one this is an error.
+        plan: a PlacementPlan or its file, instead of `vram`. It brings the context settings that are not given.
+        profile: a Profile or its file for planning under `vram`; by default this machine's, measured when it is missing.
+        progress: called with (done, total, text) while the machine is profiled.
+
+    With `vram` or `plan`, flash attention is llama.cpp's "auto" unless given, threads default to the CPUs this process may
+    use, and arguments that the plan decides (n_gpu_layers, tensor_split, ...) are refused. LoRA adapters are not counted
+    in the budget.
+
+    Raises:
+        OallamaError: (a ValueError) for a plan or budget that does not fit the model, the machine or the arguments.
+
+    >>> llm = Llama("qwq-32b-q4_k_m.gguf", n_ctx=16384, vram="16GiB")
+    >>> rich.print(llm.placement())
+    """
+
+    def __init__(
+        self,
+        model_path: str,
+        *,
+        vram: str | int | None = None,
+        plan: PlacementPlan | PathOrText | None = None,
+        profile: Profile | PathOrText | None = None,
+        progress: Progress | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self._stack = ExitStack()  # upstream's; close() needs it when planning fails
+        self._devices: Any = None
+        self._auto_flash_attn = False
+        self.plan: PlacementPlan | None = None
+        if vram is None and plan is None and profile is None:
+            super().__init__(model_path, **kwargs)
+            return
+        with _LOADING:
+            self.plan = _make_plan(model_path, vram, plan, profile, progress, kwargs)
+            self._auto_flash_attn = "flash_attn" not in kwargs and self.plan.context.flash_attn == "auto"
+            self._devices = engine.device_array([name for name in self.plan.devices if name != HOST])
+            with engine.backend_map(self.plan.to_backend_map()):
+                super().__init__(model_path, **_complete(kwargs, self.plan), n_gpu_layers=-1)
+
+    # Upstream assigns each structure before it fills it, and reads it through `self` every time.
+
+    @property
+    def model_params(self) -> Any:
+        if self._devices is not None:
+            self._model_params.devices = ctypes.addressof(self._devices)
+        return self._model_params
+
+    @model_params.setter
+    def model_params(self, params: Any) -> None:
+        self._model_params = params
+
+    @property
+    def context_params(self) -> Any:
+        if self._auto_flash_attn:
+            self._context_params.flash_attn_type = engine.FLASH_ATTN["auto"]
+        return self._context_params
+
+    @context_params.setter
+    def context_params(self, params: Any) -> None:
+        self._context_params = params
+
+    def placement(self) -> Placement:
+        """What is where: budget, predicted and measured bytes per device, and its tensors (with a plan)."""
+        return placement_of(self.ctx, self.plan)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        if self.plan is not None:
+            state = {key: value for key, value in state.items() if key not in _PLAN_DECIDES} | {"plan": self.plan}
+            if self._auto_flash_attn:
+                del state["flash_attn"]
+        return state
+
+
+def _make_plan(
+    path: str,
+    vram: str | int | None,
+    plan: PlacementPlan | PathOrText | None,
+    profile: Profile | PathOrText | None,
+    progress: Progress | None,
+    kwargs: dict[str, Any],
+) -> PlacementPlan:
+    if vram is None and plan is None:
+        raise OallamaError('profile= is used to plan under a budget: give vram= too, for example vram="8GiB"')
+    if vram is not None and plan is not None:
+        raise OallamaError("give vram= (make a plan) or plan= (use this one), not both")
+    if decided := [name for name in _PLAN_DECIDES if name in kwargs]:
+        raise OallamaError(f"{decided[0]}= has no place beside vram= or plan=: the plan decides it; leave it out")
+    if plan is not None:
+        plan = autoplan.load_plan(plan)
+        autoplan.check_plan(plan, path, settings_of(_complete(kwargs, plan)))
+        return plan
+    return autoplan.plan_model(path, vram, settings_of(kwargs), Choices(profile=profile), progress)
+
+
+def _complete(kwargs: dict[str, Any], plan: PlacementPlan) -> dict[str, Any]:
+    """The arguments with what the plan fixes where the user said nothing."""
+    planned = plan.context
+    defaults = {
+        "n_ctx": planned.n_ctx,
+        "n_batch": planned.n_batch,
+        "n_ubatch": planned.n_ubatch,
+        "type_k": engine.KV_TYPES[planned.type_k],
+        "type_v": engine.KV_TYPES[planned.type_v],
+        "n_threads": len(cpu_set()),
+        "n_threads_batch": kwargs.get("n_threads") or len(cpu_set()),
+    }
+    if planned.flash_attn != "auto":
+        defaults["flash_attn"] = planned.flash_attn == "on"
+    return defaults | kwargs
+
+
+def settings_of(kwargs: dict[str, Any]) -> Settings:
+    """The settings upstream's constructor will use for these arguments, when a plan is in force."""
+    bound = _SIGNATURE.bind(None, "", **kwargs)
+    bound.apply_defaults()
+    given = bound.arguments
+    return Settings(
+        n_ctx=given["n_ctx"],
+        n_batch=given["n_batch"],
+        n_ubatch=given["n_ubatch"],
+        type_k=_type_name("type_k", given["type_k"]),
+        type_v=_type_name("type_v", given["type_v"]),
+        flash_attn=("on" if kwargs["flash_attn"] else "off") if "flash_attn" in kwargs else "auto",
+        n_threads=given["n_threads"] or 0,
+    )
+
+
+def _type_name(argument: str, number: int | None) -> str:
+    if number is None:
+        return "f16"
+    if number not in _TYPE_NAMES:
+        raise OallamaError(f"{argument}={number} is no type of a KV cache; expected one of {_TYPE_NAMES}")
+    return _TYPE_NAMES[number]
+
+
+def _with_ours() -> inspect.Signature:
+    ours = inspect.signature(Llama.__init__).parameters
+    theirs = _SIGNATURE.parameters
+    extra = [ours[name] for name in ("vram", "plan", "profile", "progress")]
+    *named, rest = theirs.values()
+    return _SIGNATURE.replace(parameters=[*named, *extra, rest])
+
+
+# Tools that look at the constructor see all of upstream's arguments.
+Llama.__init__.__signature__ = _with_ours()  # type: ignore[attr-defined]
+
+__all__ = ["Llama"]

@@ -1,0 +1,94 @@
+"""What of a loaded model is where: predicted and measured bytes per device, and the tensors that live there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from oallama import engine
+from oallama.plan import HOST, DeviceMemory, PlacementPlan
+from oallama.planning import format_bytes
+
+
+@dataclass(frozen=True)
+class DevicePlacement:
+    """One device of a loaded model. None: nothing was planned.
+
+    measured: bytes of this model's buffers. process_bytes: bytes of all live buffers of this process on the device, from
+    the ledger that the engine keeps at every allocation. tensors: names, in the order of the model.
+    """
+
+    device: str
+    measured: DeviceMemory
+    process_bytes: int
+    budget: int | None
+    predicted: DeviceMemory | None
+    tensors: tuple[str, ...] | None
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The devices of a loaded model, accelerators first; print it with rich for a table."""
+
+    devices: tuple[DevicePlacement, ...]
+
+    def __getitem__(self, device: str) -> DevicePlacement:
+        return next(d for d in self.devices if d.device == device)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON-able values, with totals."""
+        result = {}
+        for d in self.devices:
+            entry = asdict(d)
+            for kind in ("measured", "predicted"):
+                if (memory := getattr(d, kind)) is not None:
+                    entry[kind]["total"] = memory.total
+            result[entry.pop("device")] = entry
+        return result
+
+    def __rich__(self) -> Table:
+        table = Table(title="placement", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+        table.add_column("device", no_wrap=True)
+        for name in ("budget", "predicted", "measured", "weights", "KV", "compute", "tensors"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for d in self.devices:
+            sizes = (d.budget, d.predicted and d.predicted.total, d.measured.total, *asdict(d.measured).values())
+            cells = ("-" if size is None else format_bytes(size) for size in sizes)
+            table.add_row(d.device, *cells, "-" if d.tensors is None else str(len(d.tensors)))
+        return table
+
+
+def placement_of(context: int, plan: PlacementPlan | None) -> Placement:
+    """Measure a live context. `context` is the address of its llama_context."""
+    buffers: Sequence[Mapping[str, Any]] = engine.core().memory_of(context)
+    measured = engine.by_device([dict(b) for b in buffers])
+    names = [d for d in plan.devices if d != HOST] if plan else []
+    names += [name for name in measured if name not in names and name != HOST]
+    process = _process_bytes(buffers)
+    return Placement(tuple(_device(name, measured, process, plan) for name in (*names, HOST)))
+
+
+def _device(
+    name: str, measured: Mapping[str, Mapping[str, int]], process: Mapping[str, int], plan: PlacementPlan | None
+) -> DevicePlacement:
+    return DevicePlacement(
+        device=name,
+        measured=DeviceMemory(**measured.get(name, {"weights": 0, "kv": 0, "compute": 0})),
+        process_bytes=process.get(name, 0),
+        budget=plan.budgets.get(name) if plan else None,
+        predicted=plan.predicted.devices.get(name) if plan else None,
+        tensors=tuple(t for t, p in plan.tensors.items() if any(s.device == name for s in p.segments)) if plan else None,
+    )
+
+
+def _process_bytes(buffers: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    device_of = {b["buffer_type"]: HOST if b["is_host"] else b["device"] for b in buffers}
+    result: dict[str, int] = {}
+    for buffer_type, entry in engine.core().ledger().items():
+        device = device_of.get(buffer_type, HOST)
+        result[device] = result.get(device, 0) + entry["current"]
+    return result

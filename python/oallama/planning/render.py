@@ -1,0 +1,187 @@
+"""A plan for the terminal: what goes where, a picture of the layers, and the predicted times.
+
+Every renderable is readable without colour and fits 80 columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ..plan import HOST, PlacementPlan, TensorPlacement
+from .budget import format_bytes
+from .operators import kind_of, layer_of
+
+# Columns of the picture in the order a layer computes them; other kinds follow in the order of the plan.
+_ORDER = (
+    "attn_q_a", "attn_q_b", "attn_kv_a_mqa", "attn_kv_b", "attn_qkv", "attn_q", "attn_k", "attn_v", "attn_output",
+    "ffn_gate_inp", "ffn_gate", "ffn_up", "ffn_down", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps",
+)  # fmt: skip
+_SHORT = {"attn_output": "o", "ffn_gate_inp": "route", "attn_kv_a_mqa": "kv_a", "output": "output"}
+
+
+@dataclass(frozen=True)
+class Symbols:
+    """What a cell of the picture shows; `devices` are used in the order of the plan's accelerators."""
+
+    devices: tuple[str, ...] = ("█", "▓", "▒")
+    host: str = "·"
+    upload: str = "^"
+    split: str = "/"
+    absent: str = " "
+
+
+UNICODE = Symbols()
+ASCII = Symbols(devices=("#", "%", "@"), host=".")
+_STYLES = ("bold green", "bold cyan", "bold magenta")
+
+
+def render_plan(plan: PlacementPlan, symbols: Symbols = UNICODE) -> RenderableType:
+    """Everything `oallama plan` shows: summary, picture, predicted times and notes."""
+    parts: list[RenderableType] = [render_summary(plan), render_layers(plan, symbols), render_times(plan)]
+    parts += [Text(f"note: {note}", style="dim") for note in plan.predicted.notes]
+    return Group(*parts)
+
+
+def render_summary(plan: PlacementPlan) -> Table:
+    """One row per device: budget, predicted weights / KV cache / compute bytes, total, number of tensors."""
+    table = Table(title=_title(plan), title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("device", no_wrap=True)
+    for column in ("budget", "weights", "KV cache", "compute", "total", "tensors"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for device in plan.devices:
+        memory = plan.predicted.devices.get(device)
+        count = sum(any(s.device == device for s in t.segments) for t in plan.tensors.values())
+        budget = plan.budgets.get(device)
+        sizes = (memory.weights, memory.kv, memory.compute, memory.total) if memory else (None,) * 4
+        cells = ["-" if size is None else format_bytes(size) for size in (budget, *sizes)]
+        table.add_row(device, *cells, str(count))
+    return table
+
+
+def render_layers(plan: PlacementPlan, symbols: Symbols = UNICODE) -> RenderableType:
+    """The picture: a row per run of identical layers, a cell per kind of matrix and one for the KV cache, and a legend.
+
+    Small tensors (norms, biases) follow their layer and are not drawn.
+    """
+    shown = {name: t for name, t in plan.tensors.items() if _is_drawn(name, t, plan)}
+    kinds = _kinds(name for name in shown if layer_of(name) is not None)
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("layers", justify="right", no_wrap=True)
+    for kind in ("KV", *kinds):
+        table.add_column(_short_kind(kind), justify="center", no_wrap=True)
+    for first, last, cells in _runs(plan, shown, kinds):
+        label = f"{first}" if first == last else f"{first}-{last}"
+        table.add_row(label, *(_cell(cell, plan, symbols) for cell in cells))
+    parts: list[RenderableType] = [table]
+    for name in ("token_embd.weight", "output.weight"):
+        if name in plan.tensors:
+            line = Text(f"{kind_of(name)} ")
+            line.append_text(_cell(_home(plan.tensors[name]), plan, symbols))
+            parts.append(line)
+    parts.append(_legend(plan, symbols))
+    return Group(*parts)
+
+
+def render_times(plan: PlacementPlan) -> Table:
+    """Predicted TTFT by prompt length beside predicted TPOT by depth."""
+    table = Table(title="predicted", title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    for column in ("prompt", "TTFT", "depth", "TPOT", "tokens/s"):
+        table.add_column(column, justify="right", no_wrap=True)
+    ttft = [(str(n), _seconds(s)) for n, s in sorted(plan.predicted.ttft_s.items())]
+    tpot = [(str(n), _seconds(s), f"{1 / s:.1f}" if s > 0 else "-") for n, s in sorted(plan.predicted.tpot_s.items())]
+    for i in range(max(len(ttft), len(tpot))):
+        left = ttft[i] if i < len(ttft) else ("", "")
+        right = tpot[i] if i < len(tpot) else ("", "", "")
+        table.add_row(*left, *right)
+    return table
+
+
+# ---- parts ---------------------------------------------------------------------------------------------------------
+
+
+def _title(plan: PlacementPlan) -> str:
+    context = plan.context
+    name = plan.model.get("name") or plan.model.get("file") or ""
+    model = f"{name}, " if name else ""
+    return f"{model}planner {plan.planner['name']}, n_ctx {context.n_ctx}, plan {plan.hash[:8]}"
+
+
+def _is_drawn(name: str, tensor: TensorPlacement, plan: PlacementPlan) -> bool:
+    """Matrices a planner decides on; without affinities (baselines) everything that is not a norm or a bias."""
+    if any(t.affinity is not None for t in plan.tensors.values()):
+        return tensor.affinity is not None
+    kind = kind_of(name)
+    return not (kind.endswith((".bias", "_norm")) or "norm" in kind or kind.startswith("rope_"))
+
+
+def _kinds(names: Iterable[str]) -> list[str]:
+    found = dict.fromkeys(kind_of(name) for name in names)
+    known = [kind for kind in _ORDER if kind in found]
+    return known + [kind for kind in found if kind not in _ORDER]
+
+
+def _short_kind(kind: str) -> str:
+    if kind in _SHORT:
+        return _SHORT[kind]
+    return kind.removeprefix("attn_").removeprefix("ffn_").replace("_exps", "*").removeprefix("ssm_")
+
+
+def _home(tensor: TensorPlacement) -> str:
+    """A word for a cell: the device, "upload", "split"."""
+    if len({s.device for s in tensor.segments}) > 1:
+        return "split"
+    return "upload" if tensor.mode == "upload" else tensor.device
+
+
+def _runs(
+    plan: PlacementPlan, shown: dict[str, TensorPlacement], kinds: Sequence[str]
+) -> list[tuple[int, int, tuple[str, ...]]]:
+    """(first layer, last layer, cells) of consecutive identical layers; the cells are KV, then `kinds`."""
+    homes: dict[tuple[int, str], str] = {}
+    for name, tensor in shown.items():
+        layer = layer_of(name)
+        if layer is not None:
+            homes[layer, kind_of(name)] = _home(tensor)
+    runs: list[tuple[int, int, tuple[str, ...]]] = []
+    for il, kv in enumerate(plan.layers[:-1]):
+        cells = (kv, *(homes.get((il, kind), "") for kind in kinds))
+        if runs and runs[-1][2] == cells:
+            runs[-1] = (runs[-1][0], il, cells)
+        else:
+            runs.append((il, il, cells))
+    return runs
+
+
+def _cell(home: str, plan: PlacementPlan, symbols: Symbols) -> Text:
+    if home == "":
+        return Text(symbols.absent)
+    if home == "split":
+        return Text(symbols.split, style="bold yellow")
+    if home == "upload":
+        return Text(symbols.upload, style="yellow")
+    if home == HOST:
+        return Text(symbols.host, style="dim")
+    at = [device for device in plan.devices if device != HOST].index(home)
+    return Text(symbols.devices[at % len(symbols.devices)], style=_STYLES[at % len(_STYLES)])
+
+
+def _legend(plan: PlacementPlan, symbols: Symbols) -> Text:
+    homes = {*plan.layers, *(_home(t) for t in plan.tensors.values())}
+    words = {HOST: "CPU", "upload": "CPU, uploaded for large batches", "split": "split over devices"}
+    legend = Text()
+    for home in (*plan.devices, "upload", "split"):
+        if home in homes:
+            legend.append("   " if legend else "")
+            legend.append_text(_cell(home, plan, symbols))
+            legend.append(f" {words.get(home, home)}")
+    return legend
+
+
+def _seconds(s: float) -> str:
+    return f"{s:.2f} s" if s >= 1 else f"{s * 1e3:.1f} ms"

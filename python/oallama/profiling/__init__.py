@@ -1,0 +1,8 @@
+"""Devices, operator timings and link timings of a machine, cached by fingerprint.
+
+`profile` is the data (no engine needed); `profiler` measures; `workload` says what to measure.
+"""
+
+from oallama.profiling.profile import Profile
+
+__all__ = ["Profile"]

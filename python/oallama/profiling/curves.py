@@ -1,0 +1,50 @@
+"""Interpolation over measured points (x, seconds), sorted by x. Pure functions; every result is >= 0."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+
+Points = Sequence[tuple[int, float]]
+
+# Below this a median is the timer's noise; it also keeps logarithms finite.
+SHORTEST_S = 1e-9
+
+
+def log_log(points: Points, x: float) -> float:
+    """Seconds at `x`, a straight line between neighbours in log-log space.
+
+    Outside the measured range the nearest segment goes on, its exponent held in [0, 1]: a matrix multiplication over
+    more tokens is never faster, and never slower than one per token. A single point counts as compute-bound above
+    (proportional) and memory-bound below (constant).
+    """
+    if len(points) == 1:
+        (x0, t0), slope = points[0], 1.0 if x > points[0][0] else 0.0
+        return t0 * (x / x0) ** slope
+    at = min(max(bisect_left([p[0] for p in points], x), 1), len(points) - 1)
+    (x0, t0), (x1, t1) = points[at - 1], points[at]
+    slope = math.log(max(t1, SHORTEST_S) / max(t0, SHORTEST_S)) / math.log(x1 / x0)
+    if x0 <= x <= x1:
+        return max(t0, SHORTEST_S) * (x / x0) ** slope
+    slope = min(max(slope, 0.0), 1.0)
+    near_x, near_t = points[0] if x < points[0][0] else points[-1]
+    return near_t * (x / near_x) ** slope
+
+
+def piecewise_linear(points: Points, x: float) -> float:
+    """Seconds at `x`, linear between neighbours; constant below the first point, the last slope (>= 0) above the last.
+
+    A single point scales proportionally above itself.
+    """
+    x0, t0 = points[0]
+    if x <= x0:
+        return t0
+    if len(points) == 1:
+        return t0 * x / x0 if x0 > 0 else t0
+    at = min(bisect_left([p[0] for p in points], x), len(points) - 1)
+    (x0, t0), (x1, t1) = points[at - 1], points[at]
+    slope = (t1 - t0) / (x1 - x0)
+    if x > x1:
+        return t1 + max(slope, 0.0) * (x - x1)
+    return t0 + slope * (x - x0)

@@ -1,0 +1,72 @@
+"""What a profile holds for: the machine, its devices and drivers, the thread count and the engine that was timed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from oallama import engine, runtime
+
+_LOOPBACK = re.compile(r"(127\.0\.0\.1|localhost|\[::1\]):\d+")
+
+
+def fingerprint(devices: Sequence[str], n_threads: int) -> dict[str, Any]:
+    """Everything that makes measured times invalid when it changes, as JSON-able values."""
+    return {
+        "cpu": cpu_model(),
+        "machine": platform.machine(),
+        "n_threads": n_threads,
+        "devices": {name: device_identity(engine.device(name)) for name in devices},
+        "driver": nvidia_driver(),
+        "engine": engine_version(),
+    }
+
+
+def device_identity(device: engine.Device) -> str:
+    """A device without what changes from run to run: the port of a loopback RPC server, free memory."""
+    return f"{device.backend.partition('[')[0]}: {_LOOPBACK.sub('loopback', device.description)}"
+
+
+def cpu_model() -> str:
+    """Model name and number of logical CPUs."""
+    model = platform.processor()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        match = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE)
+        model = match[1] if match else model
+    return f"{model or 'unknown'} x{len(cpu_set())}"
+
+
+def cpu_set() -> set[int]:
+    """CPUs this process may run on."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
+def nvidia_driver() -> str:
+    """Version of the NVIDIA driver, empty without one."""
+    if shutil.which("nvidia-smi") is None:
+        return ""
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        result = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return result.stdout.split("\n", 1)[0].strip()
+
+
+def engine_version() -> str:
+    """Hash over the libraries that compute: another build may be faster or slower."""
+    digest = hashlib.sha256()
+    for path in sorted(runtime.lib_dir().glob("libggml*.so")):
+        digest.update(path.name.encode())
+        with path.open("rb") as file:
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
+    return digest.hexdigest()[:16]

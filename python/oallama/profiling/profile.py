@@ -1,0 +1,314 @@
+"""A machine's measured times: data, file format and look-ups. Nothing here measures.
+
+A profile answers "how long does this take on that device" from medians recorded by the profiler; where the exact point
+was not measured it says how the answer was derived (`Estimate.source`). Times are seconds, sizes bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
+from typing import Any, NamedTuple, TypeVar
+
+from ..errors import OallamaError
+from ..jsonfile import read_json_object, write_text_atomic
+from .curves import log_log, piecewise_linear
+
+SCHEMA = "oallama.profile/1"
+REMEDY = "record one with `oallama profile MODEL.gguf`"
+# Pseudo operator: the median time of one of the small operators (norm, add, rope, ...) at a token count.
+OTHER = "OTHER"
+
+
+class Estimate(NamedTuple):
+    """A time and where it comes from: "measured", "interpolated" (between measured points) or "scaled"."""
+
+    seconds: float
+    source: str
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """A device of the profiled machine. `op_offload`: uploads host weights for large batches (upstream's rule)."""
+
+    name: str
+    description: str
+    type: str
+    memory_total: int
+    backend: str
+    op_offload: bool = False
+
+
+@dataclass(frozen=True)
+class OperatorTime:
+    """One matrix multiplication: `ne` = (k, m, n_expert) of its weight, n_expert and n_used are 1 for dense."""
+
+    device: str
+    op: str
+    type: str
+    ne: tuple[int, ...]
+    n_used: int
+    n_tokens: int
+    median_s: float
+    spread_s: float = 0.0
+    repeats: int = 1
+
+
+@dataclass(frozen=True)
+class AttentionTime:
+    """Attention of one layer for `n_tokens` queries over `depth` cached positions."""
+
+    device: str
+    n_head: int
+    n_head_kv: int
+    head_dim_k: int
+    head_dim_v: int
+    type_k: str
+    type_v: str
+    n_tokens: int
+    depth: int
+    median_s: float
+    spread_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class LinkTime:
+    """One copy of `bytes` between the host and `device`; direction "h2d" or "d2h", memory "pageable" or "pinned"."""
+
+    device: str
+    direction: str
+    memory: str
+    bytes: int
+    median_s: float
+
+
+@dataclass(frozen=True)
+class SwitchTime:
+    """What one change of device inside a graph costs beyond the copies themselves."""
+
+    device: str
+    median_s: float
+
+
+Entry = TypeVar("Entry", DeviceInfo, OperatorTime, AttentionTime, LinkTime, SwitchTime)
+Shape = tuple[int, int, int, int]  # k, m, n_expert, n_used
+
+
+def _shape(ne: Sequence[int], n_used: int) -> Shape:
+    k, m, n_expert = (*ne, 1, 1, 1)[:3]
+    return k, m, max(1, n_expert), max(1, n_used)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """All measured times of one machine, with the fingerprint (machine, threads, drivers, engine) they hold for."""
+
+    created: str
+    fingerprint: Mapping[str, Any]
+    devices: tuple[DeviceInfo, ...]
+    operators: tuple[OperatorTime, ...] = ()
+    attention: tuple[AttentionTime, ...] = ()
+    links: tuple[LinkTime, ...] = ()
+    switches: tuple[SwitchTime, ...] = ()
+    schema: str = field(default=SCHEMA)
+
+    # ---- look-ups -------------------------------------------------------------------------------------------------
+
+    def device(self, name: str) -> DeviceInfo:
+        """The device called `name`. Raises OallamaError listing those there are."""
+        for device in self.devices:
+            if device.name == name:
+                return device
+        have = ", ".join(d.name for d in self.devices) or "none"
+        raise OallamaError(f"the profile has no device {name!r} (it has {have}); {REMEDY} on that device")
+
+    def op_time(self, device: str, op: str, type: str, ne: Sequence[int], n_tokens: int, n_used: int = 1) -> Estimate:
+        """Seconds of one mul_mat / mul_mat_id with a weight of shape `ne` = (k, m[, n_expert]) for `n_tokens` tokens.
+
+        Exact point: "measured". Between measured token counts of the same shape: log-log "interpolated". Otherwise the
+        nearest measured shape of the same type, "scaled" by the weight values touched (bytes when few tokens, flops
+        when many: both are proportional to k*m at equal tokens). Raises OallamaError when the type was not measured.
+        """
+        shape = _shape(ne, n_used)
+        curves = self._curves.get((device, op, type), {})
+        if shape in curves:
+            return _on_curve(curves[shape], n_tokens)
+        if curves:
+            nearest = min(curves, key=lambda s: (_distance(s, shape), s))
+            estimate = _on_curve(curves[nearest], n_tokens)
+            return Estimate(estimate.seconds * _work(shape, n_tokens) / _work(nearest, n_tokens), "scaled")
+        dense = self._curves.get((device, "MUL_MAT", type), {})
+        if op == "MUL_MAT_ID" and dense:
+            # Each active expert is a dense product over its share of the rows.
+            k, m, _, used = shape
+            active = _active(shape, n_tokens)
+            rows = max(1, round(n_tokens * used / active))
+            return Estimate(self.op_time(device, "MUL_MAT", type, (k, m), rows).seconds * active, "scaled")
+        raise OallamaError(f"the profile has no {op} of type {type} on {device}; {REMEDY} with this model")
+
+    def attention_time(
+        self,
+        device: str,
+        shape: tuple[int, int, int, int],
+        n_tokens: int,
+        depth: int,
+        type_k: str = "f16",
+        type_v: str = "f16",
+    ) -> Estimate:
+        """Seconds of one layer's attention; `shape` = (n_head, n_head_kv, head_dim_k, head_dim_v).
+
+        Linear in `depth` between measured depths, log-log in `n_tokens`; another shape or cache type is scaled by the
+        number of K and V values multiplied. Raises OallamaError when no attention was measured on the device.
+        """
+        tables = {key[1:]: v for key, v in self._attention.items() if key[0] == device}
+        if not tables:
+            raise OallamaError(f"the profile has no attention on {device}; {REMEDY} with this model")
+        wanted = (tuple(shape), type_k, type_v)
+        nearest = min(tables, key=lambda key: _attention_distance(key, wanted))
+        tokens = {n: piecewise_linear(points, depth) for n, points in tables[nearest].items()}
+        exact = nearest == wanted and dict(tables[nearest].get(n_tokens, ())).get(depth) is not None
+        seconds = log_log(sorted(tokens.items()), n_tokens) * _attention_work(wanted[0]) / _attention_work(nearest[0])
+        return Estimate(seconds, "measured" if exact else "interpolated" if nearest == wanted else "scaled")
+
+    def link_time(self, device: str, direction: str, nbytes: int, memory: str = "pageable") -> float:
+        """Seconds to copy `nbytes` from ("d2h") or to ("h2d") `device`.
+
+        Piecewise linear between measured sizes; smaller copies cost the smallest measured one (latency), larger ones
+        continue at the last measured bandwidth. The other kind of host memory answers when `memory` was not measured.
+        """
+        points = self._links.get((device, direction, memory))
+        if points is None:
+            other = "pinned" if memory == "pageable" else "pageable"
+            points = self._links.get((device, direction, other))
+        if points is None:
+            raise OallamaError(f"the profile has no {direction} link of {device}; {REMEDY} on that device")
+        return piecewise_linear(points, nbytes)
+
+    def switch_time(self, device: str) -> float | None:
+        """Seconds one device change in a graph costs beyond its copies; None when it was not measured."""
+        return next((s.median_s for s in self.switches if s.device == device), None)
+
+    def other_op_time(self, device: str, n_tokens: int, width: int) -> float | None:
+        """Seconds of one small (non-target) operator on rows of `width` values (n_embd); the nearest width answers.
+
+        None when the profile has no OTHER entry for the device.
+        """
+        curves = {
+            shape[0]: points
+            for (d, op, _), shapes in self._curves.items()
+            if (d, op) == (device, OTHER)
+            for shape, points in shapes.items()
+        }
+        if not curves:
+            return None
+        nearest = min(curves, key=lambda k: (abs(math.log(k / width)), k))
+        return _on_curve(curves[nearest], n_tokens).seconds
+
+    def is_stale(self, fingerprint: Mapping[str, Any]) -> list[str]:
+        """What differs from `fingerprint`, one readable line each; empty when the profile still holds."""
+        keys = sorted({*self.fingerprint, *fingerprint})
+        return [
+            f"{key}: profile has {self.fingerprint.get(key, 'nothing')}, this machine {fingerprint.get(key, 'nothing')}"
+            for key in keys
+            if self.fingerprint.get(key) != fingerprint.get(key)
+        ]
+
+    # ---- indexes (built once, at the first look-up) ---------------------------------------------------------------
+
+    @cached_property
+    def _curves(self) -> dict[tuple[str, str, str], dict[Shape, list[tuple[int, float]]]]:
+        index: dict[tuple[str, str, str], dict[Shape, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+        for e in self.operators:
+            index[e.device, e.op, e.type][_shape(e.ne, e.n_used)][e.n_tokens] = e.median_s
+        return {key: {s: sorted(c.items()) for s, c in shapes.items()} for key, shapes in index.items()}
+
+    @cached_property
+    def _attention(self) -> dict[tuple[str, Shape, str, str], dict[int, list[tuple[int, float]]]]:
+        index: dict[tuple[str, Shape, str, str], dict[int, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+        for e in self.attention:
+            shape = (e.n_head, e.n_head_kv, e.head_dim_k, e.head_dim_v)
+            index[e.device, shape, e.type_k, e.type_v][e.n_tokens][e.depth] = e.median_s
+        return {key: {n: sorted(p.items()) for n, p in tables.items()} for key, tables in index.items()}
+
+    @cached_property
+    def _links(self) -> dict[tuple[str, str, str], list[tuple[int, float]]]:
+        index: dict[tuple[str, str, str], dict[int, float]] = defaultdict(dict)
+        for e in self.links:
+            index[e.device, e.direction, e.memory][e.bytes] = e.median_s
+        return {key: sorted(points.items()) for key, points in index.items()}
+
+    # ---- file -----------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the profile aside, then rename. Raises OallamaError when the path cannot be written."""
+        write_text_atomic(path, json.dumps(asdict(self), indent=1) + "\n", "profile")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Profile:
+        """Read a profile. Raises OallamaError when it is missing, corrupt or of another version."""
+        content = read_json_object(path, "profile", REMEDY)
+        if content.get("schema") != SCHEMA:
+            raise OallamaError(f"profile {path} has schema {content.get('schema')!r}, expected {SCHEMA!r}; {REMEDY}")
+        try:
+            return cls(
+                created=content["created"],
+                fingerprint=dict(content["fingerprint"]),
+                devices=_entries(DeviceInfo, content["devices"]),
+                operators=_entries(OperatorTime, content.get("operators", ())),
+                attention=_entries(AttentionTime, content.get("attention", ())),
+                links=_entries(LinkTime, content.get("links", ())),
+                switches=_entries(SwitchTime, content.get("switches", ())),
+            )
+        except (KeyError, TypeError, ValueError) as e:
+            raise OallamaError(f"profile {path} is not a valid {SCHEMA} ({e}); {REMEDY}") from None
+
+
+def _entries(kind: type[Entry], rows: Sequence[Mapping[str, Any]]) -> tuple[Entry, ...]:
+    """Rows of the file as dataclasses; unknown keys are dropped so that newer writers may add notes."""
+    known = {f.name for f in fields(kind)}
+    entries = []
+    for row in rows:
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items() if k in known}
+        entry = kind(**values)
+        seconds = getattr(entry, "median_s", 1.0)
+        if not (isinstance(seconds, (int, float)) and math.isfinite(seconds) and seconds >= 0):
+            raise ValueError(f"median_s of {row} is not a time")
+        entries.append(entry)
+    return tuple(entries)
+
+
+def _on_curve(points: Sequence[tuple[int, float]], n_tokens: int) -> Estimate:
+    for n, seconds in points:
+        if n == n_tokens:
+            return Estimate(seconds, "measured")
+    inside = points[0][0] < n_tokens < points[-1][0]
+    return Estimate(log_log(points, n_tokens), "interpolated" if inside else "scaled")
+
+
+def _active(shape: Shape, n_tokens: int) -> int:
+    """Experts whose weights are read for `n_tokens` tokens (1 for a dense weight)."""
+    return min(shape[2], max(1, n_tokens) * shape[3])
+
+
+def _work(shape: Shape, n_tokens: int) -> float:
+    """Weight values touched: proportional to bytes when memory-bound, to flops at equal tokens when compute-bound."""
+    return float(shape[0]) * shape[1] * _active(shape, n_tokens)
+
+
+def _distance(a: Shape, b: Shape) -> float:
+    return sum(abs(math.log(x / y)) for x, y in zip(a, b, strict=True))
+
+
+def _attention_work(shape: Sequence[int]) -> float:
+    n_head, n_head_kv, head_dim_k, head_dim_v = shape
+    # Decode reads n_head_kv heads, prefill multiplies n_head of them: the geometric mean serves both.
+    return math.sqrt(n_head * n_head_kv) * (head_dim_k + head_dim_v)
+
+
+def _attention_distance(a: tuple[Shape, str, str], b: tuple[tuple[int, ...], str, str]) -> tuple[int, float, Shape]:
+    return (a[1:] != b[1:], abs(math.log(_attention_work(a[0]) / _attention_work(b[0]))), a[0])

@@ -1,0 +1,229 @@
+"""Measures what a model needs on this machine and keeps it.
+
+The cache is one profile per fingerprint: a second model only adds the shapes it does not share with the first. It is
+written after every device's cheap tasks and at Ctrl-C, so that no measured time is lost.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from oallama import engine
+from oallama.errors import OallamaError
+from oallama.planning.operators import OperatorGraph
+from oallama.profiling.fingerprint import cpu_set, fingerprint
+from oallama.profiling.profile import (
+    OTHER,
+    AttentionTime,
+    DeviceInfo,
+    LinkTime,
+    OperatorTime,
+    Profile,
+    SwitchTime,
+)
+from oallama.profiling.workload import LINK_SIZES, Task, tasks_for
+
+DEPTHS = (128, 1024, 4096)
+Progress = Callable[[float, float, str], None]  # done, total (arbitrary units), what comes next
+
+_MAX_SECONDS = 1.5  # per task, warm-up excluded
+_MIN_COLD_BYTES = 64 << 20
+_MAX_COLD_BYTES = 512 << 20
+_SAVE_EVERY = 8
+
+
+def cache_dir() -> Path:
+    """Where profiles are kept: `$XDG_CACHE_HOME/oallama`, by default `~/.cache/oallama`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "oallama"
+
+
+def profile_machine(
+    graph: OperatorGraph,
+    devices: Sequence[str],
+    *,
+    n_threads: int = 0,
+    depths: Sequence[int] = DEPTHS,
+    type_k: str = "f16",
+    type_v: str = "f16",
+    cache: Path | None = None,
+    progress: Progress | None = None,
+) -> Profile:
+    """Times of every target operator of `graph` at its tiers, attention at `depths`, and links, on every device.
+
+    Args:
+        graph: its tiers are the token counts measured.
+        devices: names; the CPU is added if it is missing (it is every plan's second device).
+        n_threads: CPU threads; 0 takes all CPUs this process may use.
+        depths: KV rows attention is measured at.
+        type_k, type_v: KV cache types.
+        cache: folder of cached profiles, by default `cache_dir()`.
+        progress: called before every task.
+
+    Returns:
+        The cached profile of this fingerprint with whatever was missing added.
+
+    Raises:
+        OallamaError: for an unknown device, or if the cache cannot be written.
+        KeyboardInterrupt: after what was measured has been saved.
+    """
+    n_threads = n_threads or len(cpu_set())
+    names = list(dict.fromkeys([*devices, "CPU"]))
+    mark = fingerprint(names, n_threads)
+    path = (cache or cache_dir()) / f"profile-{_short_hash(mark)}.json"
+    recorder = _Recorder(_cached(path, mark, names), path)
+
+    work = {
+        name: recorder.missing(
+            name,
+            tasks_for(graph, depths=depths, type_k=type_k, type_v=type_v, accelerator=name != "CPU"),
+        )
+        for name in names
+    }
+    total = sum(task.cost for tasks in work.values() for task in tasks)
+    done = 0.0
+    try:
+        for name, tasks in work.items():
+            probe = _Probe(name, n_threads)
+            for task in tasks:
+                if progress:
+                    progress(done, total, f"{name}: {task.describe()}")
+                recorder.add(probe.measure(task))
+                done += task.cost
+    finally:
+        recorder.save()
+    if progress:
+        progress(total, total, "profile complete")
+    return recorder.profile
+
+
+def _short_hash(mark: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(mark, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _cached(path: Path, mark: dict[str, Any], names: Sequence[str]) -> Profile:
+    if path.is_file():
+        with suppress(OallamaError):  # a damaged cache is measured anew
+            profile = Profile.load(path)
+            if not profile.is_stale(mark):
+                return profile
+    infos = tuple(
+        DeviceInfo(d.name, d.description, d.type, d.memory_total, d.backend, d.op_offload)
+        for d in map(engine.device, names)
+    )
+    return Profile(created=datetime.now(timezone.utc).isoformat(timespec="seconds"), fingerprint=mark, devices=infos)
+
+
+class _Recorder:
+    """Adds entries to a profile, knows what is missing, and saves now and then."""
+
+    def __init__(self, profile: Profile, path: Path) -> None:
+        self.profile = profile
+        self._path = path
+        self._unsaved = 0
+        self._keys = {
+            _key(e) for e in (*profile.operators, *profile.attention, *profile.links, *profile.switches)
+        }
+
+    def missing(self, device: str, tasks: Sequence[Task]) -> list[Task]:
+        return [task for task in tasks if _task_key(device, task) not in self._keys]
+
+    def add(self, entries: Sequence[Any]) -> None:
+        fields = {OperatorTime: "operators", AttentionTime: "attention", LinkTime: "links", SwitchTime: "switches"}
+        for entry in entries:
+            name = fields[type(entry)]
+            self.profile = replace(self.profile, **{name: (*getattr(self.profile, name), entry)})
+            self._keys.add(_key(entry))
+        self._unsaved += 1
+        if self._unsaved >= _SAVE_EVERY:
+            self.save()
+
+    def save(self) -> None:
+        if self._unsaved:
+            self.profile.save(self._path)
+            self._unsaved = 0
+
+
+def _key(entry: Any) -> tuple[Any, ...]:
+    if isinstance(entry, OperatorTime):
+        k, m, n_expert = (*entry.ne, 1, 1)[:3]
+        return (entry.device, entry.op, entry.type, k, m, n_expert, entry.n_used, entry.n_tokens)
+    if isinstance(entry, AttentionTime):
+        shape = (entry.n_head, entry.n_head_kv, entry.head_dim_k, entry.head_dim_v)
+        return (entry.device, shape, entry.type_k, entry.type_v, entry.n_tokens, entry.depth)
+    return (entry.device, type(entry).__name__)
+
+
+def _task_key(device: str, task: Task) -> tuple[Any, ...]:
+    a = task.args
+    if task.kind == "mul_mat":
+        op = "MUL_MAT_ID" if a["n_expert"] else "MUL_MAT"
+        return (device, op, a["type"], a["k"], a["m"], max(1, a["n_expert"]), max(1, a["n_used"]), a["n_tokens"])
+    if task.kind == "attention":
+        shape = (a["n_head"], a["n_head_kv"], a["head_dim_k"], a["head_dim_v"])
+        return (device, shape, a["type_k"], a["type_v"], a["n_tokens"], a["depth"])
+    if task.kind == "small":
+        return (device, OTHER, "f32", a["n_embd"], 1, 1, 1, a["n_tokens"])
+    return (device, {"links": "LinkTime", "switch": "SwitchTime"}[task.kind])
+
+
+class _Probe:
+    """Runs tasks on one device."""
+
+    def __init__(self, device: str, n_threads: int) -> None:
+        self._device = device
+        self._n_threads = n_threads
+        self._bench = engine.core().OpBench(device, n_threads, True, cold_bytes(engine.device(device)))
+
+    def measure(self, task: Task) -> list[Any]:
+        try:
+            return self._measure(task)
+        except (RuntimeError, ValueError) as err:
+            raise OallamaError(f"profiling {self._device}, {task.describe()}: {err}") from err
+
+    def _measure(self, task: Task) -> list[Any]:
+        a, device = task.args, self._device
+        if task.kind == "mul_mat":
+            t = self._bench.mul_mat(max_s=_MAX_SECONDS, **a)
+            op = "MUL_MAT_ID" if a["n_expert"] else "MUL_MAT"
+            ne = (a["k"], a["m"], max(1, a["n_expert"]))
+            return [OperatorTime(device, op, a["type"], ne, max(1, a["n_used"]), a["n_tokens"], **t)]
+        if task.kind == "attention":
+            t = self._bench.attention(max_s=_MAX_SECONDS, **a)
+            del t["repeats"]
+            return [AttentionTime(device, **{k: v for k, v in a.items() if k != "flash"}, **t)]
+        if task.kind == "small":
+            t = self._bench.small(max_s=_MAX_SECONDS, **a)
+            return [OperatorTime(device, OTHER, "f32", (a["n_embd"], 1, 1), 1, a["n_tokens"], **t)]
+        if task.kind == "links":
+            rows = engine.core().link_bench(device, list(LINK_SIZES))
+            return [LinkTime(device, r["direction"], r["memory"], r["bytes"], r["median_s"]) for r in rows]
+        return [SwitchTime(device, self._switch_seconds(a["nbytes"]))]
+
+    def _switch_seconds(self, nbytes: int) -> float:
+        """What a device change costs beyond the copy itself, which predictions add by its own size."""
+        whole = engine.core().switch_bench(self._device, nbytes, self._n_threads)["median_s"]
+        copies = [row["median_s"] for row in engine.core().link_bench(self._device, [nbytes]) if row["memory"] == "pageable"]
+        return max(0.0, float(whole) - sum(copies) / len(copies))
+
+
+def cold_bytes(device: engine.Device) -> int:
+    """Bytes the rotating copies of a weight must exceed so that decode's cold reads are what is timed.
+
+    Twice the last-level cache of the host for the CPU and for devices that compute on it (RPC on loopback, lavapipe);
+    bounded, because a virtual machine reports the cache of the whole socket.
+    """
+    largest = 0
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = path.read_text().strip()
+        unit = {"K": 1 << 10, "M": 1 << 20}.get(text[-1:], 1)
+        largest = max(largest, int(text.rstrip("KM")) * unit)
+    wanted = min(max(2 * largest, _MIN_COLD_BYTES), _MAX_COLD_BYTES)
+    return min(wanted, max(device.memory_total // 4, _MIN_COLD_BYTES))

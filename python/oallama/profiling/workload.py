@@ -1,0 +1,86 @@
+"""Which measurements a model needs: every distinct target operator, attention shape, link size. Pure; no engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from oallama.planning.operators import OperatorGraph
+
+LINK_SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)
+SMALL_OP_TIERS = (1, 32, 512)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One call of a probe. `cost` is an estimate for the progress bar, in multiply-adds."""
+
+    kind: str  # "mul_mat", "attention", "small", "links" or "switch"
+    arguments: tuple[tuple[str, Any], ...]
+    cost: float
+
+    @property
+    def args(self) -> dict[str, Any]:
+        return dict(self.arguments)
+
+    def describe(self) -> str:
+        a = self.args
+        if self.kind == "mul_mat":
+            return f"{a['type']} {a['k']}x{a['m']} n={a['n_tokens']}"
+        if self.kind == "attention":
+            return f"attention n={a['n_tokens']} depth={a['depth']}"
+        return {"small": "norms and adds", "links": "links", "switch": "device change"}[self.kind]
+
+
+def _task(kind: str, cost: float, **arguments: Any) -> Task:
+    return Task(kind, tuple(sorted(arguments.items())), cost)
+
+
+def tasks_for(
+    graph: OperatorGraph, *, depths: Sequence[int], type_k: str, type_v: str, accelerator: bool
+) -> list[Task]:
+    """The tasks of one device in the order they are best measured: cheap and decisive ones first.
+
+    Token counts are those of the graph's tiers: an operator that sees one row at every tier (the output head) is measured
+    for one row. `depths` are KV rows; a prefill tier is measured at depths of at least its own token count.
+    """
+    shapes: dict[Task, None] = {}
+    for tier in graph.tiers:
+        for op in graph.targets(tier):
+            k, m, n_expert = (*graph.tensor[op.weight or ""].ne, 1, 1)[:3]
+            moe = op.op == "MUL_MAT_ID"
+            rows = op.n_tokens * (op.n_used if moe else 1)
+            task = _task(
+                "mul_mat",
+                float(k) * m * rows,
+                type=graph.tensor[op.weight or ""].type,
+                k=k,
+                m=m,
+                n_tokens=op.n_tokens,
+                n_expert=n_expert if moe else 0,
+                n_used=op.n_used if moe else 0,
+            )
+            shapes[task] = None
+    flash = any(op.op == "FLASH_ATTN_EXT" for op in graph.operators(min(graph.tiers)))
+    for attention in {a: None for a in graph.attention if a is not None}:
+        for tier in graph.tiers:
+            for depth in sorted({max(d, tier) for d in depths}):
+                task = _task(
+                    "attention",
+                    float(attention.n_head) * (attention.head_dim_k + attention.head_dim_v) * tier * depth,
+                    type_k=type_k,
+                    type_v=type_v,
+                    n_head=attention.n_head,
+                    n_head_kv=attention.n_head_kv,
+                    head_dim_k=attention.head_dim_k,
+                    head_dim_v=attention.head_dim_v,
+                    n_tokens=tier,
+                    depth=depth,
+                    flash=flash,
+                )
+                shapes[task] = None
+    n_embd = graph.tensor["token_embd.weight"].ne[0]
+    small = [_task("small", 1e6, n_embd=n_embd, n_tokens=n) for n in SMALL_OP_TIERS]
+    links = [_task("links", 1e9), _task("switch", 1e8, nbytes=4 * n_embd)] if accelerator else []
+    return sorted(shapes, key=lambda t: t.cost) + small + links

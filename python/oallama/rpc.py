@@ -1,0 +1,118 @@
+"""A loopback RPC server as an accelerator: a real second device with memory of its own, on a machine without a GPU.
+
+Invariant: a server whose devices were registered lives as long as this process. ggml cannot forget a device, and aborts
+the process when it asks one whose server is gone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from types import TracebackType
+
+from oallama import engine, runtime
+from oallama.errors import OallamaError
+
+START_TIMEOUT_S = 20.0
+# What the server process needs beside the device's buffers: libraries' data, thread stacks, graph copies.
+OVERHEAD_BYTES = 256 << 20
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class LocalRpcServer:
+    """`ggml-rpc-server` with the CPU as its device, on 127.0.0.1 and a free port; a context manager.
+
+    Start it from a thread that lives as long as it is needed: the kernel ends it with the thread that started it.
+
+    Args:
+        memory: bytes its buffers may take; None leaves it to the machine. Beyond it an allocation fails.
+        threads: CPU threads; default: the CPUs this process may use (client and server compute in turns).
+        register: make its devices known to this process; they are then `devices`, and the server lives until the process
+            ends. False: it is for another process and ends with the `with` block.
+
+    Raises:
+        OallamaError: when the build has no RPC server or it does not come up.
+
+    >>> with LocalRpcServer() as server:
+    ...     llm = Llama("model.gguf", vram="2GiB")  # on server.devices[0]
+    """
+
+    def __init__(self, memory: int | None = None, threads: int | None = None, register: bool = True) -> None:
+        self.endpoint = f"127.0.0.1:{_free_port()}"
+        self.devices: list[str] = []
+        self._register = register
+        self._memory = memory
+        self._log = tempfile.TemporaryFile()
+        host, port = self.endpoint.split(":")
+        command = [runtime.program("ggml-rpc-server"), "--host", host, "--port", port, "--device", "CPU"]
+        self._process = subprocess.Popen(
+            [*command, "--threads", str(threads or len(os.sched_getaffinity(0)))],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            preexec_fn=self._prepare_child,
+            start_new_session=True,  # a Ctrl-C in the terminal must not reach it: ggml would abort this process
+        )
+        try:
+            self._wait_until_up()
+            if register:
+                self.devices = engine.add_rpc_server(self.endpoint)
+        except BaseException:
+            self._stop()
+            raise
+
+    def __enter__(self) -> LocalRpcServer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._register:
+            self._stop()
+
+    def _prepare_child(self) -> None:
+        die_with_parent()
+        if self._memory is not None:
+            limit = self._memory + OVERHEAD_BYTES
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+    def _wait_until_up(self) -> None:
+        host, port = self.endpoint.split(":")
+        end = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < end:
+            if self._process.poll() is not None:
+                raise OallamaError(f"the local RPC server ended at once: {self._last_words()}")
+            try:
+                socket.create_connection((host, int(port)), timeout=1).close()
+                return
+            except OSError:
+                time.sleep(0.02)
+        raise OallamaError(f"the local RPC server did not answer within {START_TIMEOUT_S:g} s: {self._last_words()}")
+
+    def _last_words(self) -> str:
+        self._log.seek(0)
+        lines = self._log.read().decode("utf-8", "replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "it left no log")
+
+    def _stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._log.close()
+
+
+def die_with_parent() -> None:
+    """For `preexec_fn`: the kernel ends this child when the thread that started it does."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

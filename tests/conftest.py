@@ -1,0 +1,80 @@
+"""Shared fixtures: the four architectures as tiny models, the two builds of libllama, a loopback RPC device."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from oallama import runtime
+from oallama.modelmaker import make_model
+
+ROOT = Path(__file__).parents[1]
+ARCHITECTURES = ("llama", "minicpm3", "qwen2", "qwen3moe")
+# Any valid token ids do: all tiny vocabularies have at least a thousand tokens.
+TOKENS = [int(t) for t in np.random.default_rng(7).integers(300, 1000, size=70)]
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`tiny(arch, file_type="Q8_0")`: path of a tiny model, made once a session."""
+    folder = tmp_path_factory.mktemp("models")
+
+    def get(arch: str, file_type: str = "Q8_0") -> Path:
+        path = folder / f"{arch}-{file_type}.gguf"
+        if not path.exists():
+            make_model(path, arch=arch, shape="tiny", file_type=file_type)
+        return path
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def baseline_lib() -> Path:
+    """Folder of the unpatched libllama from the same pin."""
+    folder = Path(os.environ.get("OALLAMA_BASELINE_DIR") or ROOT / "build" / "baseline" / "bin")
+    if not (folder / "libllama.so").exists():
+        pytest.fail(f"no unpatched llama.cpp in {folder}: run `make baseline`")
+    return folder
+
+
+def compute_logits(
+    lib: Path, jobs: list[dict[str, Any]], folder: Path, env: dict[str, str] | None = None
+) -> list[np.ndarray]:
+    """Logits of each job (tests/logits_worker.py) on the libllama in `lib`, computed in a process of its own."""
+    for i, job in enumerate(jobs):
+        job.setdefault("tokens", TOKENS)
+        job.setdefault("n_decode", 4)
+        job["out"] = str(folder / f"{lib.name}-{i}.npy")
+    result = subprocess.run(
+        [sys.executable, str(ROOT / "tests" / "logits_worker.py")],
+        input="".join(json.dumps(job) + "\n" for job in jobs),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "LLAMA_CPP_LIB_PATH": str(lib), **(env or {})},
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    return [np.load(job["out"]) for job in jobs]
+
+
+@pytest.fixture(scope="session")
+def lib() -> Path:
+    """Folder of the patched libllama."""
+    return runtime.lib_dir()
+
+
+@pytest.fixture(scope="session")
+def rpc() -> Iterator[Any]:
+    """A loopback RPC device with two threads, registered in this process for the whole session."""
+    from oallama.rpc import LocalRpcServer
+
+    with LocalRpcServer(threads=2) as server:
+        yield server

@@ -1,0 +1,73 @@
+"""The table tensor -> device: exact names, validated against the model, obeyed by loader and scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from oallama import autoplan, engine
+from oallama.errors import OallamaError
+
+HEADER = "# oallama backend map v1\n"
+
+
+def table_for(path: Path, *, change: Callable[[str], str] = lambda line: line) -> str:
+    """Everything on the CPU, each line passed through `change`."""
+    graph = autoplan.read_graph(path, engine.Settings(n_ctx=64))
+    lines = [f"layer {il} CPU" for il in range(graph.n_layer + 1)]
+    lines += [f"tensor {t.name} CPU host" for t in graph.tensors]
+    return HEADER + "\n".join(change(line) for line in lines) + "\n"
+
+
+def load(path: Path, table: str) -> dict[str, dict[str, int]]:
+    return engine.dry_run(path, engine.Settings(n_ctx=64, devices=()), table)
+
+
+@pytest.mark.parametrize("arch", ["llama", "minicpm3"])  # minicpm3 has a tied output
+def test_a_complete_table_loads(arch: str, tiny: Callable[..., Path]) -> None:
+    path = tiny(arch)
+    assert load(path, table_for(path))["CPU"]["weights"] > 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("tensor blk.0.attn_q.weight CPU host", "", "no entry for the model's tensor 'blk.0.attn_q.weight'"),
+        ("layer 0 CPU", "", "no entry for layer 0"),
+        ("layer 0 CPU", "layer 0 CUDA9", "unknown device 'CUDA9'"),
+        ("layer 0 CPU", "layer 0 CPU\nlayer 99 CPU", "the model has no layer 99"),
+        ("layer 0 CPU", "layer 0 CPU\ntensor blk.0.nothing.weight CPU host", "no tensor 'blk.0.nothing.weight'"),
+        ("layer 0 CPU", "layer zero CPU", "line 2: expected 'layer <number> <device>': 'layer zero CPU'"),
+        ("layer 0 CPU", "layer 0 CPU\nlayer 0 CPU", "line 3: layer listed twice"),
+        ("tensor blk.0.attn_q.weight CPU host", "tensor blk.0.attn_q.weight CPU maybe", "resident|host|upload"),
+        (HEADER.strip(), "# oallama backend map v9", "line 1: expected '# oallama backend map v1'"),
+    ],
+)
+def test_a_wrong_table_is_refused_naming_the_place(
+    old: str, new: str, message: str, tiny: Callable[..., Path]
+) -> None:
+    path = tiny("llama")
+    table = table_for(path)
+    assert table.count(old + "\n") == 1
+    with pytest.raises(OallamaError) as error:
+        load(path, table.replace(old + "\n", new + "\n" if new else ""))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+    # The refusal leaves nothing behind: the next load is upstream's.
+    assert engine.dry_run(path, engine.Settings(n_ctx=64, devices=()))
+
+
+def test_kv_stays_on_the_device_of_its_layer(tiny: Callable[..., Path], rpc) -> None:
+    """Weights of a layer on the CPU, KV cache and attention on the device."""
+    path, device = tiny("llama"), rpc.devices[0]
+    settings = engine.Settings(n_ctx=256, devices=(device,))
+    on_device = table_for(path, change=lambda line: line.replace("CPU", device) if line.startswith("layer") else line)
+    memory = engine.dry_run(path, settings, on_device)
+    assert memory[device]["kv"] > 0 and memory["CPU"]["kv"] == 0
+    assert memory[device]["weights"] == 0
+    assert memory[device]["compute"] > 0
+
+    ignored = engine.dry_run(path, settings, table_for(path))
+    assert ignored[device]["kv"] == 0 and ignored["CPU"]["kv"] == memory[device]["kv"]

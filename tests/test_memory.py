@@ -1,0 +1,81 @@
+"""Predicted bytes are the bytes: a grid of architectures, budgets, contexts and KV types on a real second device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import pytest
+import synthetic
+
+from conftest import ARCHITECTURES
+from oallama import autoplan, engine, runtime
+from oallama.plan import ContextSettings, PlacementPlan
+from oallama.planning import OperatorGraph, make_plan, parse_budget
+from oallama.profiling.profile import Profile
+
+SHARES = (0.25, 0.5, 1.0)  # of the weights, beside KV cache and compute buffers
+GRID = list(product(ARCHITECTURES, SHARES, (256, 2048), ("f16", "q8_0")))
+assert len(GRID) >= 40
+
+
+def profile_of(graph: OperatorGraph, device: str) -> Profile:
+    """Invented times: only the bytes matter here."""
+    made = synthetic.profile(graph)
+    rename = {synthetic.DEVICE: device}
+    fields = ("operators", "attention", "links", "switches")
+    return replace(
+        made,
+        devices=tuple(replace(d, name=rename.get(d.name, d.name)) for d in made.devices),
+        **{f: tuple(replace(e, device=rename.get(e.device, e.device)) for e in getattr(made, f)) for f in fields},
+    )
+
+
+def device_bytes(path: Path, settings: engine.Settings, plan: PlacementPlan, device: str) -> int:
+    """Bytes the backends really allocated on the device for a load under the plan, by the ledger."""
+    llama_cpp, params = runtime.llama_cpp(), engine.make_params(settings)
+
+    def allocated() -> int:
+        return sum(entry["current"] for name, entry in engine.core().ledger().items() if name.startswith(device))
+
+    before = allocated()
+    with engine.backend_map(plan.to_backend_map()):
+        model = llama_cpp.llama_model_load_from_file(str(path).encode(), params.model)
+    context = llama_cpp.llama_init_from_model(model, params.context)
+    tokens = (llama_cpp.llama_token * 300)(*range(300))
+    assert llama_cpp.llama_decode(context, llama_cpp.llama_batch_get_one(tokens, 200)) == 0
+    used = allocated() - before
+    llama_cpp.llama_free(context)
+    llama_cpp.llama_model_free(model)
+    assert allocated() == before, "the ledger does not return to where it was"
+    return used
+
+
+@pytest.mark.parametrize(("arch", "share", "n_ctx", "kv"), GRID)
+def test_measured_bytes_equal_the_prediction_and_keep_the_budget(
+    arch: str, share: float, n_ctx: int, kv: str, tiny: Callable[..., Path], rpc, record_property
+) -> None:
+    path, device = tiny(arch), rpc.devices[0]
+    context = ContextSettings(n_ctx, n_batch=256, n_ubatch=256, type_k=kv, type_v=kv, flash_attn="on")
+    settings = engine.Settings(**vars(context), devices=(device,))
+    graph = autoplan.read_graph(path, settings)
+    everything = engine.dry_run(path, settings)[device]
+    budget = int(everything["kv"] + everything["compute"] + share * everything["weights"])
+
+    plan = make_plan(
+        graph,
+        profile_of(graph, device),
+        devices=(device, "CPU"),
+        budget=parse_budget(budget, weights_bytes=graph.weights_bytes, free_bytes=0),
+        memory=lambda draft: engine.dry_run(path, settings, draft.to_backend_map() if draft else None),
+        context=context,
+    )
+    predicted = plan.predicted.devices[device].total
+    measured = device_bytes(path, settings, plan, device)
+
+    record_property("predicted", predicted)
+    record_property("measured", measured)
+    assert abs(measured - predicted) <= predicted // 100
+    assert measured <= budget

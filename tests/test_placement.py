@@ -1,0 +1,102 @@
+"""Placement keeps the model: random placements over {CPU, Vulkan on lavapipe, RPC} give the CPU's logits."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conftest import ARCHITECTURES, TOKENS, compute_logits
+from oallama import autoplan, engine
+from oallama.rpc import LocalRpcServer
+
+# Software Vulkan devices are hidden unless named; the worker process alone sees this one.
+VULKAN = {"GGML_VK_VISIBLE_DEVICES": "0"}
+N_PLACEMENTS = 3
+MAX_NMSE = 1e-3
+# Below this gap between the two best logits, rounding may swap them; logits have a standard deviation of about 3.
+NOISE = 0.25
+
+
+def has_vulkan() -> bool:
+    return (engine.runtime.lib_dir() / "libggml-vulkan.so").exists() and bool(
+        glob.glob("/usr/share/vulkan/icd.d/lvp_icd*.json")
+    )
+
+
+def random_table(path: Path, devices: list[str], seed: int) -> str:
+    """Every tensor on a random device, every layer's KV cache too; host tensors in both modes."""
+    rng = np.random.default_rng(seed)
+    graph = autoplan.read_graph(path, engine.Settings(n_ctx=64))
+    pick = [*devices, "CPU"]
+    lines = ["# oallama backend map v1"]
+    lines += [f"layer {il} {rng.choice(pick)}" for il in range(graph.n_layer + 1)]
+    targets = {op.weight for op in graph.targets(1)}
+    for tensor in graph.tensors:
+        # get_rows of the embedding and small tensors follow llama.cpp's own rule for them: the CPU takes any type.
+        device = str(rng.choice(pick)) if tensor.name in targets else "CPU"
+        mode = "resident" if device != "CPU" else str(rng.choice(["host", "upload"]))
+        lines.append(f"tensor {tensor.name} {device} {mode}")
+    return "\n".join(lines) + "\n"
+
+
+def placed_jobs(path: Path, devices: list[str], rpc: list[str], folder: Path, **job: Any) -> list[dict[str, Any]]:
+    jobs = []
+    for seed in range(N_PLACEMENTS):
+        table = folder / f"{path.stem}-{seed}.map"
+        table.write_text(random_table(path, devices, seed))
+        jobs.append({"model": str(path), "table": str(table), "devices": devices, "rpc": rpc, **job})
+    return jobs
+
+
+def nmse(a: np.ndarray, b: np.ndarray) -> float:
+    return float(((a - b) ** 2).sum() / (b**2).sum())
+
+
+def greedy_differences(a: np.ndarray, b: np.ndarray) -> int:
+    """Rows whose best token differs although the reference's margin exceeds the noise."""
+    best = np.sort(b, axis=1)
+    clear = best[:, -1] - best[:, -2] > NOISE
+    assert clear.any(), "no row has a clear best token: the comparison would be empty"
+    return int((a.argmax(axis=1) != b.argmax(axis=1))[clear].sum())
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_cpu_and_rpc_mixes_are_bit_identical(
+    arch: str, tiny: Callable[..., Path], lib: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Repacking off: an RPC server computes with plain buffers, so the CPU must, too. Fusion off: ggml-cpu fuses a norm
+    with its multiplication only when both are in one split, and rounds differently then."""
+    monkeypatch.setenv("GGML_CPU_DISABLE_FUSION", "1")
+    path = tiny(arch, "Q4_0")
+    common = {"use_extra_bufts": False, "n_threads": 2}
+    with LocalRpcServer(threads=2, register=False) as a, LocalRpcServer(threads=2, register=False) as b:
+        jobs = [{"model": str(path), "n_gpu_layers": 0, **common}]
+        jobs += placed_jobs(path, ["RPC0", "RPC1"], [a.endpoint, b.endpoint], tmp_path, **common)
+        reference, *placed = compute_logits(lib, jobs, tmp_path)
+    for job, result in zip(jobs[1:], placed, strict=True):
+        assert np.array_equal(result, reference), f"{job['table']}: NMSE {nmse(result, reference):.1e}"
+
+
+@pytest.mark.skipif(not has_vulkan(), reason="no Vulkan backend or no software Vulkan device on this machine")
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_mixes_with_vulkan_keep_the_model(
+    arch: str, tiny: Callable[..., Path], lib: Path, tmp_path: Path, record_property: Any
+) -> None:
+    path = tiny(arch, "Q8_0")
+    # Upstream's Vulkan MUL_MAT_ID for more than 16 tokens corrupts the heap on lavapipe (Mesa 22.3), placed or not.
+    common = {"tokens": TOKENS[:40], "n_ubatch": 16 if arch == "qwen3moe" else 64}
+    with LocalRpcServer(threads=2, register=False) as server:
+        jobs = [{"model": str(path), "n_gpu_layers": 0, **common}]
+        jobs += placed_jobs(path, ["Vulkan0", "RPC0"], [server.endpoint], tmp_path, **common)
+        reference, *placed = compute_logits(lib, jobs, tmp_path, VULKAN)
+    for job, result in zip(jobs[1:], placed, strict=True):
+        error = nmse(result, reference)
+        record_property("nmse", error)
+        assert error <= MAX_NMSE, job["table"]
+        assert greedy_differences(result, reference) == 0, job["table"]
+        assert not np.array_equal(result, reference), "identical to the bit: did Vulkan compute anything?"

@@ -1,0 +1,223 @@
+"""Profile: look-ups say how they know, files are checked and never half-written."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oallama.errors import OallamaError
+from oallama.profiling.curves import log_log, piecewise_linear
+from oallama.profiling.profile import AttentionTime, DeviceInfo, LinkTime, OperatorTime, Profile, SwitchTime
+from synthetic import DEVICE, graph, profile
+
+
+def op(n_tokens, seconds, ne=(64, 128, 1), op="MUL_MAT", type="f16", n_used=1):
+    return OperatorTime("CPU", op, type, ne, n_used, n_tokens, seconds)
+
+
+def make(**parts) -> Profile:
+    return Profile(
+        created="2026-01-01", fingerprint={"cpu": "a", "threads": 2}, devices=(DeviceInfo("CPU", "", "cpu", 1, "CPU"),),
+        **parts,
+    )  # fmt: skip
+
+
+# ---- operators -----------------------------------------------------------------------------------------------------
+
+
+def test_measured_and_interpolated():
+    p = make(operators=(op(1, 1e-3), op(100, 1e-1)))
+    assert p.op_time("CPU", "MUL_MAT", "f16", (64, 128), 1) == (1e-3, "measured")
+    between = p.op_time("CPU", "MUL_MAT", "f16", (64, 128, 1, 1), 10)
+    assert between.source == "interpolated" and between.seconds == pytest.approx(1e-2)
+
+
+def test_beyond_measured_tokens_is_scaled():
+    p = make(operators=(op(1, 1e-3), op(100, 1e-2)))
+    beyond = p.op_time("CPU", "MUL_MAT", "f16", (64, 128), 10000)
+    assert beyond.source == "scaled" and beyond.seconds == pytest.approx(1e-1)
+    single = make(operators=(op(8, 1e-3),))
+    assert single.op_time("CPU", "MUL_MAT", "f16", (64, 128), 16).seconds == pytest.approx(2e-3)
+    assert single.op_time("CPU", "MUL_MAT", "f16", (64, 128), 2).seconds == pytest.approx(1e-3)
+
+
+def test_nearest_shape_is_scaled_by_its_weights():
+    p = make(operators=(op(1, 1e-3, (64, 128, 1)), op(1, 1.0, (6400, 12800, 1))))
+    scaled = p.op_time("CPU", "MUL_MAT", "f16", (64, 256), 1)
+    assert scaled.source == "scaled" and scaled.seconds == pytest.approx(2e-3)
+
+
+def test_experts_scale_by_active_ones():
+    p = make(operators=(op(1, 8e-3, (64, 128, 64), "MUL_MAT_ID", n_used=8),))
+    scaled = p.op_time("CPU", "MUL_MAT_ID", "f16", (64, 128, 64), 1, n_used=4)
+    assert scaled.seconds == pytest.approx(4e-3)
+    dense = make(operators=(op(1, 1e-3),))
+    from_dense = dense.op_time("CPU", "MUL_MAT_ID", "f16", (64, 128, 64), 1, n_used=8)
+    assert from_dense.source == "scaled" and from_dense.seconds == pytest.approx(8e-3)
+
+
+def test_unmeasured_type_names_the_command():
+    with pytest.raises(OallamaError, match=r"no MUL_MAT of type q4_K on CPU.*oallama profile"):
+        make(operators=(op(1, 1.0),)).op_time("CPU", "MUL_MAT", "q4_K", (64, 128), 1)
+
+
+def test_other_operators():
+    assert make().other_op_time("CPU", 1, 64) is None
+    p = make(operators=(op(1, 2e-6, (64, 1, 1), "OTHER", "f32"), op(1, 5e-6, (4096, 1, 1), "OTHER", "f32")))
+    assert p.other_op_time("CPU", 1, 128) == 2e-6
+    assert p.other_op_time("CPU", 1, 5120) == 5e-6
+
+
+# ---- attention, links, switches ------------------------------------------------------------------------------------
+
+
+def attention(n_tokens, depth, seconds, type_k="f16", n_head_kv=2):
+    return AttentionTime("CPU", 4, n_head_kv, 16, 16, type_k, "f16", n_tokens, depth, seconds)
+
+
+def test_attention_is_linear_in_depth():
+    p = make(attention=(attention(1, 0, 1e-3), attention(1, 1000, 3e-3), attention(100, 0, 1e-1)))
+    shape = (4, 2, 16, 16)
+    assert p.attention_time("CPU", shape, 1, 1000) == (3e-3, "measured")
+    halfway = p.attention_time("CPU", shape, 1, 500)
+    assert halfway.source == "interpolated" and halfway.seconds == pytest.approx(2e-3)
+    assert p.attention_time("CPU", shape, 10, 0).seconds == pytest.approx(1e-2)
+    assert p.attention_time("CPU", shape, 1, 2000).seconds == pytest.approx(5e-3)
+
+
+def test_attention_of_another_shape_or_type_is_scaled():
+    p = make(attention=(attention(1, 0, 1e-3),))
+    assert p.attention_time("CPU", (4, 2, 32, 32), 1, 0) == (pytest.approx(2e-3), "scaled")
+    assert p.attention_time("CPU", (4, 2, 16, 16), 1, 0, type_k="q8_0").source == "scaled"
+    with pytest.raises(OallamaError, match="no attention on GPU0"):
+        p.attention_time("GPU0", (4, 2, 16, 16), 1, 0)
+
+
+def test_links_are_piecewise_linear_with_latency():
+    p = make(links=(LinkTime("GPU0", "h2d", "pageable", 1000, 1e-5), LinkTime("GPU0", "h2d", "pageable", 2000, 2e-5)))
+    assert p.link_time("GPU0", "h2d", 1) == 1e-5
+    assert p.link_time("GPU0", "h2d", 1500) == pytest.approx(1.5e-5)
+    assert p.link_time("GPU0", "h2d", 4000) == pytest.approx(4e-5)
+    assert p.link_time("GPU0", "h2d", 1500, "pinned") == pytest.approx(1.5e-5)
+    with pytest.raises(OallamaError, match=r"no d2h link of GPU0.*oallama profile"):
+        p.link_time("GPU0", "d2h", 1)
+
+
+def test_switch():
+    assert make(switches=(SwitchTime("GPU0", 3e-5),)).switch_time("GPU0") == 3e-5
+    assert make().switch_time("GPU0") is None
+
+
+points = st.dictionaries(st.integers(1, 10**6), st.floats(1e-7, 10), min_size=1, max_size=6).map(
+    lambda d: sorted(d.items())
+)
+
+
+@given(points, st.integers(1, 10**7))
+def test_curves_stay_positive_and_meet_their_points(curve, x):
+    for at in (log_log, piecewise_linear):
+        assert at(curve, x) >= 0
+        for n, seconds in curve:
+            assert at(curve, n) == pytest.approx(seconds)
+        inside = [s for n, s in curve if n <= x], [s for n, s in curve if n >= x]
+        if all(inside):
+            low, high = sorted((inside[0][-1], inside[1][0]))
+            assert low * 0.999999 <= at(curve, x) <= high * 1.000001
+
+
+# ---- file ----------------------------------------------------------------------------------------------------------
+
+
+def test_round_trip(tmp_path):
+    p = profile(graph())
+    path = tmp_path / "deep" / "profile.json"
+    p.save(path)
+    assert Profile.load(path) == p
+    assert [f.name for f in path.parent.iterdir()] == ["profile.json"]
+
+
+def test_newer_fields_are_ignored(tmp_path):
+    path = tmp_path / "p.json"
+    profile(graph()).save(path)
+    content = json.loads(path.read_text())
+    content["operators"][0]["note"] = "fused"
+    path.write_text(json.dumps(content))
+    assert Profile.load(path) == profile(graph())
+
+
+def test_stale_fingerprint():
+    p = make()
+    assert p.is_stale({"cpu": "a", "threads": 2}) == []
+    assert p.is_stale({"cpu": "a", "threads": 4}) == ["threads: profile has 2, this machine 4"]
+    assert p.is_stale({"cpu": "a", "threads": 2, "driver": "1"}) == ["driver: profile has nothing, this machine 1"]
+
+
+def test_unknown_device():
+    with pytest.raises(OallamaError, match=r"no device 'GPU7'.*GPU0, CPU"):
+        profile(graph()).device("GPU7")
+    assert profile(graph()).device(DEVICE).op_offload
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "not valid JSON"),
+        ("", "not valid JSON"),
+        ("[1]", "expected an object"),
+        ("{}", "schema None"),
+        ('{"schema": "oallama.profile/9"}', "oallama.profile/9"),
+        ('{"schema": "oallama.profile/1"}', "'created'"),
+        ('{"schema": "oallama.profile/1", "created": "", "fingerprint": {}, "devices": [{}]}', "not a valid"),
+        (
+            '{"schema": "oallama.profile/1", "created": "", "fingerprint": {}, "devices": [],'
+            '"switches": [{"device": "a", "median_s": -1}]}',
+            "not a time",
+        ),
+    ],
+)
+def test_bad_files(tmp_path, text, words):
+    path = tmp_path / "profile.json"
+    path.write_text(text)
+    with pytest.raises(OallamaError, match=words) as error:
+        Profile.load(path)
+    assert str(path) in str(error.value) and "oallama profile" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_missing_file_directory_and_binary(tmp_path):
+    with pytest.raises(OallamaError, match="does not exist"):
+        Profile.load(tmp_path / "no.json")
+    with pytest.raises(OallamaError, match="is a directory"):
+        Profile.load(tmp_path)
+    (tmp_path / "b.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(OallamaError, match="not text"):
+        Profile.load(tmp_path / "b.json")
+
+
+def test_write_error_keeps_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "profile.json"
+    old = make()
+    old.save(path)
+
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(OallamaError, match=r"cannot write profile .*Permission denied; choose a folder"):
+        replace(old, created="later").save(path)
+    assert Profile.load(path) == old
+    assert [f.name for f in tmp_path.iterdir()] == ["profile.json"]
+
+
+def test_interrupt_leaves_nothing_behind(tmp_path, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        make().save(tmp_path / "profile.json")
+    assert list(tmp_path.iterdir()) == []
