@@ -9,9 +9,10 @@ from __future__ import annotations
 import argparse
 import sys
 
+from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
 from oallama.errors import OallamaError
 from oallama.modelmaker import ARCHITECTURES, FILE_TYPES, SHAPES, make_model
-from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
 
 def main(argv: list[str] | None = None) -> int:

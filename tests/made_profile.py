@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import synthetic
-
 from oallama import autoplan
 from oallama.engine import Settings
 from oallama.profiling.fingerprint import fingerprint

@@ -45,9 +45,7 @@ def test_a_complete_table_loads(arch: str, tiny: Callable[..., Path]) -> None:
         (HEADER.strip(), "# oallama backend map v9", "line 1: expected '# oallama backend map v1'"),
     ],
 )
-def test_a_wrong_table_is_refused_naming_the_place(
-    old: str, new: str, message: str, tiny: Callable[..., Path]
-) -> None:
+def test_a_wrong_table_is_refused_naming_the_place(old: str, new: str, message: str, tiny: Callable[..., Path]) -> None:
     path = tiny("llama")
     table = table_for(path)
     assert table.count(old + "\n") == 1

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_profile import made_profile
 
+from made_profile import made_profile
 from oallama import autoplan
 from oallama.autoplan import Choices
 from oallama.engine import Settings
@@ -38,6 +38,7 @@ def start(*arguments: str | Path, cache: Path | None = None, **options: Any) -> 
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        errors="replace",
         env=env,
         **options,
     )
@@ -86,7 +87,7 @@ def plan_file(plan: PlacementPlan, tmp_path: Path) -> Path:
     return path
 
 
-# ---- model files --------------------------------------------------------------------------------------------------------
+# ---- model files -----------------------------------------------------------------------------------------------------
 
 
 def broken_models(model: Path, folder: Path) -> dict[str, tuple[Path, str]]:
@@ -124,7 +125,7 @@ def test_missing_model_in_every_command(tmp_path: Path, command: str) -> None:
     fails("no such model file", command, *option, tmp_path / "none.gguf")
 
 
-# ---- plans and profiles -------------------------------------------------------------------------------------------------
+# ---- plans and profiles ----------------------------------------------------------------------------------------------
 
 
 def test_plan_for_another_model(tiny: Callable[..., Path], plan_file: Path) -> None:
@@ -164,7 +165,7 @@ def test_stale_profile(model: Path, profile: Profile, tmp_path: Path) -> None:
           "--profile", path, *SMALL)  # fmt: skip
 
 
-# ---- budgets and names --------------------------------------------------------------------------------------------------
+# ---- budgets and names -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -222,7 +223,7 @@ def test_unknown_choices(model: Path, profile_file: Path, expected: str, argumen
     fails(expected, "plan", model, "--local-rpc", "--vram", "50%", *profile, *SMALL, *arguments)
 
 
-# ---- files that cannot be written ---------------------------------------------------------------------------------------
+# ---- files that cannot be written ------------------------------------------------------------------------------------
 
 
 def test_cache_that_cannot_be_written(model: Path, tmp_path: Path) -> None:
@@ -237,7 +238,9 @@ def test_plan_that_cannot_be_written(model: Path, profile_file: Path, tmp_path: 
 
 
 def test_disk_too_small_for_a_model(tmp_path: Path) -> None:
-    fails("not enough disk space .*GiB", "make-model", tmp_path / "m.gguf", "--shape", "llama3-8b", "--set", "n_layer=512")
+    fails(
+        "not enough disk space .*GiB", "make-model", tmp_path / "m.gguf", "--shape", "llama3-8b", "--set", "n_layer=512"
+    )
     assert not list(tmp_path.iterdir())
 
 
@@ -269,7 +272,7 @@ def test_models_that_cannot_be_made(tmp_path: Path, expected: str, arguments: tu
     fails(expected, "make-model", folder / "m.gguf", *arguments)
 
 
-# ---- Ctrl-C -------------------------------------------------------------------------------------------------------------
+# ---- Ctrl-C ----------------------------------------------------------------------------------------------------------
 
 
 def interrupted(process: subprocess.Popen[str]) -> None:
@@ -309,7 +312,9 @@ def test_interrupted_inside_the_engine() -> None:
         "    print('deep in C', flush=True)\n"
         "    hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)"
     )
-    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None and process.stdout.readline() == "deep in C\n"
     interrupted(process)
 

@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 import pytest
-import synthetic
 
 from conftest import ARCHITECTURES
+from made_profile import made_profile
 from oallama import autoplan, engine, runtime
 from oallama.plan import ContextSettings, PlacementPlan
-from oallama.planning import OperatorGraph, make_plan, parse_budget
-from oallama.profiling.profile import Profile
+from oallama.planning import make_plan, parse_budget
 
 SHARES = (0.25, 0.5, 1.0)  # of the weights, beside KV cache and compute buffers
 GRID = list(product(ARCHITECTURES, SHARES, (256, 2048), ("f16", "q8_0")))
 assert len(GRID) >= 40
-
-
-def profile_of(graph: OperatorGraph, device: str) -> Profile:
-    """Invented times: only the bytes matter here."""
-    made = synthetic.profile(graph)
-    rename = {synthetic.DEVICE: device}
-    fields = ("operators", "attention", "links", "switches")
-    return replace(
-        made,
-        devices=tuple(replace(d, name=rename.get(d.name, d.name)) for d in made.devices),
-        **{f: tuple(replace(e, device=rename.get(e.device, e.device)) for e in getattr(made, f)) for f in fields},
-    )
 
 
 def device_bytes(path: Path, settings: engine.Settings, plan: PlacementPlan, device: str) -> int:
@@ -66,7 +52,7 @@ def test_measured_bytes_equal_the_prediction_and_keep_the_budget(
 
     plan = make_plan(
         graph,
-        profile_of(graph, device),
+        made_profile(path, device, settings),
         devices=(device, "CPU"),
         budget=parse_budget(budget, weights_bytes=graph.weights_bytes, free_bytes=0),
         memory=lambda draft: engine.dry_run(path, settings, draft.to_backend_map() if draft else None),

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gguf import GGUFReader, quants
+
 from oallama import runtime
 from oallama.errors import OallamaError
 from oallama.modelmaker import ARCHITECTURES, FILE_TYPES, OVERRIDES, SHAPES, make_model, partial_file

@@ -105,7 +105,7 @@ def test_a_cache_that_cannot_be_written_is_said(tiny: Callable[..., Path], tmp_p
 
 
 def test_an_unknown_device_is_named(tiny: Callable[..., Path], tmp_path: Path) -> None:
-    with pytest.raises(OallamaError, match="unknown device 'CUDA7'; devices here: .*CPU"):
+    with pytest.raises(OallamaError, match=r"unknown device 'CUDA7'; devices here: .*CPU"):
         measure(graph_of(tiny("llama")), ["CUDA7"], tmp_path)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 UPSTREAM = Path(__file__).parents[1] / "third_party" / "llama.cpp"
 SUITE = UPSTREAM / ".download" / "llama-cpp-python-tests"
 
-# A model that upstream downloads is replaced by a tiny one of the same kind where only the kind matters (tinyllamas below).
+# Where only the kind of a downloaded model matters, a tiny one of ours takes its place (CONFTEST).
 DESELECTED = {
     "test_real_model": "needs the text of Qwen3.5-0.8B (download)",
     "test_real_llama": "needs the text of Qwen3.5-0.8B (download)",

@@ -9,11 +9,11 @@ namespace {
 
 const char * type_name(enum ggml_backend_dev_type type) {
     switch (type) {
-        case GGML_BACKEND_DEVICE_TYPE_CPU:   return "cpu";
-        case GGML_BACKEND_DEVICE_TYPE_GPU:   return "gpu";
-        case GGML_BACKEND_DEVICE_TYPE_IGPU:  return "igpu";
+        case GGML_BACKEND_DEVICE_TYPE_CPU: return "cpu";
+        case GGML_BACKEND_DEVICE_TYPE_GPU: return "gpu";
+        case GGML_BACKEND_DEVICE_TYPE_IGPU: return "igpu";
         case GGML_BACKEND_DEVICE_TYPE_ACCEL: return "accel";
-        default:                             return "other";
+        default: return "other";
     }
 }
 
@@ -61,8 +61,8 @@ std::vector<std::string> add_rpc_server(const std::string & endpoint) {
     if (rpc == nullptr) {
         throw std::invalid_argument("this build has no RPC backend (OALLAMA_RPC=OFF)");
     }
-    using add_server_t = ggml_backend_reg_t (*)(const char *);
-    auto * add_server  = (add_server_t) ggml_backend_reg_get_proc_address(rpc, "ggml_backend_rpc_add_server");
+    using add_server_t     = ggml_backend_reg_t (*)(const char *);
+    auto * add_server      = (add_server_t) ggml_backend_reg_get_proc_address(rpc, "ggml_backend_rpc_add_server");
     ggml_backend_reg_t reg = add_server ? add_server(endpoint.c_str()) : nullptr;
     if (reg == nullptr) {
         throw std::invalid_argument("no RPC server answers at " + endpoint);
@@ -82,6 +82,8 @@ void register_devices(py::module_ & m) {
     m.def("add_rpc_server", &add_rpc_server, py::arg("endpoint"), release_gil(),
           "Register the devices of an RPC server ('host:port') and return their names. The server must be up: ggml\n"
           "aborts the process when a connection breaks. Raises ValueError if the build has no RPC backend.");
-    m.def("device_address", [](const std::string & name) { return (uintptr_t) ggml_backend_dev_by_name(name.c_str()); },
-          py::arg("name"), "Address of a ggml_backend_dev_t for llama_model_params.devices; 0 if there is no such device.");
+    m.def(
+        "device_address", [](const std::string & name) { return (uintptr_t) ggml_backend_dev_by_name(name.c_str()); },
+        py::arg("name"),
+        "Address of a ggml_backend_dev_t for llama_model_params.devices; 0 if there is no such device.");
 }

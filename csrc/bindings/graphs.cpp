@@ -72,6 +72,5 @@ py::dict read_graphs(const std::string & path, uintptr_t model_params, uintptr_t
 
 void register_graphs(py::module_ & m) {
     m.def("read_graphs", &read_graphs, py::arg("path"), py::arg("model_params"), py::arg("context_params"),
-          py::arg("n_tokens"),
-          "The forward graphs of a model at several token counts, without loading a weight.");
+          py::arg("n_tokens"), "The forward graphs of a model at several token counts, without loading a weight.");
 }

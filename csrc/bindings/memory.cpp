@@ -33,8 +33,8 @@ py::dict ledger() {
     py::dict result;
     for (const auto & [name, entry] : oa_buffer_ledger_get()) {
         py::dict d;
-        d["current"]           = entry.current;
-        d["peak"]              = entry.peak;
+        d["current"]          = entry.current;
+        d["peak"]             = entry.peak;
         result[py::str(name)] = d;
     }
     return result;
@@ -45,8 +45,9 @@ py::dict ledger() {
 void register_memory(py::module_ & m) {
     m.def("memory_dry_run", &dry_run, py::arg("path"), py::arg("model_params"), py::arg("context_params"),
           "Bytes per buffer type under the thread's backend map, by the allocators' dry run.");
-    m.def("memory_of", [](uintptr_t context) { return to_list(oa_memory_of((const llama_context *) context)); },
-          py::arg("context"), "Bytes per buffer type of a live llama_context (its address).");
+    m.def(
+        "memory_of", [](uintptr_t context) { return to_list(oa_memory_of((const llama_context *) context)); },
+        py::arg("context"), "Bytes per buffer type of a live llama_context (its address).");
     m.def("ledger", &ledger, "Bytes of all live backend buffers and their peak, by buffer type.");
     m.def("ledger_reset_peak", &oa_buffer_ledger_reset_peak, "Start the peaks again from what is allocated now.");
 }

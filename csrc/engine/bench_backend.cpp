@@ -7,6 +7,9 @@
 #include <cmath>
 #include <stdexcept>
 
+constexpr int    max_samples = 500;
+constexpr double calm        = 0.05; // spread, as a share of the median, at which a measurement may end early
+
 ggml_backend_dev_t oa_require_device(const std::string & name) {
     if (ggml_backend_dev_t dev = ggml_backend_dev_by_name(name.c_str())) {
         return dev;
@@ -55,27 +58,40 @@ void oa_wait_for(const ggml_tensor * tensor) {
     ggml_backend_tensor_get(tensor, &byte, 0, sizeof(byte));
 }
 
+namespace {
+
+double median_of(std::vector<double> v) {
+    std::sort(v.begin(), v.end());
+    return v.size() % 2 ? v[v.size() / 2] : 0.5 * (v[v.size() / 2 - 1] + v[v.size() / 2]);
+}
+
+oa_timing summarise(const std::vector<double> & samples) {
+    const double        middle = median_of(samples);
+    std::vector<double> deviations;
+    for (const double s : samples) {
+        deviations.push_back(std::fabs(s - middle));
+    }
+    return { middle, *std::min_element(samples.begin(), samples.end()), median_of(deviations), int(samples.size()) };
+}
+
+} // namespace
+
 oa_timing oa_measure(const std::function<void()> & once, double divisor, int min_repeats, double min_s, double max_s) {
     using clock = std::chrono::steady_clock;
     once();
 
     std::vector<double> samples;
     double              total = 0.0;
-    while ((int(samples.size()) < min_repeats || total < min_s) && (samples.empty() || total < max_s)) {
+    while (true) {
         const auto start = clock::now();
         once();
         const double seconds = std::chrono::duration<double>(clock::now() - start).count();
         total += seconds;
         samples.push_back(seconds / divisor);
+        const oa_timing result = summarise(samples);
+        const bool more = result.repeats < min_repeats || total < min_s || result.spread_s > calm * result.median_s;
+        if (!more || total >= max_s || result.repeats >= max_samples) {
+            return result;
+        }
     }
-    const auto median = [](std::vector<double> v) {
-        std::sort(v.begin(), v.end());
-        return v.size() % 2 ? v[v.size() / 2] : 0.5 * (v[v.size() / 2 - 1] + v[v.size() / 2]);
-    };
-    const double        middle = median(samples);
-    std::vector<double> deviations;
-    for (const double s : samples) {
-        deviations.push_back(std::fabs(s - middle));
-    }
-    return { middle, *std::min_element(samples.begin(), samples.end()), median(deviations), int(samples.size()) };
 }

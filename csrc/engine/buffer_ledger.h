@@ -5,8 +5,8 @@
 #include "ggml-backend.h"
 
 #ifdef __cplusplus
-#    include <map>
-#    include <string>
+#include <map>
+#include <string>
 
 struct oa_ledger_entry {
     size_t current = 0; // bytes

@@ -48,14 +48,12 @@ double flops_of(const ggml_tensor * node) {
     const auto n = [](const ggml_tensor * t) { return double(ggml_nelements(t)); };
     switch (node->op) {
         case GGML_OP_MUL_MAT:
-        case GGML_OP_MUL_MAT_ID:
-            return 2.0 * double(node->src[0]->ne[0]) * n(node);
+        case GGML_OP_MUL_MAT_ID: return 2.0 * double(node->src[0]->ne[0]) * n(node);
         case GGML_OP_FLASH_ATTN_EXT: // Q K^T over the KV length, then times V
             return 2.0 * n(node->src[0]) * double(node->src[1]->ne[1]) +
                    2.0 * double(node->src[2]->ne[0]) * double(node->src[1]->ne[1]) *
                        double(node->src[0]->ne[1] * node->src[0]->ne[2]);
-        default:
-            return 0.0;
+        default: return 0.0;
     }
 }
 

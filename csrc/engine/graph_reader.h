@@ -15,8 +15,8 @@ struct oa_tensor_info {
 };
 
 struct oa_graph_source {
-    int            node = -1;        // index of the producing node, or -1: a leaf
-    oa_tensor_info leaf;             // only if node == -1
+    int            node = -1; // index of the producing node, or -1: a leaf
+    oa_tensor_info leaf;      // only if node == -1
     bool           is_weight = false;
 };
 

@@ -22,12 +22,12 @@ void measure_both(std::vector<oa_link_timing> & out, ggml_tensor * t, void * hos
         ggml_backend_tensor_set(t, host, 0, nbytes);
         oa_wait_for(t);
     });
-    h2d.median_s = std::max(h2d.median_s - wait.median_s, 1e-7);
+    h2d.median_s         = std::max(h2d.median_s - wait.median_s, 1e-7);
     out.push_back({ "h2d", memory, nbytes, h2d });
     out.push_back({ "d2h", memory, nbytes, time([&] { ggml_backend_tensor_get(t, host, 0, nbytes); }) });
 }
 
-// A chain of scalings of one vector; every second one runs on `odd`.
+// A chain of norms of one vector; every second one runs on `odd`.
 double chain_seconds(ggml_backend_t even, ggml_backend_t odd, ggml_backend_t last, size_t nbytes, oa_timing & timing) {
     const ggml_context_ptr ctx   = make_context(n_hand_overs + 8);
     ggml_cgraph *          graph = ggml_new_graph(ctx.get());
@@ -35,10 +35,11 @@ double chain_seconds(ggml_backend_t even, ggml_backend_t odd, ggml_backend_t las
     ggml_set_input(cur);
 
     ggml_backend_t               backends[] = { even, last };
-    const ggml_backend_sched_ptr sched(ggml_backend_sched_new(backends, nullptr, 2, GGML_DEFAULT_GRAPH_SIZE, false, false));
+    const ggml_backend_sched_ptr sched(
+        ggml_backend_sched_new(backends, nullptr, 2, GGML_DEFAULT_GRAPH_SIZE, false, false));
     ggml_backend_sched_set_tensor_backend(sched.get(), cur, even);
     for (int i = 0; i < n_hand_overs; ++i) {
-        cur = ggml_scale(ctx.get(), cur, 1.0f);
+        cur = ggml_rms_norm(ctx.get(), cur, 1e-5f); // runs on all threads: the price includes waking and spinning ones
         ggml_backend_sched_set_tensor_backend(sched.get(), cur, i % 2 ? odd : even);
     }
     ggml_set_output(cur);

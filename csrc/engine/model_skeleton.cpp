@@ -29,10 +29,10 @@ oa_model_skeleton::oa_model_skeleton(const std::string & path, llama_model_param
     model_params.load_mode         = LLAMA_LOAD_MODE_NONE;
     model_params.progress_callback = nullptr;
 
-    const auto overrides  = without_vocabulary(model_params.kv_overrides);
-    auto       quick      = model_params;
-    quick.kv_overrides    = overrides.data();
-    const auto load       = [&](const llama_model_params & params) {
+    const auto overrides = without_vocabulary(model_params.kv_overrides);
+    auto       quick     = model_params;
+    quick.kv_overrides   = overrides.data();
+    const auto load      = [&](const llama_model_params & params) {
         model_.reset(llama_model_load_from_file(path.c_str(), params));
     };
     load(quick);

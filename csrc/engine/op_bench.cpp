@@ -28,8 +28,8 @@ ggml_type parse_type(const std::string & name) {
 }
 
 ggml_context_ptr make_context(size_t n_tensors) {
-    return ggml_context_ptr(ggml_init({ n_tensors * ggml_tensor_overhead() + ggml_graph_overhead_custom(n_tensors, false),
-                                        nullptr, true }));
+    return ggml_context_ptr(ggml_init(
+        { n_tensors * ggml_tensor_overhead() + ggml_graph_overhead_custom(n_tensors, false), nullptr, true }));
 }
 
 // Small valid data of any type: quantised from a few random rows, repeated to the tensor's size.
@@ -86,10 +86,8 @@ int repeats_for(int n_copies, size_t output_bytes) {
 } // namespace
 
 oa_op_bench::oa_op_bench(const std::string & device, int n_threads, bool use_extra_bufts, size_t cold_bytes) :
-    device_(oa_require_device(device)),
-    backend_(oa_make_backend(device_, n_threads)),
-    use_extra_bufts_(use_extra_bufts),
-    cold_bytes_(cold_bytes) {}
+    device_(oa_require_device(device)), backend_(oa_make_backend(device_, n_threads)),
+    use_extra_bufts_(use_extra_bufts), cold_bytes_(cold_bytes) {}
 
 oa_timing oa_op_bench::measure(const builder & build, int max_ops, double max_s) {
     const auto compute = [&](const prepared & p) {
@@ -191,16 +189,17 @@ oa_timing oa_op_bench::attention(const oa_attention_spec & spec, double max_s) {
     const ggml_type      type_v   = parse_type(spec.type_v);
     const size_t         kv_bytes = size_t(spec.depth) * spec.n_head_kv *
                             (ggml_row_size(type_k, spec.head_dim_k) + ggml_row_size(type_v, spec.head_dim_v));
-    const int            n_copies = copies_needed(cold_bytes_ / 4, kv_bytes); // other layers' KV evicts only part of it
-    const float          scale    = 1.0f / std::sqrt(float(spec.head_dim_k));
+    const int   n_copies = copies_needed(cold_bytes_ / 4, kv_bytes); // other layers' KV evicts only part of it
+    const float scale    = 1.0f / std::sqrt(float(spec.head_dim_k));
 
     const ggml_context_ptr     kv_ctx = make_context(2 * n_copies);
     std::vector<ggml_tensor *> ks, vs;
     for (int i = 0; i < n_copies; ++i) {
         ks.push_back(ggml_new_tensor_3d(kv_ctx.get(), type_k, spec.head_dim_k, spec.depth, spec.n_head_kv));
         // Without flash attention llama.cpp keeps V transposed.
-        vs.push_back(spec.flash ? ggml_new_tensor_3d(kv_ctx.get(), type_v, spec.head_dim_v, spec.depth, spec.n_head_kv) :
-                                  ggml_new_tensor_3d(kv_ctx.get(), type_v, spec.depth, spec.head_dim_v, spec.n_head_kv));
+        vs.push_back(spec.flash ?
+                         ggml_new_tensor_3d(kv_ctx.get(), type_v, spec.head_dim_v, spec.depth, spec.n_head_kv) :
+                         ggml_new_tensor_3d(kv_ctx.get(), type_v, spec.depth, spec.head_dim_v, spec.n_head_kv));
     }
     const ggml_backend_buffer_ptr kv = allocate(kv_ctx.get(), ggml_backend_get_default_buffer_type(backend_.get()));
     ggml_backend_buffer_clear(kv.get(), 0);
@@ -210,7 +209,7 @@ oa_timing oa_op_bench::attention(const oa_attention_spec & spec, double max_s) {
     const auto build = [&](int n_ops) {
         auto          ctx   = make_context(4 * n_ops + 8);
         ggml_cgraph * graph = ggml_new_graph_custom(ctx.get(), 4 * n_ops + 8, false);
-        ggml_tensor * q = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, spec.head_dim_k, spec.n_tokens, spec.n_head);
+        ggml_tensor * q     = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, spec.head_dim_k, spec.n_tokens, spec.n_head);
         ggml_tensor * mask =
             ggml_new_tensor_2d(ctx.get(), spec.flash ? GGML_TYPE_F16 : GGML_TYPE_F32, spec.depth, spec.n_tokens);
         for (int i = 0; i < n_ops; ++i, ++next) {
@@ -221,7 +220,7 @@ oa_timing oa_op_bench::attention(const oa_attention_spec & spec, double max_s) {
                 op = ggml_flash_attn_ext(ctx.get(), q, k, v, mask, scale, 0.0f, 0.0f);
             } else {
                 ggml_tensor * kq = ggml_mul_mat(ctx.get(), k, q);
-                op = ggml_mul_mat(ctx.get(), v, ggml_soft_max_ext(ctx.get(), kq, mask, scale, 0.0f));
+                op               = ggml_mul_mat(ctx.get(), v, ggml_soft_max_ext(ctx.get(), kq, mask, scale, 0.0f));
             }
             require_support(op);
             ggml_build_forward_expand(graph, op);

@@ -8,24 +8,24 @@
 #include <cstdint>
 
 struct oa_mul_mat_spec {
-    std::string type;           // of the weight, "q4_K"
-    int64_t     k        = 0;   // row width of the weight
-    int64_t     m        = 0;   // rows of the weight
-    int64_t     n_expert = 0;   // 0: MUL_MAT, else MUL_MAT_ID
-    int64_t     n_used   = 0;   // experts per token
+    std::string type;         // of the weight, "q4_K"
+    int64_t     k        = 0; // row width of the weight
+    int64_t     m        = 0; // rows of the weight
+    int64_t     n_expert = 0; // 0: MUL_MAT, else MUL_MAT_ID
+    int64_t     n_used   = 0; // experts per token
     int64_t     n_tokens = 1;
 };
 
 struct oa_attention_spec {
-    std::string type_k      = "f16";
-    std::string type_v      = "f16";
-    int64_t     head_dim_k  = 0;
-    int64_t     head_dim_v  = 0;
-    int64_t     n_head      = 0;
-    int64_t     n_head_kv   = 0;
-    int64_t     n_tokens    = 1;
-    int64_t     depth       = 0; // KV rows attended to
-    bool        flash       = true;
+    std::string type_k     = "f16";
+    std::string type_v     = "f16";
+    int64_t     head_dim_k = 0;
+    int64_t     head_dim_v = 0;
+    int64_t     n_head     = 0;
+    int64_t     n_head_kv  = 0;
+    int64_t     n_tokens   = 1;
+    int64_t     depth      = 0; // KV rows attended to
+    bool        flash      = true;
 };
 
 class oa_op_bench {
@@ -33,7 +33,8 @@ class oa_op_bench {
     // `cold_bytes`: size the rotating copies must exceed together (twice the last-level cache is a good choice).
     oa_op_bench(const std::string & device, int n_threads, bool use_extra_bufts, size_t cold_bytes);
 
-    // Throws std::invalid_argument for an unknown type and std::runtime_error if the device lacks the operator or memory.
+    // Throws std::invalid_argument for an unknown type and std::runtime_error if the device lacks the operator or
+    // memory.
     oa_timing mul_mat(const oa_mul_mat_spec & spec, double max_s);
     oa_timing attention(const oa_attention_spec & spec, double max_s);
 

@@ -58,7 +58,7 @@ void oa_op_timer_cpu_begin(void) {
 }
 
 void oa_op_timer_cpu_node(const ggml_tensor * node) {
-    const auto now = clock_type::now();
+    const auto now    = clock_type::now();
     auto       record = oa_op_timer_describe("CPU", node);
     record.seconds    = std::chrono::duration<double>(now - t_last).count();
     oa_op_timer_record(std::move(record));

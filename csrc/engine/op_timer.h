@@ -8,8 +8,8 @@
 #include <stdbool.h>
 
 #ifdef __cplusplus
-#    include <string>
-#    include <vector>
+#include <string>
+#include <vector>
 
 struct oa_op_time {
     std::string device; // "CPU" or "CUDA<n>"
@@ -19,9 +19,9 @@ struct oa_op_time {
     double      seconds = 0.0;
 };
 
-GGML_API void                    oa_op_timer_set_enabled(bool enabled);
-GGML_API oa_op_time              oa_op_timer_describe(const char * device, const struct ggml_tensor * node);
-GGML_API void                    oa_op_timer_record(oa_op_time record);
+GGML_API void       oa_op_timer_set_enabled(bool enabled);
+GGML_API oa_op_time oa_op_timer_describe(const char * device, const struct ggml_tensor * node);
+GGML_API void       oa_op_timer_record(oa_op_time record);
 GGML_API std::vector<oa_op_time> oa_op_timer_take(); // the records so far, in order of completion; empties the list
 
 // Backends with asynchronous timers register a function that waits for and records what is pending.

@@ -25,7 +25,8 @@ void flush() {
     }
     for (size_t i = 0; i < marks.size(); ++i) {
         mark & cur = marks[i];
-        if (cudaEventSynchronize(cur.event) != cudaSuccess || cur.start || i == 0 || marks[i - 1].device != cur.device) {
+        if (cudaEventSynchronize(cur.event) != cudaSuccess || cur.start || i == 0 ||
+            marks[i - 1].device != cur.device) {
             continue;
         }
         float ms = 0.0f;

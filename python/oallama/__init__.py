@@ -1,8 +1,8 @@
 """oallama: llama.cpp with a measured decision about where every tensor lives.
 
 Names are loaded at their first use, so that `import oallama` is light. Whatever llama-cpp-python exports under a name
-with a capital letter or as `llama_*` (`LlamaGrammar`, `LLAMA_SPLIT_MODE_LAYER`, the module `llama_chat_format`, ...) can be
-imported from here, too. A program that imports `llama_cpp` itself must import a name from `oallama` first.
+with a capital letter or as `llama_*` (`LlamaGrammar`, `LLAMA_SPLIT_MODE_LAYER`, the module `llama_chat_format`, ...)
+can be imported from here, too. A program that imports `llama_cpp` itself must import a name from `oallama` first.
 """
 
 from __future__ import annotations

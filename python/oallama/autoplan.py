@@ -38,13 +38,17 @@ Progress = Callable[[float, float, str], None]
 class Choices:
     """How a plan is made; the defaults are what `Llama(vram=...)` does.
 
-    device: the accelerator by name, "CPU" for none of them, None for the first one. profile: measured times to use instead
-    of this machine's cached ones. elsewhere: the profile is of another machine, and so is the plan.
+    Attributes:
+        device: the accelerator by name, "CPU" for none of them, None for the first one.
+        profile: measured times to use instead of this machine's cached ones.
+        planner: "best" takes OATO's plan unless llama.cpp's own placement under the same budget, or the CPU alone, is
+            predicted to be faster.
+        elsewhere: the profile is of another machine, and so is the plan.
     """
 
     device: str | None = None
     profile: Profile | PathOrText | None = None
-    planner: PlannerName = "oato"
+    planner: PlannerName = "best"
     workload: Workload = DEFAULT_WORKLOAD
     paper: bool = False
     fraction: float | None = None
@@ -54,7 +58,8 @@ class Choices:
 def read_graph(path: PathOrText, settings: Settings) -> OperatorGraph:
     """The operators of a model, without loading a weight. Raises OallamaError when llama.cpp cannot load the file."""
     tiers = sorted({min(n, settings.n_ubatch) for n in TIERS})
-    raw = engine.read_graphs(os.fspath(path), settings, tiers)
+    # One sequence: with more, llama.cpp reserves graphs only for multiples of their number, of the same operators.
+    raw = engine.read_graphs(os.fspath(path), replace(settings, n_seq_max=1), tiers)
     return OperatorGraph.from_engine(raw, model=model_fingerprint(raw))
 
 
@@ -71,7 +76,7 @@ def model_fingerprint(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def resolve(settings: Settings, n_ctx_train: int) -> Settings:
-    """With zeros filled in (the model's context, the CPUs this process may use) and batches no larger than the context."""
+    """Fill in zeros (the model's context, the CPUs this process may use); batches are no larger than the context."""
     n_ctx = settings.n_ctx or n_ctx_train
     n_batch = min(n_ctx, settings.n_batch)
     n_threads = settings.n_threads or len(cpu_set())
@@ -127,7 +132,7 @@ def plan_model(
     path: PathOrText,
     vram: str | int | None,
     settings: Settings,
-    choices: Choices = Choices(),  # noqa: B008 (frozen)
+    choices: Choices = Choices(),
     progress: Progress | None = None,
 ) -> PlacementPlan:
     """Plan one model under a budget, profiling what was not measured yet.
@@ -168,18 +173,23 @@ def plan_graph(
         found = engine.dry_run(os.fspath(path), used, table)
         return {device if name == stand_in else name: sizes for name, sizes in found.items()}
 
-    plan = make_plan(
-        graph,
-        profile,
-        devices=(device,) if device == HOST else (device, HOST),
-        budget=budget,
-        memory=memory,
-        context=ContextSettings(**{name: getattr(settings, name) for name in ContextSettings.__dataclass_fields__}),
-        planner=choices.planner,
-        workload=choices.workload,
-        paper=choices.paper,
-        fraction=choices.fraction,
-    )
+    def make(planner: PlannerName) -> PlacementPlan:
+        return make_plan(
+            graph,
+            profile,
+            devices=(device,) if device == HOST else (device, HOST),
+            budget=budget,
+            memory=memory,
+            context=ContextSettings(**{name: getattr(settings, name) for name in ContextSettings.__dataclass_fields__}),
+            planner=planner,
+            workload=choices.workload,
+            paper=choices.paper,
+            fraction=choices.fraction,
+        )
+
+    plan = make(choices.planner)
+    if choices.planner == "best" and plan.planner["name"] != "oato":
+        make("oato")  # raises when the budget is too small: a mistake to be told, not a reason to use the CPU
     if stand_in != device:
         note = f"memory was dry-run on {engine.device(stand_in).description} in place of {device}, which is not here"
         plan = replace(plan, predicted=replace(plan.predicted, notes=(*plan.predicted.notes, note)))

@@ -224,8 +224,8 @@ def backend_map(table: str | None) -> Iterator[None]:
 def read_graphs(path: str | Path, settings: Settings, n_tokens: Sequence[int]) -> dict[str, Any]:
     """Operators of the real forward graph at several token counts, without loading a weight.
 
-    Returns the raw dict `OperatorGraph.from_engine` takes. The graphs are those of a CPU-only load: which operators there
-    are does not depend on the device, and no device memory is touched.
+    Returns the raw dict `OperatorGraph.from_engine` takes. The graphs are those of a CPU-only load: which operators
+    there are does not depend on the device, and no device memory is touched.
 
     Raises:
         OallamaError: with llama.cpp's own reason if the model cannot be loaded.

@@ -1,13 +1,14 @@
 """`Llama`: llama-cpp-python's class on our engine, with a memory budget.
 
-Without `vram` and `plan` nothing differs from upstream. With them the weights go where the plan says: the backend map is
-set while upstream's constructor loads, and the fields upstream's constructor cannot be told hold at every read.
+Without `vram` and `plan` nothing differs from upstream. With them the weights go where the plan says: the backend map
+is set while upstream's constructor loads, and what it cannot be told is set whenever its structures are read.
 """
 
 from __future__ import annotations
 
 import ctypes
 import inspect
+import sys
 import threading
 from contextlib import ExitStack
 from typing import Any
@@ -33,15 +34,16 @@ class Llama(_UPSTREAM):  # type: ignore[misc, valid-type]
     """Drop-in for `llama_cpp.Llama` 0.3.36: the same arguments, methods and results, and three arguments more.
 
     Args:
-        vram: memory of the accelerator to use: bytes, "8GiB", "75%" (of the weights) or "auto" (what is free). The first
-            accelerator is taken; without one this is an error.
+        vram: memory of the accelerator to use: bytes, "8GiB", "75%" (of the weights) or "auto" (what is free). The
+            first accelerator is taken; without one this is an error.
         plan: a PlacementPlan or its file, instead of `vram`. It brings the context settings that are not given.
-        profile: a Profile or its file for planning under `vram`; by default this machine's, measured when it is missing.
-        progress: called with (done, total, text) while the machine is profiled.
+        profile: a Profile or its file for planning under `vram`; default: this machine's, measured when missing.
+        progress: called with (done, total, text) while the machine is profiled; default: with `verbose`, one line on
+            stderr says that it is.
 
-    With `vram` or `plan`, flash attention is llama.cpp's "auto" unless given, threads default to the CPUs this process may
-    use, and arguments that the plan decides (n_gpu_layers, tensor_split, ...) are refused. LoRA adapters are not counted
-    in the budget.
+    With `vram` or `plan`, flash attention is llama.cpp's "auto" unless given, threads default to the CPUs this process
+    may use, and arguments that the plan decides (n_gpu_layers, tensor_split, ...) are refused. LoRA adapters are not
+    counted in the budget.
 
     Raises:
         OallamaError: (a ValueError) for a plan or budget that does not fit the model, the machine or the arguments.
@@ -127,7 +129,21 @@ def _make_plan(
         plan = autoplan.load_plan(plan)
         autoplan.check_plan(plan, path, settings_of(_complete(kwargs, plan)))
         return plan
+    if progress is None and kwargs.get("verbose", True):
+        progress = _announce_once()
     return autoplan.plan_model(path, vram, settings_of(kwargs), Choices(profile=profile), progress)
+
+
+def _announce_once() -> Progress:
+    said = False
+
+    def announce(done: float, total: float, text: str) -> None:
+        nonlocal said
+        if total > 0 and not said:
+            print("oallama: measuring this machine for this model; the times are kept for later", file=sys.stderr)
+            said = True
+
+    return announce
 
 
 def _complete(kwargs: dict[str, Any], plan: PlacementPlan) -> dict[str, Any]:

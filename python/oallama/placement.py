@@ -11,15 +11,16 @@ from rich.table import Table
 
 from oallama import engine
 from oallama.plan import HOST, DeviceMemory, PlacementPlan
-from oallama.planning import format_bytes
 
 
 @dataclass(frozen=True)
 class DevicePlacement:
     """One device of a loaded model. None: nothing was planned.
 
-    measured: bytes of this model's buffers. process_bytes: bytes of all live buffers of this process on the device, from
-    the ledger that the engine keeps at every allocation. tensors: names, in the order of the model.
+    Attributes:
+        measured: bytes of this model's buffers.
+        process_bytes: bytes of all live buffers of this process, from the ledger the engine keeps at every allocation.
+        tensors: names, in the order of the model.
     """
 
     device: str
@@ -51,13 +52,14 @@ class Placement:
         return result
 
     def __rich__(self) -> Table:
-        table = Table(title="placement", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+        table = Table(title="placement, MiB", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
         table.add_column("device", no_wrap=True)
         for name in ("budget", "predicted", "measured", "weights", "KV", "compute", "tensors"):
             table.add_column(name, justify="right", no_wrap=True)
         for d in self.devices:
-            sizes = (d.budget, d.predicted and d.predicted.total, d.measured.total, *asdict(d.measured).values())
-            cells = ("-" if size is None else format_bytes(size) for size in sizes)
+            measured = (d.measured.total, d.measured.weights, d.measured.kv, d.measured.compute)
+            sizes = (d.budget, d.predicted.total if d.predicted else None, *measured)
+            cells = ("-" if size is None else f"{size / 2**20:.1f}" for size in sizes)
             table.add_row(d.device, *cells, "-" if d.tensors is None else str(len(d.tensors)))
         return table
 
@@ -75,13 +77,14 @@ def placement_of(context: int, plan: PlacementPlan | None) -> Placement:
 def _device(
     name: str, measured: Mapping[str, Mapping[str, int]], process: Mapping[str, int], plan: PlacementPlan | None
 ) -> DevicePlacement:
+    tensors = {n: t for n, t in plan.tensors.items() if any(s.device == name for s in t.segments)} if plan else None
     return DevicePlacement(
         device=name,
         measured=DeviceMemory(**measured.get(name, {"weights": 0, "kv": 0, "compute": 0})),
         process_bytes=process.get(name, 0),
         budget=plan.budgets.get(name) if plan else None,
         predicted=plan.predicted.devices.get(name) if plan else None,
-        tensors=tuple(t for t, p in plan.tensors.items() if any(s.device == name for s in p.segments)) if plan else None,
+        tensors=None if tensors is None else tuple(tensors),
     )
 
 

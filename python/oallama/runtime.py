@@ -68,7 +68,6 @@ def llama_cpp() -> ModuleType:
         )
     with _environment(LLAMA_CPP_LIB_PATH=str(lib_dir()), MTMD_CPP_LIB=str(lib_dir())):
         import llama_cpp
-
         import llama_cpp.mtmd_cpp  # reads its variable at import, too
     return llama_cpp
 

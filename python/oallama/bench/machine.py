@@ -37,6 +37,14 @@ def repository() -> dict[str, Any]:
     if not pin_file.exists():  # installed: a repository around site-packages would be somebody else's
         return {"commit": None, "dirty": None, "pin": None}
     pin = json.loads(pin_file.read_text())
+    bundle = REPOSITORY / "BUNDLE.json"  # scripts/bundle.sh leaves no .git
+    if bundle.exists():
+        packed = json.loads(bundle.read_text())
+        return {
+            "commit": packed["commit"],
+            "dirty": packed["changed_files"] > 0,
+            "pin": {"llama_cpp_python": pin["version"], "llama_cpp": pin["llama_cpp_commit"]},
+        }
     status = _output("git", "-C", str(REPOSITORY), "status", "--porcelain")
     return {
         "commit": _output("git", "-C", str(REPOSITORY), "rev-parse", "HEAD"),

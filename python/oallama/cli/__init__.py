@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 __all__ = ["main"]
 
+INTERRUPTED = 130
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script; ends the process with the command's exit code. `arguments`: default those of the process."""
@@ -15,5 +17,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         app(arguments, prog_name="oallama")
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
+        _say_interrupted()
+        sys.exit(INTERRUPTED)
+    except SystemExit as end:
+        if end.code == INTERRUPTED:
+            _say_interrupted()
+        raise
+
+
+def _say_interrupted() -> None:
+    print("interrupted", file=sys.stderr)

@@ -11,14 +11,14 @@ from typer.core import TyperGroup
 
 from oallama.errors import OallamaError
 
-from . import bench, chat, demo, devices, make_model, plan, profile, run, serve
+from . import INTERRUPTED, bench, chat, demo, devices, make_model, plan, profile, run, serve
 
 DEBUG_VARIABLE = "OALLAMA_DEBUG"
-USER_ERROR, INTERRUPTED = 2, 130
+USER_ERROR = 2
 
 
 class _Group(TyperGroup):
-    """Turns a user's mistake into one line and exit code 2, Ctrl-C into one line and 130."""
+    """Turns a user's mistake into one line and exit code 2, Ctrl-C into exit code 130."""
 
     def invoke(self, ctx: Any) -> Any:
         if os.environ.get(DEBUG_VARIABLE):
@@ -29,7 +29,6 @@ class _Group(TyperGroup):
             print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
             raise typer.Exit(USER_ERROR) from None
         except KeyboardInterrupt:
-            print("interrupted", file=sys.stderr)
             raise typer.Exit(INTERRUPTED) from None
 
 
@@ -50,4 +49,3 @@ app.command("run")(run.run)
 app.command("chat")(chat.chat)
 app.command("bench")(bench.bench)
 app.command("serve", context_settings={"allow_extra_args": True})(serve.serve)
-

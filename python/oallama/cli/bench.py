@@ -13,16 +13,30 @@ import typer
 
 from oallama import autoplan
 from oallama.autoplan import Choices
-from oallama.bench import Result, Sweep, find_baseline_lib, print_table, run_bench, write_plot, write_reports
+from oallama.bench import Result, Sweep, find_baseline_lib, run_bench, write_plot, write_reports
 from oallama.bench.report import record
 from oallama.engine import Settings
 from oallama.errors import OallamaError
 from oallama.plan import HOST, PlacementPlan
 from oallama.planning import OperatorGraph
 
-from .comparison import Rivals
-from .options import Device, FlashAttn, Json, LocalRpc, Model, Plan, Profile, Rpc, Threads, TypeK, TypeV, connect, settings
-from .terminal import out, print_json, progress_bar, say
+from .comparison import Rivals, results_table
+from .options import (
+    Device,
+    FlashAttn,
+    Json,
+    LocalRpc,
+    Model,
+    Plan,
+    Profile,
+    Rpc,
+    Threads,
+    TypeK,
+    TypeV,
+    connect,
+    settings,
+)
+from .terminal import out, print_json, progress_bar, say, warn_if_busy
 
 BUDGETS = ("25%", "50%", "75%")
 
@@ -31,12 +45,16 @@ def bench(
     model: Model,
     budget: Annotated[list[str] | None, typer.Option(help=f"Budget; repeatable. Default {', '.join(BUDGETS)}.")] = None,
     plan: Plan = None,
-    baseline: Annotated[bool, typer.Option(help="Measure unpatched llama.cpp, too (`make baseline` builds it).")] = True,
+    baseline: Annotated[
+        bool, typer.Option(help="Measure unpatched llama.cpp, too (`make baseline` builds it).")
+    ] = True,
     prompts: Annotated[str, typer.Option(help="Prompt tokens.")] = "32,64,128,256,512",
     gens: Annotated[str, typer.Option(help="Generated tokens.")] = "32",
     depths: Annotated[str, typer.Option(help="Tokens already in the cache.")] = "0",
     repeats: Annotated[int, typer.Option(min=1, help="Measured rounds.")] = 5,
-    interleave: Annotated[str, typer.Option(help="loaded: all engines stay in memory; reload: one at a time.")] = "loaded",
+    interleave: Annotated[
+        str, typer.Option(help="loaded: all engines stay in memory; reload: one at a time.")
+    ] = "loaded",
     profile: Profile = None,
     device: Device = None,
     rpc: Rpc = None,
@@ -54,7 +72,9 @@ def bench(
     """Measure a model under budgets, interleaved with llama.cpp's layer split, the CPU alone and all on the device."""
     if baseline:
         find_baseline_lib()
-    sweep = Sweep(_numbers(prompts), _numbers(depths), _numbers(gens), repeats, interleave="reload" if rpc else interleave)
+    sweep = Sweep(
+        _numbers(prompts), _numbers(depths), _numbers(gens), repeats, interleave="reload" if rpc else interleave
+    )
     connection = connect(rpc, local_rpc, device)
     wanted = settings(ctx or sweep.n_ctx(), None, None, type_k, type_v, flash_attn, threads)
     if plan:
@@ -62,8 +82,9 @@ def bench(
         wanted = replace(wanted, **vars(made.context))
         autoplan.check_plan(made, model, wanted)
     graph = autoplan.read_graph(model, wanted)
+    warn_if_busy()
     wanted = autoplan.resolve(wanted, graph.n_ctx_train)
-    choices = Choices(device=connection.device, profile=profile)
+    choices = Choices(device=connection.device, profile=profile, planner="oato")
     jobs: list[PlacementPlan | str] = [made] if plan else list(budget or BUDGETS)
     every: list[Result] = []
     for job in jobs:
@@ -105,7 +126,7 @@ def _report(results: list[Result], label: str, folder: Path, json: bool) -> None
     except OallamaError as error:
         say(f"no plot: {error}")
     if not json:
-        print_table(results, out)
+        out.print(results_table(results))
         out.print(f"written: {', '.join(map(str, paths))}\n", soft_wrap=True)
 
 

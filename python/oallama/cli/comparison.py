@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+from rich.console import Group
+from rich.text import Text
+
 from oallama import runtime
-from oallama.bench import Engine, LoadParams, all_on_device, cpu_only, find_baseline_lib, layer_split
+from oallama.bench import Engine, LoadParams, Result, all_on_device, compare, cpu_only, find_baseline_lib, layer_split
 from oallama.bench.planned import planned
 from oallama.engine import Settings
 from oallama.plan import HOST, PlacementPlan
 from oallama.rpc import LocalRpcServer
+
+from .terminal import seconds, table
 
 
 @dataclass(frozen=True)
@@ -26,8 +32,8 @@ class Rivals:
     ) -> list[Engine]:
         """The layer split, the plan and the CPU alone; with `everything` also all on the device.
 
-        endpoints: RPC servers of the user, shared by all engines. local_rpc: each engine gets a loopback server of its own,
-        which lives as long as `stack`.
+        endpoints: RPC servers of the user, shared by all engines. local_rpc: each engine gets a loopback server of its
+        own, which lives as long as `stack`.
         """
 
         def params() -> LoadParams:
@@ -58,3 +64,30 @@ class Rivals:
         return [*rivals, all_on_device(params(), lib)] if everything else rivals
 
 
+def results_table(results: Sequence[Result]) -> Group:
+    """Medians that fit 80 columns; the reports on disk have the spread and everything else."""
+    view = table()
+    view.add_column("engine")
+    view.add_column("test", no_wrap=True)
+    for name in ("TTFT", "TPOT", "device MiB", "vs llama.cpp"):
+        view.add_column(name, justify="right", no_wrap=True)
+    for result in results:
+        view.add_row(*_row(result, results))
+    text = "vs llama.cpp: TTFT / TPOT against its own layer split in the same device bytes; above 1x is faster"
+    failed = {f"{r.engine} was left out: {r.error}" for r in results if r.error}
+    return Group(view, *(Text(line, style="dim") for line in (text, *sorted(failed))))
+
+
+def _row(result: Result, results: Sequence[Result]) -> tuple[str, ...]:
+    ttft, tpot = result.summary("ttft_s"), result.summary("tpot_s")
+    versus = compare(result, results)
+    used = result.device_bytes()
+    ratios = [f"{ratio.value:.2f}x" if ratio else "-" for ratio in (versus.ttft, versus.tpot)] if versus else []
+    return (
+        result.engine,
+        f"{result.cell.prompt}+{result.cell.gen}" + (f" @ {result.cell.depth}" if result.cell.depth else ""),
+        seconds(ttft.p50 if ttft else None),
+        seconds(tpot.p50 if tpot else None),
+        "-" if used is None else f"{used / 2**20:.1f}",
+        "baseline" if result.baseline else " / ".join(ratios) or "-",
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -13,20 +14,21 @@ from rich.markup import escape
 
 from oallama import autoplan, engine
 from oallama.autoplan import Choices
-from oallama.bench import Sweep, find_baseline_lib, print_table, run_bench, write_reports
+from oallama.bench import Sweep, find_baseline_lib, run_bench, write_reports
 from oallama.engine import Settings
 from oallama.errors import OallamaError
 from oallama.modelmaker import make_model
 from oallama.plan import PlacementPlan
 from oallama.planning import OperatorGraph, compare, format_bytes
 from oallama.planning.render import render_plan
+from oallama.rpc import share_processor
 
-from .comparison import Rivals
+from .comparison import Rivals, results_table
 from .devices import devices_table
 from .options import Rpc, Threads, connect, settings
 from .profile import profile_table
 from .run import complete
-from .terminal import interruptible, out, progress_bar
+from .terminal import interruptible, out, progress_bar, warn_if_busy
 
 MODEL = Path("models/demo-llama-247M-Q8_0.gguf")
 SHAPE = {"n_layer": 16, "n_embd": 1024, "n_ff": 2816, "n_head": 16, "n_head_kv": 4}
@@ -34,6 +36,10 @@ RESULTS = Path("build/demo")
 PROMPT = "The quick brown fox"
 SWEEP = Sweep(prompts=(64,), gens=(16,), repeats=3)
 STEPS = 6
+NO_GPU = (
+    "There is no GPU on this machine. A loopback RPC server takes its place: a second device with memory of its own, "
+    "but with the same processor behind it. Do not expect it to beat the CPU alone."
+)
 
 
 def demo(
@@ -44,20 +50,22 @@ def demo(
     threads: Threads = 0,
 ) -> None:
     """Build or take a model, profile, plan under a budget, generate, and measure against llama.cpp."""
+    local = not rpc and not _has_accelerator()
+    if local:
+        share_processor()
     path = _model(model)
     connection = connect(rpc, False)
     chosen = connection.device or autoplan.find_accelerator()
-    local = chosen is None
     _step(2, "Devices")
     if local:
-        out.print("There is no GPU on this machine. A loopback RPC server takes its place: a second device with memory")
-        out.print("of its own, but with the same processor behind it. Do not expect it to be faster than the CPU alone.")
+        out.print(NO_GPU)
         chosen = connect(None, True).device
     out.print(devices_table(engine.devices()))
     wanted = settings(ctx, threads=threads)
     graph = autoplan.read_graph(path, wanted)
-    run = _Run(path, graph, autoplan.resolve(wanted, graph.n_ctx_train), Choices(device=chosen))
+    run = _Run(path, graph, autoplan.resolve(wanted, graph.n_ctx_train), Choices(device=chosen, planner="oato"))
     _step(3, "Profile")
+    warn_if_busy()
     run.profile()
     _step(4, f"Plan under a budget of {vram}")
     plan, layers = run.plan(vram)
@@ -65,6 +73,13 @@ def demo(
     run.generate(plan)
     _step(6, "Measure against unpatched llama.cpp at the same device bytes")
     run.measure(Rivals(plan, layers, vram), connection.endpoints, local)
+
+
+def _has_accelerator() -> bool:
+    """Asked in another process: what follows from the answer must be set before this one loads the engine."""
+    program = "from oallama import autoplan; print(autoplan.find_accelerator() or '')"
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    return bool(answer.stdout.strip())
 
 
 def _step(number: int, title: str) -> None:
@@ -107,9 +122,7 @@ class _Run:
         total = plan.budgets[plan.devices[0]]
         rival = replace(self.choices, planner="layers")
         layers = autoplan.plan_graph(self.model, self.graph, total, self.settings, rival)
-        cpu = autoplan.plan_graph(
-            self.model, self.graph, None, self.settings, replace(self.choices, planner="cpu")
-        )
+        cpu = autoplan.plan_graph(self.model, self.graph, None, self.settings, replace(self.choices, planner="cpu"))
         plan.save(RESULTS / "plan.json")
         out.print(render_plan(plan))
         verdict = compare({"this plan": plan, "llama.cpp's layer split": layers, "the CPU alone": cpu})
@@ -137,6 +150,6 @@ class _Run:
         with ExitStack() as stack, progress_bar("measuring") as report:
             engines = rivals.engines(self.settings, endpoints, local, stack, everything=False)
             results = run_bench(self.model, engines, sweep, report, argv=sys.argv)
-        print_table(results, out)
+        out.print(results_table(results))
         paths = write_reports(results, RESULTS / "results")
         out.print(f"written: {', '.join(map(str, [RESULTS / 'plan.json', *paths]))}", soft_wrap=True)

@@ -13,6 +13,7 @@ import typer
 from oallama import engine, runtime
 from oallama.engine import Settings
 from oallama.errors import OallamaError
+from oallama.rpc import LocalRpcServer, share_processor
 
 DEFAULT_CTX = 4096
 
@@ -58,12 +59,12 @@ def connect(rpc: Sequence[str] | None, local_rpc: bool, device: str | None = Non
 
     An RPC device that was asked for comes before an accelerator that happens to be there.
     """
+    if local_rpc:
+        share_processor()
     quiet()
     endpoints = list(rpc or ())
     names = [name for endpoint in endpoints for name in engine.add_rpc_server(endpoint)]
     if local_rpc:
-        from oallama.rpc import LocalRpcServer
-
         server = LocalRpcServer()
         endpoints.append(server.endpoint)
         names += server.devices

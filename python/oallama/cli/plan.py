@@ -40,9 +40,11 @@ FORMATS = ("table", "json", "llama.cpp", "llama-bench", "map")
 def plan(
     model: Model,
     vram: Vram = None,
-    planner: Annotated[str, typer.Option(help="oato, layers (stock -ngl), cpu or all.")] = "oato",
+    planner: Annotated[
+        str, typer.Option(help="oato, layers (stock -ngl), cpu, all; best: fastest of the first 3.")
+    ] = "best",
     profile: Profile = None,
-    elsewhere: Annotated[bool, typer.Option("--elsewhere", help="The profile is of another machine; plan for it.")] = False,
+    elsewhere: Annotated[bool, typer.Option("--elsewhere", help="Plan for the machine of the profile.")] = False,
     device: Device = None,
     rpc: Rpc = None,
     local_rpc: LocalRpc = False,
@@ -57,7 +59,7 @@ def plan(
     n_prompt: Annotated[int, typer.Option(min=0, help="Prompt tokens of the request to make fast.")] = 512,
     n_generate: Annotated[int, typer.Option(min=1, help="Generated tokens of the request to make fast.")] = 128,
     paper: Annotated[bool, typer.Option("--paper", help="OATO literally as published.")] = False,
-    fraction: Annotated[float | None, typer.Option(help="Share of the memory that weights may take (0.9 rule).")] = None,
+    fraction: Annotated[float | None, typer.Option(help="Share of the memory that weights may take.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan (JSON) to this file.")] = None,
     format: Annotated[str, typer.Option(help=f"What to print: {', '.join(FORMATS)}.")] = "table",
     json: Annotated[bool, typer.Option("--json", help="Same as --format json.")] = False,

@@ -17,7 +17,7 @@ from oallama.profiling.profile import OTHER, OperatorTime
 from oallama.profiling.profile import Profile as MachineProfile
 
 from .options import Ctx, Device, Json, LocalRpc, Model, Rpc, Threads, TypeK, TypeV, connect, settings
-from .terminal import out, print_json, progress_bar, seconds, table
+from .terminal import out, print_json, progress_bar, seconds, table, warn_if_busy
 
 
 def profile(
@@ -40,6 +40,7 @@ def profile(
     wanted = settings(ctx, type_k=type_k, type_v=type_v, threads=threads)
     graph = autoplan.read_graph(model, wanted)
     resolved = autoplan.resolve(wanted, graph.n_ctx_train)
+    warn_if_busy()
     with progress_bar("profiling") as report:
         measured = autoplan.profile_for(graph, Choices(device=chosen), resolved, report)
     if output:

@@ -55,7 +55,7 @@ def serve(
     ctx: Ctx = None,
     batch: Batch = None,
     ubatch: Ubatch = None,
-    parallel: Annotated[int | None, typer.Option(min=1, help="Requests served at once; they share the context.")] = None,
+    parallel: Annotated[int | None, typer.Option(min=1, help="Requests served at once, in a shared context.")] = None,
     type_k: TypeK = "f16",
     type_v: TypeV = "f16",
     flash_attn: FlashAttn = "auto",
@@ -90,9 +90,14 @@ def _planned_settings(
     plan: PlacementPlan, ctx: int | None, batch: int | None, ubatch: int | None, parallel: int | None, threads: int
 ) -> Settings:
     """The plan's context settings with what was given instead; check_plan says whether that fits."""
-    given = {"n_ctx": ctx, "n_batch": batch, "n_ubatch": ubatch, "n_seq_max": parallel}
-    planned = Settings(**asdict(plan.context), n_threads=threads)
-    return replace(planned, **{name: value for name, value in given.items() if value is not None})
+    planned = plan.context
+    return replace(
+        Settings(**asdict(planned), n_threads=threads),
+        n_ctx=planned.n_ctx if ctx is None else ctx,
+        n_batch=batch or planned.n_batch,
+        n_ubatch=ubatch or planned.n_ubatch,
+        n_seq_max=parallel or planned.n_seq_max,
+    )
 
 
 def server_command(
@@ -101,11 +106,11 @@ def server_command(
     """The command line of llama-server that loads the model as planned; without a plan on the CPU alone."""
     devices = [name for name in plan.devices if name != HOST] if plan else []
     command = [str(runtime.program("llama-server")), "-m", str(model), "-fit", "off", "-no-kvu"]
+    command += ["--rpc", ",".join(endpoints)] if endpoints else []  # before --device, which names them
     command += ["-c", str(settings.n_ctx), "-b", str(settings.n_batch), "-ub", str(settings.n_ubatch)]
     command += ["-np", str(settings.n_seq_max), "-t", str(settings.n_threads), "-fa", settings.flash_attn]
     command += ["-ctk", settings.type_k, "-ctv", settings.type_v]
-    command += ["-ngl", "all" if devices else "0", "--device", ",".join(devices) or "none"]
-    return command + (["--rpc", ",".join(endpoints)] if endpoints else [])
+    return [*command, "-ngl", "all" if devices else "0", "--device", ",".join(devices) or "none"]
 
 
 @contextmanager
@@ -125,7 +130,8 @@ def run_server(command: list[str], environment: dict[str, str]) -> int:
     """Run a server until it ends; SIGINT and SIGTERM are passed on once, so that it can finish its requests."""
     # A session of its own: else a Ctrl-C reaches it twice, and the second one kills it at once.
     server = subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=die_with_parent)
-    before = {s: signal.signal(s, lambda number, _: server.send_signal(number)) for s in (signal.SIGINT, signal.SIGTERM)}
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = {s: signal.signal(s, lambda number, _: server.send_signal(number)) for s in signals}
     try:
         return server.wait()
     finally:

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from oallama.autoplan import Progress as Report
+from oallama.profiling.fingerprint import cpu_set
 
 out = Console(highlight=False, soft_wrap=False)
 GRACE_S = 0.5
@@ -37,16 +38,27 @@ def say(text: str) -> None:
     print(text, file=sys.stderr)
 
 
+def warn_if_busy() -> None:
+    """Tell people when other programs use the CPU: threads that wait actively for each other then lose most."""
+    load, cpus = os.getloadavg()[0], len(cpu_set())
+    if load > cpus / 2 and sys.stderr.isatty():
+        say(f"note: other programs are busy (load {load:.1f} on {cpus} CPUs); what is measured now may be far off")
+
+
 def seconds(s: float | None) -> str:
+    """A time for people; "-" for none."""
     if s is None:
         return "-"
-    return f"{s:.2f} s" if s >= 1 else f"{s * 1e3:.1f} ms"
+    if s >= 1:
+        return f"{s:.2f} s"
+    return f"{s * 1e3:.1f} ms" if s >= 1e-3 else f"{s * 1e6:.0f} µs"
 
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Report]:
     """A bar on stderr, shown from the first call on and gone afterwards; nothing when stderr is no terminal."""
-    columns = (TextColumn("{task.description}"), BarColumn(20), TimeElapsedColumn(), TextColumn("[dim]{task.fields[what]}"))
+    what_next = TextColumn("[dim]{task.fields[what]}")
+    columns = (TextColumn("{task.description}"), BarColumn(20), TimeElapsedColumn(), what_next)
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda done, total, what: None

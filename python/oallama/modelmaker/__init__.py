@@ -3,5 +3,6 @@
 from .maker import make_model
 from .quant_types import FILE_TYPES
 from .shapes import ARCHITECTURES, OVERRIDES, SHAPES, Shape
+from .sparse import make_sparse_model
 
-__all__ = ["ARCHITECTURES", "FILE_TYPES", "OVERRIDES", "SHAPES", "Shape", "make_model"]
+__all__ = ["ARCHITECTURES", "FILE_TYPES", "OVERRIDES", "SHAPES", "Shape", "make_model", "make_sparse_model"]

@@ -128,9 +128,7 @@ class _Recorder:
         self.profile = profile
         self._path = path
         self._unsaved = 0
-        self._keys = {
-            _key(e) for e in (*profile.operators, *profile.attention, *profile.links, *profile.switches)
-        }
+        self._keys = {_key(e) for e in (*profile.operators, *profile.attention, *profile.links, *profile.switches)}
 
     def missing(self, device: str, tasks: Sequence[Task]) -> list[Task]:
         return [task for task in tasks if _task_key(device, task) not in self._keys]
@@ -139,7 +137,8 @@ class _Recorder:
         fields = {OperatorTime: "operators", AttentionTime: "attention", LinkTime: "links", SwitchTime: "switches"}
         for entry in entries:
             name = fields[type(entry)]
-            self.profile = replace(self.profile, **{name: (*getattr(self.profile, name), entry)})
+            grown: dict[str, Any] = {name: (*getattr(self.profile, name), entry)}
+            self.profile = replace(self.profile, **grown)
             self._keys.add(_key(entry))
         self._unsaved += 1
         if self._unsaved >= _SAVE_EVERY:
@@ -210,7 +209,9 @@ class _Probe:
     def _switch_seconds(self, nbytes: int) -> float:
         """What a device change costs beyond the copy itself, which predictions add by its own size."""
         whole = engine.core().switch_bench(self._device, nbytes, self._n_threads)["median_s"]
-        copies = [row["median_s"] for row in engine.core().link_bench(self._device, [nbytes]) if row["memory"] == "pageable"]
+        copies = [
+            row["median_s"] for row in engine.core().link_bench(self._device, [nbytes]) if row["memory"] == "pageable"
+        ]
         return max(0.0, float(whole) - sum(copies) / len(copies))
 
 

@@ -42,8 +42,8 @@ def tasks_for(
 ) -> list[Task]:
     """The tasks of one device in the order they are best measured: cheap and decisive ones first.
 
-    Token counts are those of the graph's tiers: an operator that sees one row at every tier (the output head) is measured
-    for one row. `depths` are KV rows; a prefill tier is measured at depths of at least its own token count.
+    Token counts are those of the graph's tiers: an operator that sees one row at every tier (the output head) is
+    measured for one row. `depths` are KV rows; a prefill tier is measured at depths of at least its own token count.
     """
     shapes: dict[Task, None] = {}
     for tier in graph.tiers:
