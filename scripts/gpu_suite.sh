@@ -109,12 +109,12 @@ stage_memcheck() {
     # A plan with weights on both sides: uploads, host operators and our hooks all run.
     .venv/bin/oallama plan $tiny --vram 50% -o build/gpu-suite/tiny-plan.json
     compute-sanitizer --tool memcheck --target-processes all --error-exitcode 9 \
-        .venv/bin/oallama run $tiny --plan build/gpu-suite/tiny-plan.json --prompt "memcheck" -n 8
+        .venv/bin/oallama run $tiny "memcheck" --plan build/gpu-suite/tiny-plan.json -n 8
 }
 
 stage_bench() {
     # shellcheck disable=SC2086 # several arguments in one variable
-    .venv/bin/oallama bench $model --baseline --vram 50% --jsonl "$OUT/bench.jsonl" ${GPU_SUITE_BENCH:-}
+    .venv/bin/oallama bench $model --baseline --vram 50% --out "$OUT" ${GPU_SUITE_BENCH:-}
 }
 
 # Runs one stage in a process group of its own, within its limit and what is left of the whole.

@@ -27,7 +27,7 @@ GGML.ggml_backend_register.argtypes = [ctypes.c_void_p]
 
 @llama_cpp.llama_log_callback
 def _only_errors(level: int, text: bytes, _data: Any) -> None:
-    if level == 4:  # GGML_LOG_LEVEL_ERROR
+    if level == 3:  # GGML_LOG_LEVEL_ERROR
         sys.stderr.write(text.decode("utf-8", "replace"))
 
 

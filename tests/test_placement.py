@@ -100,3 +100,22 @@ def test_mixes_with_vulkan_keep_the_model(
         assert error <= MAX_NMSE, job["table"]
         assert greedy_differences(result, reference) == 0, job["table"]
         assert not np.array_equal(result, reference), "identical to the bit: did Vulkan compute anything?"
+
+
+@pytest.mark.skipif(not has_vulkan(), reason="no Vulkan backend or no software Vulkan device on this machine")
+def test_host_tensors_are_never_uploaded_and_upload_tensors_are(
+    tiny: Callable[..., Path], lib: Path, tmp_path: Path
+) -> None:
+    """Everything on the CPU with a device in sight: upstream's op_offload uploads weights for 32 tokens and more."""
+    path = tiny("llama")
+    graph = autoplan.read_graph(path, engine.Settings(n_ctx=64))
+    jobs: list[dict[str, Any]] = [{"model": str(path), "n_gpu_layers": 0, "use_extra_bufts": False}]
+    for mode in ("host", "upload"):
+        lines = [f"layer {il} CPU" for il in range(graph.n_layer + 1)]
+        lines += [f"tensor {t.name} CPU {mode}" for t in graph.tensors]
+        table = tmp_path / f"{mode}.map"
+        table.write_text("\n".join(["# oallama backend map v1", *lines]) + "\n")
+        jobs.append({**jobs[0], "table": str(table), "devices": ["Vulkan0"]})
+    cpu, host, upload = compute_logits(lib, jobs, tmp_path, {**VULKAN, "GGML_CPU_DISABLE_FUSION": "1"})
+    assert np.array_equal(host, cpu)
+    assert not np.array_equal(upload, cpu) and nmse(upload, cpu) <= MAX_NMSE

@@ -1,9 +1,10 @@
-// Captures llama.cpp's warnings and errors while a probe runs, so that they can be part of an exception's text
-// instead of noise on the terminal. Not thread-safe: llama.cpp has one global log callback.
+// Captures llama.cpp's errors while a probe runs, so that they can be part of an exception's text instead of noise on
+// the terminal. llama.cpp has one log callback per process: captures of several threads follow each other.
 #pragma once
 
 #include "llama.h"
 
+#include <mutex>
 #include <string>
 
 class oa_log_capture {
@@ -14,14 +15,11 @@ class oa_log_capture {
     oa_log_capture(const oa_log_capture &)             = delete;
     oa_log_capture & operator=(const oa_log_capture &) = delete;
 
-    // The errors so far, one a line.
-    const std::string & errors() const { return errors_; }
+    // The errors so far, one a line; those of other threads that log meanwhile are among them.
+    std::string errors() const;
 
   private:
-    static void collect(ggml_log_level level, const char * text, void * self);
-
-    ggml_log_callback previous_           = nullptr;
-    void *            previous_user_data_ = nullptr;
-    ggml_log_level    last_               = GGML_LOG_LEVEL_NONE;
-    std::string       errors_;
+    std::unique_lock<std::mutex> only_one_;
+    ggml_log_callback            previous_           = nullptr;
+    void *                       previous_user_data_ = nullptr;
 };

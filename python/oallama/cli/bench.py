@@ -20,7 +20,7 @@ from oallama.errors import OallamaError
 from oallama.plan import HOST, PlacementPlan
 from oallama.planning import OperatorGraph
 
-from .comparison import Rivals, results_table
+from .comparison import Rivals, interleave_for, results_table
 from .options import (
     Device,
     FlashAttn,
@@ -43,7 +43,10 @@ BUDGETS = ("25%", "50%", "75%")
 
 def bench(
     model: Model,
-    budget: Annotated[list[str] | None, typer.Option(help=f"Budget; repeatable. Default {', '.join(BUDGETS)}.")] = None,
+    budget: Annotated[
+        list[str] | None,
+        typer.Option("--vram", "--budget", help=f"Budget; repeatable. Default {', '.join(BUDGETS)}."),
+    ] = None,
     plan: Plan = None,
     baseline: Annotated[
         bool, typer.Option(help="Measure unpatched llama.cpp, too (`make baseline` builds it).")
@@ -92,7 +95,8 @@ def bench(
         with ExitStack() as stack, progress_bar(f"bench {rivals.label}") as report:
             user_rpc = connection.endpoints[: len(rpc or ())]
             engines = rivals.engines(wanted, user_rpc, local_rpc, stack)
-            results = run_bench(model, engines, sweep, report, argv=sys.argv)
+            cells = replace(sweep, interleave=interleave_for(sweep.interleave, engines, rivals.plan))
+            results = run_bench(model, engines, cells, report, argv=sys.argv)
         _report(results, rivals.label, output, json)
         every += results
     if json:

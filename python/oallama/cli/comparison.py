@@ -9,14 +9,18 @@ from dataclasses import dataclass
 from rich.console import Group
 from rich.text import Text
 
-from oallama import runtime
+from oallama import engine, runtime
 from oallama.bench import Engine, LoadParams, Result, all_on_device, compare, cpu_only, find_baseline_lib, layer_split
 from oallama.bench.planned import planned
 from oallama.engine import Settings
 from oallama.plan import HOST, PlacementPlan
+from oallama.planning import format_bytes
 from oallama.rpc import LocalRpcServer
 
-from .terminal import seconds, table
+from .terminal import say, seconds, table
+
+# Drivers and library workspaces take their part beside the buffers.
+_SHARE_OF_FREE = 0.9
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,20 @@ class Rivals:
         predicted = {name: m.total for name, m in self.layers.predicted.devices.items() if name != HOST}
         rivals = [layer_split(params(), n_gpu_layers, predicted, lib), ours, cpu_only(params(), lib)]
         return [*rivals, all_on_device(params(), lib)] if everything else rivals
+
+
+def interleave_for(asked: str, engines: Sequence[Engine], plan: PlacementPlan) -> str:
+    """The way to interleave: "reload" instead of "loaded" where the device cannot hold all engines at once."""
+    name = plan.devices[0]
+    if asked != "loaded" or name == HOST:
+        return asked
+    whole = sum(tensor.nbytes for tensor in plan.tensors.values())
+    used = [e.predicted_bytes.get(name, 0) if e.predicted_bytes else whole for e in engines if e.params.devices]
+    free = engine.device(name).memory_free
+    if sum(used) <= free * _SHARE_OF_FREE:
+        return asked
+    say(f"{name} cannot hold {len(used)} engines at once ({format_bytes(free)} are free): they take turns")
+    return "reload"
 
 
 def results_table(results: Sequence[Result]) -> Group:

@@ -23,7 +23,7 @@ from oallama.planning import OperatorGraph, compare, format_bytes
 from oallama.planning.render import render_plan
 from oallama.rpc import share_processor
 
-from .comparison import Rivals, results_table
+from .comparison import Rivals, interleave_for, results_table
 from .devices import devices_table
 from .options import Rpc, Threads, connect, settings
 from .profile import profile_table
@@ -146,10 +146,10 @@ class _Run:
         except OallamaError as error:
             out.print(f"left out: {error}", soft_wrap=True)
             return
-        sweep = replace(SWEEP, interleave="reload" if endpoints else "loaded")
         with ExitStack() as stack, progress_bar("measuring") as report:
             engines = rivals.engines(self.settings, endpoints, local, stack, everything=False)
-            results = run_bench(self.model, engines, sweep, report, argv=sys.argv)
+            wanted = interleave_for("reload" if endpoints else "loaded", engines, rivals.plan)
+            results = run_bench(self.model, engines, replace(SWEEP, interleave=wanted), report, argv=sys.argv)
         out.print(results_table(results))
         paths = write_reports(results, RESULTS / "results")
         out.print(f"written: {', '.join(map(str, [RESULTS / 'plan.json', *paths]))}", soft_wrap=True)

@@ -1,0 +1,81 @@
+"""The same promises on an NVIDIA GPU; skipped where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conftest import ARCHITECTURES, compute_logits
+from made_profile import made_profile
+from oallama import Llama, autoplan, engine
+from test_placement import MAX_NMSE, greedy_differences, nmse, placed_jobs
+
+DEVICE = "CUDA0"
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not any(d.backend == "CUDA" for d in engine.devices()), reason="no CUDA device on this machine"),
+]
+
+
+@pytest.mark.parametrize("file_type", ["F16", "Q8_0", "Q4_K_M"])
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_mixes_with_cuda_keep_the_model(
+    arch: str, file_type: str, tiny: Callable[..., Path], lib: Path, tmp_path: Path
+) -> None:
+    path = tiny(arch, file_type)
+    jobs = [{"model": str(path), "n_gpu_layers": 0}, *placed_jobs(path, [DEVICE], [], tmp_path)]
+    reference, *placed = compute_logits(lib, jobs, tmp_path)
+    for job, result in zip(jobs[1:], placed, strict=True):
+        assert nmse(result, reference) <= MAX_NMSE, job["table"]
+        assert greedy_differences(result, reference) == 0, job["table"]
+
+
+@pytest.mark.parametrize("flash_attn", [0, 1])
+def test_no_plan_equals_the_unpatched_build(
+    flash_attn: int, tiny: Callable[..., Path], lib: Path, baseline_lib: Path, tmp_path: Path
+) -> None:
+    if not (baseline_lib / "libggml-cuda.so").exists():
+        pytest.skip("the baseline was built without CUDA")
+
+    def jobs() -> list[dict[str, object]]:
+        models = [str(tiny(arch)) for arch in ARCHITECTURES]
+        return [{"model": m, "devices": [DEVICE], "flash_attn": flash_attn} for m in models]
+
+    ours = compute_logits(lib, jobs(), tmp_path)
+    (tmp_path / "baseline").mkdir()
+    theirs = compute_logits(baseline_lib, jobs(), tmp_path / "baseline")
+    assert all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_a_plan_keeps_its_budget_and_every_node_is_timed(arch: str, tiny: Callable[..., Path]) -> None:
+    path = tiny(arch)
+    settings = engine.Settings(n_ctx=512, n_batch=512, n_threads=2)
+    profile = made_profile(path, DEVICE, settings)
+    choices = autoplan.Choices(device=DEVICE, profile=profile, planner="oato")
+    plan = autoplan.plan_model(path, "50%", settings, choices)
+
+    llm = Llama(str(path), plan=plan, n_threads=2, verbose=False)
+    device = llm.placement()[DEVICE]
+    assert device.predicted is not None and device.budget is not None
+    assert abs(device.measured.total - device.predicted.total) <= max(4 << 20, device.predicted.total // 100)
+    assert device.measured.total <= device.budget
+
+    core = engine.core()
+    llm.eval([1])
+    core.op_timer_take()
+    core.op_timer_enable(True)
+    try:
+        llm.eval([2])
+        records = core.op_timer_take()
+    finally:
+        core.op_timer_enable(False)
+    on_device = {weight for dev, _, op, weight, _ in records if dev == DEVICE and op.startswith("MUL_MAT")}
+    targets = {op.weight for op in autoplan.read_graph(path, settings).targets(1)}
+    assert {name for name in targets if plan.tensors[name].device == DEVICE} & on_device
+    assert all(seconds >= 0 for *_, seconds in records)
+    llm.close()
