@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from oallama import autoplan, engine
+from oallama import autoplan, engine, runtime
 from oallama.errors import OallamaError
 
+ALICE = Path(runtime.__file__).parent / "bench" / "prompts" / "alice.txt"
 HEADER = "# oallama backend map v1\n"
 
 
@@ -69,3 +72,29 @@ def test_kv_stays_on_the_device_of_its_layer(tiny: Callable[..., Path], rpc) -> 
 
     ignored = engine.dry_run(path, settings, table_for(path))
     assert ignored[device]["kv"] == 0 and ignored["CPU"]["kv"] == memory[device]["kv"]
+
+
+PROGRAMS = {
+    "llama-bench": ["-p", "8", "-n", "2", "-r", "1", "-ngl", "0"],
+    "llama-perplexity": ["-c", "64", "-b", "64", "--chunks", "1", "-fit", "off", "-f", str(ALICE)],
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_llama_cpp_programs_obey_the_table_of_the_environment(
+    program: str, tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    path, table = tiny("llama"), tmp_path / "table.map"
+
+    def run(text: str) -> subprocess.CompletedProcess[str]:
+        table.write_text(text)
+        command = [str(runtime.program(program)), "-m", str(path), *PROGRAMS[program]]
+        environment = {**os.environ, "OALLAMA_BACKEND_MAP": str(table)}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+
+    good = table_for(path)
+    assert run(good).returncode == 0
+    refused = run(good + "tensor blk.0.nothing.weight CPU host\n")
+    assert refused.returncode != 0
+    # llama-bench keeps llama.cpp's log to itself.
+    assert program == "llama-bench" or "the model has no tensor 'blk.0.nothing.weight'" in refused.stderr
