@@ -79,9 +79,10 @@ void register_probes(py::module_ & m) {
           "Transfer times between host and device for every size in bytes, both directions.");
     m.def(
         "switch_bench",
-        [](const std::string & device, size_t nbytes, int n_threads) {
-            return timed([&] { return oa_switch_bench(device, nbytes, n_threads); });
+        [](const std::string & device, int n_threads) {
+            return timed([&] { return oa_switch_bench(device, n_threads); });
         },
-        py::arg("device"), py::arg("nbytes"), py::arg("n_threads"),
-        "Seconds one device change in a graph costs, for an activation of `nbytes`.");
+        py::arg("device"), py::arg("n_threads"),
+        "Seconds one device change in a graph costs, the copy of SWITCH_BYTES included.");
+    m.attr("SWITCH_BYTES") = oa_switch_bytes;
 }

@@ -8,7 +8,8 @@
 
 namespace {
 
-constexpr int n_hand_overs = 32; // in one graph
+constexpr int     n_products  = 32;   // in one graph
+constexpr int64_t chain_width = 1024; // a product of 2 MiB of weights, and an activation of oa_switch_bytes
 
 ggml_context_ptr make_context(size_t n_tensors) {
     return ggml_context_ptr(ggml_init({ n_tensors * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true }));
@@ -27,34 +28,52 @@ void measure_both(std::vector<oa_link_timing> & out, ggml_tensor * t, void * hos
     out.push_back({ "d2h", memory, nbytes, time([&] { ggml_backend_tensor_get(t, host, 0, nbytes); }) });
 }
 
-// A chain of norms of one vector; every second one runs on `odd`.
-double chain_seconds(ggml_backend_t even, ggml_backend_t odd, ggml_backend_t last, size_t nbytes, oa_timing & timing) {
-    const ggml_context_ptr ctx   = make_context(n_hand_overs + 8);
-    ggml_cgraph *          graph = ggml_new_graph(ctx.get());
-    ggml_tensor *          cur   = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, nbytes / sizeof(float));
-    ggml_set_input(cur);
+// A weight of the chain on one side.
+struct side {
+    ggml_backend_t          backend;
+    ggml_context_ptr        ctx;
+    ggml_backend_buffer_ptr buffer;
+    ggml_tensor *           weight;
 
-    ggml_backend_t               backends[] = { even, last };
+    explicit side(ggml_backend_t backend) : backend(backend), ctx(make_context(1)) {
+        weight = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F16, chain_width, chain_width);
+        buffer.reset(ggml_backend_alloc_ctx_tensors(ctx.get(), backend));
+        if (!buffer) {
+            throw std::runtime_error("not enough memory for the hand-over probe");
+        }
+        ggml_backend_buffer_set_usage(buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+        ggml_backend_buffer_clear(buffer.get(), 0);
+    }
+};
+
+// A chain of matrix-vector products of which every second one runs on `odd`.
+oa_timing time_chain(const side & even, const side & odd, ggml_backend_t device, ggml_backend_t cpu) {
+    const ggml_context_ptr       ctx        = make_context(n_products + 8);
+    ggml_backend_t               backends[] = { device, cpu };
     const ggml_backend_sched_ptr sched(
         ggml_backend_sched_new(backends, nullptr, 2, GGML_DEFAULT_GRAPH_SIZE, false, false));
-    ggml_backend_sched_set_tensor_backend(sched.get(), cur, even);
-    for (int i = 0; i < n_hand_overs; ++i) {
-        cur = ggml_rms_norm(ctx.get(), cur, 1e-5f); // runs on all threads: the price includes waking and spinning ones
-        ggml_backend_sched_set_tensor_backend(sched.get(), cur, i % 2 ? odd : even);
+
+    ggml_cgraph * graph = ggml_new_graph(ctx.get());
+    ggml_tensor * cur   = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, chain_width);
+    ggml_set_input(cur);
+    ggml_backend_sched_set_tensor_backend(sched.get(), cur, even.backend);
+    for (int i = 0; i < n_products; ++i) {
+        const side & s = i % 2 ? odd : even;
+        cur            = ggml_mul_mat(ctx.get(), s.weight, cur);
+        ggml_backend_sched_set_tensor_backend(sched.get(), cur, s.backend);
     }
     ggml_set_output(cur);
     ggml_build_forward_expand(graph, cur);
     if (!ggml_backend_sched_alloc_graph(sched.get(), graph)) {
         throw std::runtime_error("not enough memory for the hand-over probe");
     }
-    timing = oa_measure(
+    return oa_measure(
         [&] {
             ggml_backend_sched_graph_compute_async(sched.get(), graph);
             ggml_backend_sched_synchronize(sched.get());
             oa_wait_for(cur);
         },
-        1.0, 9, 0.05, 2.0);
-    return timing.median_s;
+        1.0, 15, 0.1, 2.0);
 }
 
 } // namespace
@@ -83,15 +102,17 @@ std::vector<oa_link_timing> oa_link_bench(const std::string & device, const std:
     return result;
 }
 
-oa_timing oa_switch_bench(const std::string & device, size_t nbytes, int n_threads) {
+oa_timing oa_switch_bench(const std::string & device, int n_threads) {
     const ggml_backend_ptr dev = oa_make_backend(oa_require_device(device), n_threads);
     const ggml_backend_ptr cpu = oa_make_backend(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), n_threads);
+    const side             on_device(dev.get()), on_cpu(cpu.get());
 
-    oa_timing    mixed, alone;
-    const double both  = chain_seconds(dev.get(), cpu.get(), cpu.get(), nbytes, mixed);
-    const double whole = chain_seconds(dev.get(), dev.get(), cpu.get(), nbytes, alone);
-    // 31 changes of device in the chain; what is left after one whole graph on the device is their price.
-    mixed.median_s = std::max(0.0, both - whole) / (n_hand_overs - 1);
-    mixed.spread_s = (mixed.spread_s + alone.spread_s) / (n_hand_overs - 1);
+    oa_timing       mixed    = time_chain(on_device, on_cpu, dev.get(), cpu.get());
+    const oa_timing device_s = time_chain(on_device, on_device, dev.get(), cpu.get());
+    const oa_timing cpu_s    = time_chain(on_cpu, on_cpu, dev.get(), cpu.get());
+    // The products of the mixed chain are half of one and half of the other; what is left is the price of its changes.
+    const double products = 0.5 * (device_s.median_s + cpu_s.median_s);
+    mixed.median_s        = std::max(0.0, mixed.median_s - products) / (n_products - 1);
+    mixed.spread_s        = (mixed.spread_s + device_s.spread_s + cpu_s.spread_s) / (n_products - 1);
     return mixed;
 }

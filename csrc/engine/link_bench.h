@@ -13,5 +13,8 @@ struct oa_link_timing {
 // Every size in both directions, pinned too where the device has a host buffer type.
 std::vector<oa_link_timing> oa_link_bench(const std::string & device, const std::vector<size_t> & sizes);
 
-// Seconds one hand-over of an activation of `nbytes` between `device` and the CPU adds to a graph, scheduling included.
-oa_timing oa_switch_bench(const std::string & device, size_t nbytes, int n_threads);
+// Seconds one change between `device` and the CPU adds to a graph in which both sides work, the copy of
+// oa_switch_bytes, scheduling and waking threads included.
+oa_timing oa_switch_bench(const std::string & device, int n_threads);
+
+constexpr size_t oa_switch_bytes = 1024 * sizeof(float);

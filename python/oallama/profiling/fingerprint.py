@@ -62,9 +62,9 @@ def nvidia_driver() -> str:
 
 
 def engine_version() -> str:
-    """Hash over the libraries that compute: another build may be faster or slower."""
+    """Hash over the libraries that compute and the module that measures: another build may say something else."""
     digest = hashlib.sha256()
-    for path in sorted(runtime.lib_dir().glob("libggml*.so")):
+    for path in (*sorted(runtime.lib_dir().glob("libggml*.so")), Path(engine.core().__file__ or "")):
         digest.update(path.name.encode())
         with path.open("rb") as file:
             while chunk := file.read(1 << 20):

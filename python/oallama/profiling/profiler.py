@@ -204,14 +204,14 @@ class _Probe:
         if task.kind == "links":
             rows = engine.core().link_bench(device, list(LINK_SIZES))
             return [LinkTime(device, r["direction"], r["memory"], r["bytes"], r["median_s"]) for r in rows]
-        return [SwitchTime(device, self._switch_seconds(a["nbytes"]))]
+        return [SwitchTime(device, self._switch_seconds())]
 
-    def _switch_seconds(self, nbytes: int) -> float:
+    def _switch_seconds(self) -> float:
         """What a device change costs beyond the copy itself, which predictions add by its own size."""
-        whole = engine.core().switch_bench(self._device, nbytes, self._n_threads)["median_s"]
-        copies = [
-            row["median_s"] for row in engine.core().link_bench(self._device, [nbytes]) if row["memory"] == "pageable"
-        ]
+        core = engine.core()
+        whole = core.switch_bench(self._device, self._n_threads)["median_s"]
+        rows = core.link_bench(self._device, [core.SWITCH_BYTES])
+        copies = [float(row["median_s"]) for row in rows if row["memory"] == "pageable"]
         return max(0.0, float(whole) - sum(copies) / len(copies))
 
 

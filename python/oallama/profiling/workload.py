@@ -82,5 +82,5 @@ def tasks_for(
                 shapes[task] = None
     n_embd = graph.tensor["token_embd.weight"].ne[0]
     small = [_task("small", 1e6, n_embd=n_embd, n_tokens=n) for n in SMALL_OP_TIERS]
-    links = [_task("links", 1e9), _task("switch", 1e8, nbytes=4 * n_embd)] if accelerator else []
+    links = [_task("links", 1e9), _task("switch", 1e8)] if accelerator else []
     return sorted(shapes, key=lambda t: t.cost) + small + links
