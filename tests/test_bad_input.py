@@ -296,7 +296,7 @@ def test_interrupted_profile_keeps_what_was_measured(tiny: Callable[..., Path], 
 
 
 def test_interrupted_while_the_program_starts_or_loads(model: Path) -> None:
-    for delay in (0.15, 0.4, 0.8):
+    for delay in (0.4, 0.8, 1.2):  # earlier, Python itself is not up yet
         process = start("run", model, "hello", "-n", "4000", "--ctx", "8192", "--threads", "1")
         time.sleep(delay)
         process.send_signal(signal.SIGINT)
@@ -316,6 +316,7 @@ def test_interrupted_inside_the_engine() -> None:
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert process.stdout is not None and process.stdout.readline() == "deep in C\n"
+    time.sleep(0.5)  # from the print into the call
     interrupted(process)
 
 
