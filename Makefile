@@ -24,6 +24,7 @@ demo: setup baseline ## every step once, from a model to the TTFT/TPOT table
 
 test: setup baseline ## all tests; ARGS="-k placement" for some
 	@$(bin)/python -m pytest tests -q $(ARGS)
+	@if nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then $(bin)/python -m pytest tests -q -m cuda; fi
 
 baseline: setup ## unpatched llama.cpp from the same pin
 	@scripts/baseline.sh

@@ -23,7 +23,8 @@ set(CMAKE_INSTALL_RPATH "$ORIGIN;$ORIGIN/../lib")
 
 # Otherwise upstream asks git, which answers with our own commit: every commit would rebuild.
 set(LLAMA_BUILD_NUMBER 0)
-set(LLAMA_BUILD_COMMIT "0c1e57098")
+file(READ ${CMAKE_CURRENT_SOURCE_DIR}/third_party/llama.cpp/pin.json pin)
+string(JSON LLAMA_BUILD_COMMIT GET ${pin} llama_cpp_commit)
 set(GIT_EXE false CACHE STRING "" FORCE)
 
 set(LLAMA_BUILD_COMMON   ON  CACHE BOOL "" FORCE)

@@ -22,6 +22,12 @@ ARCHITECTURES = ("llama", "minicpm3", "qwen2", "qwen3moe")
 TOKENS = [int(t) for t in np.random.default_rng(7).integers(300, 1000, size=70)]
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide NVIDIA GPUs from tests that are about other devices; `-m cuda` runs those that are about them."""
+    if config.getoption("-m") != "cuda":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """`tiny(arch, file_type="Q8_0")`: path of a tiny model, made once a session."""

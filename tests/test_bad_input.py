@@ -7,8 +7,10 @@ import os
 import re
 import resource
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -221,6 +223,29 @@ def test_rpc_server_that_does_not_answer(model: Path) -> None:
 def test_unknown_choices(model: Path, profile_file: Path, expected: str, arguments: tuple[str, ...]) -> None:
     profile = () if "--elsewhere" in arguments else ("--profile", profile_file)
     fails(expected, "plan", model, "--local-rpc", "--vram", "50%", *profile, *SMALL, *arguments)
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n" + b"x" * 64, b"", None])
+def test_port_that_is_not_an_rpc_server(answer: bytes | None, model: Path) -> None:
+    """Garbage, an end, or silence (None): ggml would abort or wait for ever."""
+    done = threading.Event()
+
+    def serve(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            if answer is None:
+                done.wait(30)
+            else:
+                connection.recv(64)
+                connection.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,), daemon=True)
+        thread.start()
+        endpoint = f"127.0.0.1:{listener.getsockname()[1]}"
+        fails(f"no RPC server answers at '{endpoint}'", "devices", "--rpc", endpoint)
+        done.set()
+        thread.join()
 
 
 # ---- files that cannot be written ------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import pytest
 from conftest import ARCHITECTURES, compute_logits
 from made_profile import made_profile
 from oallama import Llama, autoplan, engine
+from oallama.profiling.profiler import profile_machine
 from test_placement import MAX_NMSE, greedy_differences, nmse, placed_jobs
 
 DEVICE = "CUDA0"
@@ -79,3 +80,11 @@ def test_a_plan_keeps_its_budget_and_every_node_is_timed(arch: str, tiny: Callab
     assert {name for name in targets if plan.tensors[name].device == DEVICE} & on_device
     assert all(seconds >= 0 for *_, seconds in records)
     llm.close()
+
+
+def test_all_architectures_can_be_profiled(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    """minicpm3 has heads that ggml-cuda's flash attention does not take."""
+    for arch in ARCHITECTURES:
+        graph = autoplan.read_graph(tiny(arch), engine.Settings(n_ctx=512))
+        profile = profile_machine(graph, [DEVICE], depths=(64,), cache=tmp_path)
+        assert profile.attention_time(DEVICE, graph.attention[0], 1, 64).source == "measured"

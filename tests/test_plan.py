@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import stat
 from dataclasses import replace
 
 import jsonschema
@@ -12,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oallama.errors import OallamaError
+from oallama.jsonfile import write_text_atomic
 from oallama.plan import (
     HOST,
     SCHEMA_FILE,
@@ -261,3 +264,15 @@ def test_what_stock_llama_cpp_cannot_do():
         make(devices=("GPU0", "GPU1", HOST), layers=("GPU0", "GPU1") + ("GPU0",) * 11).to_llama_cpp_flags()
     with pytest.raises(OallamaError, match="tied output"):
         make(layers=(HOST,) * 13, tied_output=True).to_llama_cpp_flags()
+
+
+def test_a_device_or_a_link_is_written_through_not_replaced(tmp_path):
+    pipe, link, file = tmp_path / "pipe", tmp_path / "link", tmp_path / "file.json"
+    os.mkfifo(pipe)
+    link.symlink_to(file)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_text_atomic(pipe, "hello", "plan")
+    assert os.read(reader, 100) == b"hello" and stat.S_ISFIFO(pipe.stat().st_mode)
+    os.close(reader)
+    write_text_atomic(link, "hello", "plan")
+    assert link.is_symlink() and file.read_text() == "hello"

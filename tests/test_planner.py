@@ -249,7 +249,23 @@ def test_cpu_alone_can_be_fastest():
 
 
 def test_best_survives_a_budget_too_small_for_oato():
-    assert plan(budget=1, planner="best").planner["name"] in ("layers", "cpu")
+    best = plan(budget=1, planner="best")
+    assert best.planner["name"] in ("layers", "cpu") and used(best) <= 1
+
+
+def test_uploads_without_a_layer_count_against_the_budget():
+    """Stock llama.cpp at -ngl 0 still uploads weights for large batches, and needs device memory for them."""
+    fake = FakeMemory(MODEL)
+
+    def memory(draft):
+        result = fake(draft)
+        uploads = [t.nbytes for t in draft.tensors.values() if t.mode == "upload"]
+        result[DEVICE]["compute"] = max([result[DEVICE]["compute"], *uploads])
+        return result
+
+    with pytest.raises(BudgetTooSmall, match="the minimum is"):
+        plan(budget=1, planner="layers", memory=memory)
+    assert used(plan(budget=1, planner="best", memory=memory)) <= 1
 
 
 def test_compare_refuses_what_it_cannot_compare():

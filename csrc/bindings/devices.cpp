@@ -1,6 +1,7 @@
 #include "bindings.h"
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
+#include "ggml-rpc.h"
 #include "ggml.h"
 
 #include <stdexcept>
@@ -78,6 +79,7 @@ std::vector<std::string> add_rpc_server(const std::string & endpoint) {
 } // namespace
 
 void register_devices(py::module_ & m) {
+    m.attr("RPC_MAJOR_VERSION") = RPC_PROTO_MAJOR_VERSION;
     m.def("devices", &devices, "Every device ggml sees, as dicts; memory in bytes.");
     m.def("add_rpc_server", &add_rpc_server, py::arg("endpoint"), release_gil(),
           "Register the devices of an RPC server ('host:port') and return their names. The server must be up: ggml\n"

@@ -132,6 +132,7 @@ const tensor_entry & find_tensor(const std::string & name) {
 } // namespace
 
 void oa_backend_map_set(const std::string & table) {
+    t_error.clear();
     t_map = parse(table);
 }
 

@@ -22,11 +22,7 @@ void collect(ggml_log_level level, const char * text, void *) {
 } // namespace
 
 oa_log_capture::oa_log_capture() : only_one_(g_capture) {
-    {
-        std::lock_guard<std::mutex> lock(g_text_mutex);
-        g_text.clear();
-        g_last = GGML_LOG_LEVEL_NONE;
-    }
+    clear();
     llama_log_get(&previous_, &previous_user_data_);
     llama_log_set(collect, nullptr);
 }
@@ -38,4 +34,10 @@ oa_log_capture::~oa_log_capture() {
 std::string oa_log_capture::errors() const {
     std::lock_guard<std::mutex> lock(g_text_mutex);
     return g_text;
+}
+
+void oa_log_capture::clear() {
+    std::lock_guard<std::mutex> lock(g_text_mutex);
+    g_text.clear();
+    g_last = GGML_LOG_LEVEL_NONE;
 }

@@ -18,6 +18,8 @@ class oa_log_capture {
     // The errors so far, one a line; those of other threads that log meanwhile are among them.
     std::string errors() const;
 
+    void clear();
+
   private:
     std::unique_lock<std::mutex> only_one_;
     ggml_log_callback            previous_           = nullptr;

@@ -37,6 +37,7 @@ oa_model_skeleton::oa_model_skeleton(const std::string & path, llama_model_param
     };
     load(quick);
     if (!model_) {
+        log_.clear();
         load(model_params); // a file without <arch>.vocab_size needs its vocabulary to know the number of tokens
     }
     if (!model_) {

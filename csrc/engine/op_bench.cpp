@@ -183,6 +183,17 @@ oa_timing oa_op_bench::mul_mat(const oa_mul_mat_spec & spec, double max_s) {
     return measure(build, repeats_for(n_copies, size_t(spec.m) * n_rows * sizeof(float)), max_s);
 }
 
+// llama.cpp turns flash attention off for a layer whose device lacks it for these heads or cache types.
+bool oa_op_bench::supports_flash(const oa_attention_spec & spec, ggml_type type_k, ggml_type type_v) const {
+    const ggml_context_ptr ctx  = make_context(8);
+    ggml_context *         c    = ctx.get();
+    ggml_tensor *          q    = ggml_new_tensor_3d(c, GGML_TYPE_F32, spec.head_dim_k, spec.n_tokens, spec.n_head);
+    ggml_tensor *          k    = ggml_new_tensor_3d(c, type_k, spec.head_dim_k, spec.depth, spec.n_head_kv);
+    ggml_tensor *          v    = ggml_new_tensor_3d(c, type_v, spec.head_dim_v, spec.depth, spec.n_head_kv);
+    ggml_tensor *          mask = ggml_new_tensor_2d(c, GGML_TYPE_F16, spec.depth, spec.n_tokens);
+    return ggml_backend_dev_supports_op(device_, ggml_flash_attn_ext(c, q, k, v, mask, 1.0f, 0.0f, 0.0f));
+}
+
 oa_timing oa_op_bench::attention(const oa_attention_spec & spec, double max_s) {
     const oa_log_capture log;
     const ggml_type      type_k   = parse_type(spec.type_k);
@@ -192,14 +203,14 @@ oa_timing oa_op_bench::attention(const oa_attention_spec & spec, double max_s) {
     const int   n_copies = copies_needed(cold_bytes_ / 4, kv_bytes); // other layers' KV evicts only part of it
     const float scale    = 1.0f / std::sqrt(float(spec.head_dim_k));
 
+    const bool                 flash  = spec.flash && supports_flash(spec, type_k, type_v);
     const ggml_context_ptr     kv_ctx = make_context(2 * n_copies);
     std::vector<ggml_tensor *> ks, vs;
     for (int i = 0; i < n_copies; ++i) {
         ks.push_back(ggml_new_tensor_3d(kv_ctx.get(), type_k, spec.head_dim_k, spec.depth, spec.n_head_kv));
         // Without flash attention llama.cpp keeps V transposed.
-        vs.push_back(spec.flash ?
-                         ggml_new_tensor_3d(kv_ctx.get(), type_v, spec.head_dim_v, spec.depth, spec.n_head_kv) :
-                         ggml_new_tensor_3d(kv_ctx.get(), type_v, spec.depth, spec.head_dim_v, spec.n_head_kv));
+        vs.push_back(flash ? ggml_new_tensor_3d(kv_ctx.get(), type_v, spec.head_dim_v, spec.depth, spec.n_head_kv) :
+                             ggml_new_tensor_3d(kv_ctx.get(), type_v, spec.depth, spec.head_dim_v, spec.n_head_kv));
     }
     const ggml_backend_buffer_ptr kv = allocate(kv_ctx.get(), ggml_backend_get_default_buffer_type(backend_.get()));
     ggml_backend_buffer_clear(kv.get(), 0);
@@ -211,16 +222,17 @@ oa_timing oa_op_bench::attention(const oa_attention_spec & spec, double max_s) {
         ggml_cgraph * graph = ggml_new_graph_custom(ctx.get(), 4 * n_ops + 8, false);
         ggml_tensor * q     = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, spec.head_dim_k, spec.n_tokens, spec.n_head);
         ggml_tensor * mask =
-            ggml_new_tensor_2d(ctx.get(), spec.flash ? GGML_TYPE_F16 : GGML_TYPE_F32, spec.depth, spec.n_tokens);
+            ggml_new_tensor_2d(ctx.get(), flash ? GGML_TYPE_F16 : GGML_TYPE_F32, spec.depth, spec.n_tokens);
         for (int i = 0; i < n_ops; ++i, ++next) {
             ggml_tensor * k  = ks[next % n_copies];
             ggml_tensor * v  = vs[next % n_copies];
             ggml_tensor * op = nullptr;
-            if (spec.flash) {
+            if (flash) {
                 op = ggml_flash_attn_ext(ctx.get(), q, k, v, mask, scale, 0.0f, 0.0f);
             } else {
                 ggml_tensor * kq = ggml_mul_mat(ctx.get(), k, q);
-                op               = ggml_mul_mat(ctx.get(), v, ggml_soft_max_ext(ctx.get(), kq, mask, scale, 0.0f));
+                require_support(kq);
+                op = ggml_mul_mat(ctx.get(), v, ggml_soft_max_ext(ctx.get(), kq, mask, scale, 0.0f));
             }
             require_support(op);
             ggml_build_forward_expand(graph, op);

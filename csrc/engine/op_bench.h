@@ -24,8 +24,8 @@ struct oa_attention_spec {
     int64_t     n_head     = 0;
     int64_t     n_head_kv  = 0;
     int64_t     n_tokens   = 1;
-    int64_t     depth      = 0; // KV rows attended to
-    bool        flash      = true;
+    int64_t     depth      = 0;    // KV rows attended to
+    bool        flash      = true; // where the device supports it, as in llama.cpp
 };
 
 class oa_op_bench {
@@ -57,6 +57,7 @@ class oa_op_bench {
     oa_timing measure(const builder & build, int max_ops, double max_s);
     prepared  allocate_graph(ggml_context_ptr context, ggml_cgraph * graph);
     void      require_support(const ggml_tensor * op) const;
+    bool      supports_flash(const oa_attention_spec & spec, ggml_type type_k, ggml_type type_v) const;
 
     ggml_backend_dev_t device_;
     ggml_backend_ptr   backend_;

@@ -47,7 +47,11 @@ def write_text_atomic(path: str | os.PathLike[str], text: str, what: str) -> Non
 
     Raises OallamaError naming the path when there is no permission or no space; the old file is then untouched.
     """
-    target = Path(path)
+    target = Path(path).resolve()  # a link keeps pointing at its file
+    if target.exists() and not target.is_file() and not target.is_dir():
+        # A device or a pipe, /dev/stdout for one: renaming over it would replace it.
+        target.write_text(text, encoding="utf-8")
+        return
     aside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

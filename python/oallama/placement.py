@@ -38,7 +38,10 @@ class Placement:
     devices: tuple[DevicePlacement, ...]
 
     def __getitem__(self, device: str) -> DevicePlacement:
-        return next(d for d in self.devices if d.device == device)
+        for placed in self.devices:
+            if placed.device == device:
+                return placed
+        raise KeyError(device)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON-able values, with totals."""

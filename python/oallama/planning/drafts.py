@@ -109,10 +109,6 @@ class Drafts:
         memory = {name: DeviceMemory(int(m["weights"]), int(m["kv"]), int(m["compute"])) for name, m in found.items()}
         return Measured(plan, memory, self.device)
 
-    def request_s(self, plan: PlacementPlan) -> float:
-        """Predicted seconds of the workload's request."""
-        return self.predictor.request(self.costs.placement(plan), self.workload)
-
     def finish(self, measured: Measured, name: str, params: Mapping[str, Any]) -> PlacementPlan:
         """The final plan: with budget, predicted bytes and times, and how it was made."""
         predictor, plan, costs = self.predictor, measured.plan, self.costs

@@ -6,8 +6,8 @@ result is dry-run again, because compute buffers depend on the placement, and co
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -117,6 +117,9 @@ def _layers(drafts: Drafts) -> PlacementPlan:
             fits, low = found, middle
         else:
             high = middle - 1
+    if drafts.excess(fits.on_device) > 0:
+        # Even without a layer upstream's op_offload needs device memory for the weights it uploads.
+        raise _too_small(drafts, fits)
     return drafts.finish(fits, "layers", {"n_gpu_layers": low})
 
 
@@ -142,12 +145,7 @@ def _oato(drafts: Drafts, paper: bool, fraction: float) -> PlacementPlan:
     fitted = [_Fitter(drafts, workload, upload, paper, fraction).fit() for upload in variants]
     candidates = [candidate for candidate in fitted if candidate is not None]
     if not candidates:
-        smallest = drafts.measure(drafts.by_target(nothing, nothing)).on_device
-        raise BudgetTooSmall(
-            f"the budget {drafts.budget.text} of {drafts.device} is too small for the KV cache, compute buffers and "
-            f"norms: the minimum is {drafts.describe_need(smallest)}; raise the budget, lower n_ctx or n_ubatch, "
-            "or quantise the KV cache"
-        )
+        raise _too_small(drafts, drafts.measure(drafts.by_target(nothing, nothing)))
     best = min(candidates, key=lambda c: c.seconds)
     params = {
         "paper": paper,
@@ -157,6 +155,14 @@ def _oato(drafts: Drafts, paper: bool, fraction: float) -> PlacementPlan:
         "stopped": best.result.reason,
     }
     return drafts.finish(best.measured, "oato", params)
+
+
+def _too_small(drafts: Drafts, smallest: Measured) -> BudgetTooSmall:
+    return BudgetTooSmall(
+        f"the budget {drafts.budget.text} of {drafts.device} is too small for the KV cache, compute buffers and "
+        f"norms: the minimum is {drafts.describe_need(smallest.on_device)}; raise the budget, lower n_ctx or n_ubatch, "
+        "or quantise the KV cache"
+    )
 
 
 class _Fitter:
@@ -230,9 +236,11 @@ class _Fitter:
 
 
 def _best(drafts: Drafts, paper: bool, fraction: float) -> PlacementPlan:
-    """The fastest of three plans; a budget too small for OATO still leaves the other two."""
-    plans = [_layers(drafts), _cpu(drafts)]
-    with contextlib.suppress(BudgetTooSmall):
+    """The fastest of three plans; a budget too small for one of them leaves the others."""
+    plans = [_cpu(drafts)]
+    with suppress(BudgetTooSmall):
+        plans.insert(0, _layers(drafts))
+    with suppress(BudgetTooSmall):
         plans.insert(0, _oato(drafts, paper, fraction))
     return min(plans, key=lambda plan: plan.predicted.request_s)
 

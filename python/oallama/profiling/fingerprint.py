@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ def cpu_set() -> set[int]:
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
+@cache
 def nvidia_driver() -> str:
     """Version of the NVIDIA driver, empty without one."""
     if shutil.which("nvidia-smi") is None:
@@ -61,6 +63,7 @@ def nvidia_driver() -> str:
     return result.stdout.split("\n", 1)[0].strip()
 
 
+@cache
 def engine_version() -> str:
     """Hash over the libraries that compute and the module that measures: another build may say something else."""
     digest = hashlib.sha256()

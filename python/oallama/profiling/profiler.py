@@ -1,7 +1,7 @@
 """Measures what a model needs on this machine and keeps it.
 
 The cache is one profile per fingerprint: a second model only adds the shapes it does not share with the first. It is
-written after every device's cheap tasks and at Ctrl-C, so that no measured time is lost.
+written after every few tasks and at Ctrl-C, so that little measured time is lost.
 """
 
 from __future__ import annotations
@@ -179,12 +179,15 @@ class _Probe:
     def __init__(self, device: str, n_threads: int) -> None:
         self._device = device
         self._n_threads = n_threads
-        self._bench = engine.core().OpBench(device, n_threads, True, cold_bytes(engine.device(device)))
+        try:
+            self._bench = engine.core().OpBench(device, n_threads, True, cold_bytes(engine.device(device)))
+        except (RuntimeError, ValueError) as err:
+            raise OallamaError(f"profiling {device}: {err}") from err
 
     def measure(self, task: Task) -> list[Any]:
         try:
             return self._measure(task)
-        except (RuntimeError, ValueError) as err:
+        except (RuntimeError, ValueError, MemoryError) as err:
             raise OallamaError(f"profiling {self._device}, {task.describe()}: {err}") from err
 
     def _measure(self, task: Task) -> list[Any]:
