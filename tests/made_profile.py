@@ -15,7 +15,8 @@ from oallama.profiling.profile import Profile
 
 def made_profile(model: Path, device: str, settings: Settings, name: str | None = None) -> Profile:
     """Times of `model`'s operators; `device` is much faster than the CPU. `name`: what another process calls it."""
-    profile = synthetic.profile(autoplan.read_graph(model, settings), op_offload=False)
+    host = synthetic.Speed(5e7, 1e9)
+    profile = synthetic.profile(autoplan.read_graph(model, settings), cpu=host, op_offload=False)
 
     mark = fingerprint([device, "CPU"], settings.n_threads)
     name = name or device

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
-from oallama.plan import HOST, PlacementPlan
-from oallama.planning import OperatorGraph
+from oallama.plan import HOST, ContextSettings, PlacementPlan
+from oallama.planning import OperatorGraph, Space, parse_budget
+from oallama.planning.cost import Workload
+from oallama.planning.drafts import MemoryDryRun
+from oallama.planning.planner import DEFAULT_WORKLOAD
 from oallama.profiling.profile import (
     OTHER,
     AttentionTime,
@@ -26,7 +30,7 @@ BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32, "q4_K": 144 / 256}
 
 @dataclass(frozen=True)
 class Shape:
-    """A llama-like model. n_expert = 0 is dense."""
+    """A llama-like model. n_expert = 0 is dense, n_ff = 0 has no feed-forward; one_qkv: a single matrix for q, k, v."""
 
     n_layer: int = 4
     n_embd: int = 64
@@ -40,6 +44,7 @@ class Shape:
     n_expert: int = 0
     n_used: int = 2
     fused: bool = True
+    one_qkv: bool = False
 
 
 SMALL = Shape()
@@ -90,13 +95,16 @@ class _Builder:
         s, t, b = self.shape, self.tokens, f"blk.{il}."
         heads, kv = s.n_head * s.head_dim, s.n_head_kv * s.head_dim
         n_kv = 256
-        q = self.mul_mat(b + "attn_q.weight", heads, x, s.n_embd, il)
+        if s.one_qkv:
+            q = k = v = self.mul_mat(b + "attn_qkv.weight", heads + 2 * kv, x, s.n_embd, il)
+        else:
+            q = self.mul_mat(b + "attn_q.weight", heads, x, s.n_embd, il)
+            k = self.mul_mat(b + "attn_k.weight", kv, x, s.n_embd, il)
+            v = self.mul_mat(b + "attn_v.weight", kv, x, s.n_embd, il)
         q = self.node("RESHAPE", f"q-{il}", [s.head_dim, s.n_head, t], q, layer=il)
         q = self.node("ROPE", f"q-{il}", [s.head_dim, s.n_head, t], q, self.leaf("inp_pos", [t]), layer=il)
-        k = self.mul_mat(b + "attn_k.weight", kv, x, s.n_embd, il)
         k = self.node("RESHAPE", f"k-{il}", [s.head_dim, s.n_head_kv, t], k, layer=il)
         k = self.node("ROPE", f"k-{il}", [s.head_dim, s.n_head_kv, t], k, self.leaf("inp_pos", [t]), layer=il)
-        v = self.mul_mat(b + "attn_v.weight", kv, x, s.n_embd, il)
         cache = {c: self.leaf(f"cache_{c}_l{il}", [kv, n_kv], "f16") for c in "kv"}
         for c, rows in (("k", k), ("v", v)):
             view = self.node("VIEW", f"cache_{c}_l{il} (view)", [kv, n_kv], cache[c], layer=il)
@@ -148,6 +156,8 @@ class _Builder:
         for il in range(s.n_layer):
             y = self.attention(self.norm(x, f"blk.{il}.attn_norm.weight", il), il)
             x = self.node("ADD", f"ffn_inp-{il}", [s.n_embd, t], y, x, layer=il)
+            if not s.n_ff:
+                continue
             y = self.feed_forward(self.norm(x, f"blk.{il}.ffn_norm.weight", il), il)
             x = self.node("ADD", f"l_out-{il}", [s.n_embd, t], y, x, layer=il)
         x = self.norm(x, "output_norm.weight", -1)
@@ -186,6 +196,7 @@ class Speed:
 GPU = Speed(800e9, 80e12)
 CPU = Speed(50e9, 1e12)
 DEVICE = "GPU0"
+CONTEXT = ContextSettings(n_ctx=4096)
 
 
 def profile(
@@ -197,10 +208,17 @@ def profile(
     latency: float = 1e-5,
     op_offload: bool = True,
     memory_total: int = 0,
+    host_memory: int = 64 * 2**30,
+    more: Mapping[str, Speed] | None = None,
+    flash: Sequence[bool] = (True,),
 ) -> Profile:
-    """Times of every target operator of `model` by rooflines, attention, links and switches."""
+    """Times of every target operator of `model` by rooflines, attention, links and switches.
+
+    more: further accelerators by name. flash: the forms of attention with times; fused is 1.25x as fast.
+    """
     operators, attention, links = [], [], []
-    for device, speed in ((DEVICE, gpu), (HOST, cpu)):
+    accelerators = {DEVICE: gpu, **(more or {})}
+    for device, speed in {**accelerators, HOST: cpu}.items():
         for tier in model.tiers:
             for op in model.targets(tier):
                 tensor = model.tensor[op.weight or ""]
@@ -220,48 +238,89 @@ def profile(
                     values = depth * shape.n_head_kv * (shape.head_dim_k + shape.head_dim_v) * 2
                     work = 2.0 * depth * shape.n_head * (shape.head_dim_k + shape.head_dim_v) * tier
                     seconds = max(values / speed.bandwidth, work / speed.flops) + speed.overhead
-                    attention.append(AttentionTime(device, *shape, "f16", "f16", tier, depth, seconds))
-    for direction in ("h2d", "d2h"):
+                    for fused in flash:
+                        took = seconds if fused else 1.25 * seconds
+                        attention.append(AttentionTime(device, *shape, "f16", "f16", tier, depth, took, flash=fused))
+    for name, direction in product(accelerators, ("h2d", "d2h")):
         for nbytes in (4, 2**12, 2**20, 2**28):
-            links.append(LinkTime(DEVICE, direction, "pageable", nbytes, latency + nbytes / link))
-            links.append(LinkTime(DEVICE, direction, "pinned", nbytes, latency + nbytes / (2 * link)))
+            links.append(LinkTime(name, direction, "pageable", nbytes, latency + nbytes / link))
+            links.append(LinkTime(name, direction, "pinned", nbytes, latency + nbytes / (2 * link)))
     return Profile(
         created="2026-01-01T00:00:00Z",
         fingerprint={"cpu": "synthetic", "threads": 16, "engine": "1"},
         devices=(
-            DeviceInfo(DEVICE, "synthetic accelerator", "gpu", memory_total, "SYN", op_offload),
-            DeviceInfo(HOST, "synthetic host", "cpu", 64 * 2**30, "CPU"),
+            *(
+                DeviceInfo(name, "synthetic accelerator", "gpu", memory_total, "SYN", op_offload)
+                for name in accelerators
+            ),
+            DeviceInfo(HOST, "synthetic host", "cpu", host_memory, "CPU"),
         ),
         operators=tuple(operators),
         attention=tuple(attention),
         links=tuple(links),
-        switches=(SwitchTime(DEVICE, 2e-5),),
+        switches=tuple(SwitchTime(name, 2e-5) for name in accelerators),
     )
 
 
 @dataclass
 class FakeMemory:
-    """A dry run: KV cache by layer, compute buffers that grow with what is uploaded. Counts its calls."""
+    """A dry run: KV cache by layer and context, compute buffers that follow the micro-batch. Keeps the plans it saw.
+
+    compute: bytes on every device that computes, at a micro-batch of 512 tokens. logits: bytes more on the output
+    layer's device per row with logits. split_extra: bytes more as soon as any target is on the host. What is uploaded
+    takes the room of the largest such weight on the first accelerator.
+    """
 
     model: OperatorGraph
-    n_ctx: int = 4096
     compute: int = 2**20
-    split_extra: int = 0  # compute bytes more as soon as any target is on the host
-    plans: list[PlacementPlan | None] = field(default_factory=list)
+    logits: int = 0
+    split_extra: int = 0
+    plans: list[PlacementPlan] = field(default_factory=list)
 
-    def __call__(self, plan: PlacementPlan | None) -> dict[str, dict[str, int]]:
+    def __call__(self, plan: PlacementPlan) -> dict[str, dict[str, int]]:
         self.plans.append(plan)
-        assert plan is not None
-        device = plan.devices[0]
+        context = plan.context
         result = {name: {"weights": 0, "kv": 0, "compute": 0} for name in plan.devices}
         for tensor in plan.tensors.values():
             result[tensor.device]["weights"] += tensor.nbytes
-        for il, home in enumerate(plan.layers[:-1]):
-            shape = self.model.attention[il]
+        for shape, home in zip(self.model.attention, plan.layers, strict=False):
             assert shape is not None
-            result[home]["kv"] += 2 * self.n_ctx * shape.n_head_kv * (shape.head_dim_k + shape.head_dim_v)
-        if any(home == device for home in plan.layers):
-            uploads = [t.nbytes for t in plan.tensors.values() if t.mode == "upload"]
-            on_host = any(t.affinity is not None and t.device == HOST for t in plan.tensors.values())
-            result[device]["compute"] = self.compute + max(uploads, default=0) + self.split_extra * on_host
+            result[home]["kv"] += 2 * context.n_ctx * shape.n_head_kv * (shape.head_dim_k + shape.head_dim_v)
+        computing = {*plan.layers, *(t.device for t in plan.tensors.values() if t.mode == "resident")}
+        mixed = any(plan.tensors[op.weight].device == HOST for op in self.model.targets(1) if op.weight)
+        uploads = [t.nbytes for t in plan.tensors.values() if t.mode == "upload"]
+        for i, name in enumerate(plan.devices):
+            if name == HOST or name not in computing:
+                continue
+            buffers = self.compute * context.n_ubatch // 512 + self.split_extra * mixed
+            result[name]["compute"] = buffers + (max(uploads, default=0) if i == 0 else 0)
+        result[plan.layers[-1]]["compute"] += self.logits * (context.n_outputs_max or context.n_ubatch)
         return result
+
+
+def space(
+    model: OperatorGraph,
+    budget: str | int | Mapping[str, str | int] = "auto",
+    *,
+    machine: Profile | None = None,
+    memory: MemoryDryRun | None = None,
+    context: ContextSettings = CONTEXT,
+    workload: Workload = DEFAULT_WORKLOAD,
+    accelerators: Sequence[str] = (DEVICE,),
+    free: int = 10**12,
+    **more: Any,
+) -> Space:
+    """A request for `model` on a synthetic machine; budget: for every accelerator, or by its name."""
+    asked = budget if isinstance(budget, Mapping) else dict.fromkeys(accelerators, budget)
+    return Space(
+        graphs=more.pop("graphs", {context.flash_attn: model}),
+        profile=machine or profile(model),
+        accelerators=tuple(accelerators),
+        budgets={
+            name: parse_budget(asked[name], weights_bytes=model.weights_bytes, free_bytes=free) for name in accelerators
+        },
+        memory=memory or FakeMemory(model),
+        context=context,
+        workload=workload,
+        **more,
+    )

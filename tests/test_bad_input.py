@@ -186,8 +186,10 @@ def test_budget_that_is_none(model: Path, profile_file: Path, budget: str, expec
     fails(expected, "plan", model, "--local-rpc", f"--vram={budget}", "--profile", profile_file, *SMALL)
 
 
-def test_budget_too_small_says_what_would_do(model: Path, profile_file: Path, tmp_path: Path) -> None:
-    common = ("plan", model, "--local-rpc", "--profile", profile_file, *SMALL, "--ubatch", "256", "-o", tmp_path / "p")
+@pytest.mark.parametrize("planner", ["oato", "exact"])
+def test_budget_too_small_says_what_would_do(model: Path, profile_file: Path, tmp_path: Path, planner: str) -> None:
+    common = ("plan", model, "--local-rpc", "--profile", profile_file, *SMALL, "--ubatch", "256", "-o", tmp_path / "p",
+              "--planner", planner)  # fmt: skip
     message = fails("too small .*the minimum is .*; raise the budget", *common, "--vram", "1MiB")
     minimum = re.search(r"minimum is (\d+MiB)", message)[1]  # type: ignore[index]
     process = start(*common, "--vram", minimum)

@@ -13,14 +13,14 @@ from oallama.planning.cost import CostModel, Workload
 from oallama.planning.predict import Predictor
 from oallama.planning.reduced import reduced_links
 from oallama.planning.stage import Placement
-from synthetic import DEVICE, SMALL, Shape, graph, profile
+from synthetic import DEVICE, GPU, SMALL, Shape, graph, profile
 
 CONTEXT = ContextSettings(n_ctx=4096)
 
 
 def costs(shape: Shape = SMALL, **kwargs) -> CostModel:
     model = graph(shape)
-    return CostModel(model, profile(model, **kwargs), DEVICE, CONTEXT)
+    return CostModel(model, profile(model, **kwargs), [DEVICE], CONTEXT)
 
 
 def place(model: CostModel, *on_host: str, upload: tuple[str, ...] = (), layers_on_host: int = 0) -> Placement:
@@ -36,7 +36,7 @@ def place(model: CostModel, *on_host: str, upload: tuple[str, ...] = (), layers_
 
 
 def runs_on(model: CostModel, placement: Placement, n_tokens: int = 1) -> dict[str, int]:
-    stage = model.stage(n_tokens)
+    stage = model.stage(n_tokens, decode=n_tokens == 1)
     ids = stage.graph.assign(placement, stage.tokens)
     return {op.name: int(i) for op, i in zip(stage.graph.operators, ids, strict=True)}
 
@@ -83,7 +83,7 @@ def test_uploads_start_at_32_tokens():
 
 def test_reduced_graph_of_a_layer():
     model = costs()
-    graph_1 = model.stage(1).graph
+    graph_1 = model.stage(1, decode=True).graph
     links = reduced_links(graph_1, place(model))
     index = {name: i for i, name in enumerate(model.targets)}
 
@@ -115,7 +115,7 @@ def test_oato_inputs_weigh_both_stages():
     assert len(decode_host) == len(model.targets)
     at = model.targets.index("blk.0.ffn_up.weight")
     op = next(op for op in stage.graph.operators if op.weight == "blk.0.ffn_up.weight")
-    assert both_host[at] == pytest.approx(decode_host[at] + 2 * stage.host[op.index])
+    assert both_host[at] == pytest.approx(decode_host[at] + 2 * stage.seconds[0, op.index])
     assert (decode_device < decode_host).all()
     assert sum(e.seconds for e in both_edges) > sum(e.seconds for e in edges) > 0
     assert all(0 <= a.i < len(model.targets) for a in anchors)
@@ -139,12 +139,12 @@ def test_upload_pays_on_a_fast_link_only():
 
 def test_everything_on_the_device_pays_one_copy_and_the_logits():
     model = costs()
-    seconds = Predictor(model).stage(place(model), 1, depth=1)
-    stage = model.stage(1)
-    assert seconds.targets == pytest.approx(stage.device.sum())
-    first, last = stage.to_device[0], stage.to_host[-1]
+    seconds = Predictor(model).stage(place(model), 1, depth=1, decode=True)
+    stage = model.stage(1, decode=True)
+    assert seconds.targets == pytest.approx(stage.seconds[1].sum())
+    first, last = stage.move[0, 1, 0], stage.move[1, 0, -1]
     assert seconds.transfers == pytest.approx(first + last)
-    assert seconds.switches == pytest.approx(model.switch_s)
+    assert seconds.switches == pytest.approx(model.switch[0, 1])
     assert seconds.attention > 0 and seconds.other > 0
     assert seconds.total == pytest.approx(
         seconds.targets + seconds.attention + seconds.transfers + seconds.switches + seconds.other
@@ -154,9 +154,13 @@ def test_everything_on_the_device_pays_one_copy_and_the_logits():
 def test_a_result_is_copied_once_for_all_its_readers():
     model = costs()
     predictor = Predictor(model)
-    alone = predictor.stage(place(model), 1, 1).transfers
-    q = predictor.stage(place(model, "blk.1.attn_q.weight"), 1, 1).transfers - alone
-    qkv = predictor.stage(place(model, *(f"blk.1.attn_{k}.weight" for k in "qkv")), 1, 1).transfers - alone
+
+    def transfers(*on_host: str) -> float:
+        return float(predictor.stage(place(model, *on_host), 1, 1, decode=True).transfers[0])
+
+    alone = transfers()
+    q = transfers("blk.1.attn_q.weight") - alone
+    qkv = transfers(*(f"blk.1.attn_{k}.weight" for k in "qkv")) - alone
     latency = 1e-5
     assert q == pytest.approx(2 * latency, rel=0.1)  # norm down, query up
     assert qkv == pytest.approx(4 * latency, rel=0.1)  # the norm once down, three results up
@@ -166,8 +170,8 @@ def test_host_layers_pay_host_attention():
     model = costs()
     predictor = Predictor(model)
     hosted = [name for name in model.targets if name.startswith("blk.0.")]
-    on_host = predictor.stage(place(model, *hosted, layers_on_host=1), 1, 4096)
-    on_device = predictor.stage(place(model, *hosted), 1, 4096)
+    on_host = predictor.stage(place(model, *hosted, layers_on_host=1), 1, 4096, decode=True)
+    on_device = predictor.stage(place(model, *hosted), 1, 4096, decode=True)
     assert on_host.attention > on_device.attention
 
 
@@ -176,7 +180,7 @@ def test_ttft_runs_in_micro_batches():
     predictor = Predictor(model)
     placement = place(model)
     chunks = [(512, 512, False), (512, 1024, False), (76, 1100, True)]
-    expected = sum(predictor.stage(placement, n, depth, logits).total for n, depth, logits in chunks)
+    expected = sum(predictor.stage(placement, n, depth, logits).total[0] for n, depth, logits in chunks)
     assert predictor.ttft(placement, 1100) == pytest.approx(expected)
     assert Workload(1100, 1).chunks(512) == [(n, depth) for n, depth, _ in chunks]
     # Only the last micro-batch computes the output matrix.
@@ -195,7 +199,7 @@ def test_notes_say_what_is_missing():
     model = graph()
     full = profile(model)
     bare = replace(full, switches=(), operators=tuple(o for o in full.operators if o.op != "OTHER"))
-    predictor = Predictor(CostModel(model, bare, DEVICE, CONTEXT))
+    predictor = Predictor(CostModel(model, bare, [DEVICE], CONTEXT))
     predictor.ttft(place(predictor.costs), 100)
     notes = " ".join(predictor.notes())
     assert "interpolated" in notes and "small operators" in notes and "device change" in notes
@@ -212,7 +216,7 @@ def test_experts_and_unfused_attention_are_costed():
 
 def test_without_accelerator():
     model = graph()
-    host_only = CostModel(model, profile(model), None, CONTEXT)
+    host_only = CostModel(model, profile(model), (), CONTEXT)
     predictor = Predictor(host_only)
     nothing = replace(
         place(host_only, *host_only.targets, layers_on_host=SMALL.n_layer + 1),
@@ -220,11 +224,41 @@ def test_without_accelerator():
     )
     seconds = predictor.stage(nothing, 1, 1)
     assert seconds.transfers == seconds.switches == 0
-    with pytest.raises(OallamaError, match="without one"):
+    with pytest.raises(IndexError):  # never the seconds of some other device
         predictor.stage(place(host_only), 1, 1)
+
+
+def test_accelerators_exchange_data_through_the_host():
+    model = graph()
+    slow = replace(GPU, bandwidth=GPU.bandwidth / 4, flops=GPU.flops / 4)
+    two = CostModel(model, profile(model, more={"GPU1": slow}), [DEVICE, "GPU1"], CONTEXT)
+    stage = two.stage(1, decode=True)
+    assert stage.move[1, 2] == pytest.approx(stage.move[1, 0] + stage.move[0, 2])
+    assert (stage.move[[0, 1, 2], [0, 1, 2]] == 0).all()
+    assert two.switch[1, 2] == pytest.approx(two.switch[1, 0] + two.switch[0, 2])
+    assert two.uploader == 1  # upstream sends uploads to the first accelerator
+    # A result that both accelerators read is copied to each of them.
+    predictor, start = Predictor(two), place(two)
+    at = two.targets.index("blk.1.attn_q.weight")
+    moved = replace(start, targets=np.where(np.arange(len(two.targets)) == at, 2, start.targets).astype(np.int8))
+    here, there = (predictor.stage(p, 1, 1, decode=True) for p in (start, moved))
+    assert there.transfers - here.transfers == pytest.approx(2 * stage.move[1, 2, 1], rel=0.1)  # norm out, query back
+    assert there.targets > here.targets
+
+
+def test_parallel_sequences_decode_together():
+    model = costs()
+    predictor, placement = Predictor(model), place(model)
+    one, four = (predictor.stage(placement, n, 4096, decode=True) for n in (1, 4))
+    assert four.attention == pytest.approx(4 * one.attention)  # each sequence attends to its own cache
+    assert one.targets < four.targets < 4 * one.targets  # weights are read once for all of them
+    work = Workload(64, 10, n_parallel=4)
+    step = predictor.stage(placement, 4, work.middle, decode=True).total[0]
+    expected = predictor.ttft(placement, 64) + 9 * step
+    assert predictor.request(placement, work) == pytest.approx(expected)
 
 
 def test_unknown_device():
     model = graph()
     with pytest.raises(OallamaError, match="no device 'GPU5'"):
-        CostModel(model, profile(model), "GPU5", CONTEXT)
+        CostModel(model, profile(model), ["GPU5"], CONTEXT)

@@ -94,7 +94,7 @@ def test_attention_of_another_shape_or_type_is_scaled():
     p = make(attention=(attention(1, 0, 1e-3),))
     assert p.attention_time("CPU", (4, 2, 32, 32), 1, 0) == (pytest.approx(2e-3), "scaled")
     assert p.attention_time("CPU", (4, 2, 16, 16), 1, 0, type_k="q8_0").source == "scaled"
-    with pytest.raises(OallamaError, match="no attention on GPU0"):
+    with pytest.raises(OallamaError, match=r"no attention on GPU0 .*4 heads on 2.*oallama profile .*--device GPU0"):
         p.attention_time("GPU0", (4, 2, 16, 16), 1, 0)
 
 
@@ -173,11 +173,7 @@ def test_unknown_device():
         ('{"schema": "oallama.profile/9"}', "oallama.profile/9"),
         ('{"schema": "oallama.profile/1"}', "'created'"),
         ('{"schema": "oallama.profile/1", "created": "", "fingerprint": {}, "devices": [{}]}', "not a valid"),
-        (
-            '{"schema": "oallama.profile/1", "created": "", "fingerprint": {}, "devices": [],'
-            '"switches": [{"device": "a", "median_s": -1}]}',
-            "not a time",
-        ),
+        ('{"schema": "oallama.profile/1", "created": "", "fingerprint": {}, "devices": [3]}', r"devices\[0\] is 3"),
     ],
 )
 def test_bad_files(tmp_path, text, words):
@@ -186,6 +182,60 @@ def test_bad_files(tmp_path, text, words):
     with pytest.raises(OallamaError, match=words) as error:
         Profile.load(path)
     assert str(path) in str(error.value) and "oallama profile" in str(error.value) and "\n" not in str(error.value)
+
+
+def change(section, key, value, i=0):
+    """What a hand may do to a profile file: one value of one entry."""
+    return lambda content: content[section][i].__setitem__(key, value)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda c: c["devices"].append(c["devices"][0]), "device 'GPU0' is listed 2 times"),
+        (change("operators", "median_s", 0), r"operators\[0\] \(GPU0, MUL_MAT, f16.*median_s is 0, expected more"),
+        (change("operators", "median_s", float("inf"), 2), r"operators\[2\] .*median_s is inf"),
+        (change("operators", "median_s", float("nan")), r"operators\[0\] .*median_s is nan"),
+        (change("operators", "median_s", "1 ms"), r"operators\[0\] .*median_s is '1 ms'"),
+        (change("operators", "median_s", True), r"operators\[0\] .*median_s is True"),
+        (change("operators", "spread_s", -1e-6), r"operators\[0\] .*spread_s is -1e-06"),
+        (change("operators", "n_tokens", 0), r"operators\[0\] .*n_tokens is 0"),
+        (change("operators", "ne", [64, -1, 1]), r"operators\[0\] .*ne is \(64, -1, 1\)"),
+        (change("operators", "ne", [64]), r"operators\[0\] .*ne is \(64,\)"),
+        (change("operators", "device", "GPU1"), r"operators\[0\] is for the device 'GPU1'.*\(GPU0, CPU\)"),
+        (lambda c: c["operators"][0].pop("median_s"), r"operators\[0\] has no median_s"),
+        (change("attention", "median_s", 0.0), r"attention\[0\] .*median_s is 0.0"),
+        (change("attention", "head_dim_k", 0), r"attention\[0\] .*head_dim_k is 0"),
+        (change("attention", "depth", -1), r"attention\[0\] .*depth is -1"),
+        (change("links", "median_s", 0), r"links\[0\] .*median_s is 0"),
+        (change("links", "bytes", 0), r"links\[0\] .*bytes is 0"),
+        (change("links", "direction", "up"), r"links\[0\] .*direction is 'up', expected h2d or d2h"),
+        (change("switches", "median_s", -1), r"switches\[0\] .*median_s is -1, expected 0 or more"),
+        (change("switches", "device", "GPU1"), r"switches\[0\] is for the device 'GPU1'"),
+        (change("devices", "memory_total", -1), r"devices\[0\] .*memory_total is -1"),
+        (lambda c: c.update(source="guessed"), "source is 'guessed'"),
+    ],
+)
+def test_a_hand_written_profile_is_checked(tmp_path, spoil, words):
+    path = tmp_path / "profile.json"
+    profile(graph()).save(path)
+    content = json.loads(path.read_text())
+    spoil(content)
+    path.write_text(json.dumps(content))
+    with pytest.raises(OallamaError, match=words) as error:
+        Profile.load(path)
+    assert str(path) in str(error.value) and "correct the entry" in str(error.value)
+
+
+def test_a_free_device_change_and_an_older_file_are_fine(tmp_path):
+    path = tmp_path / "profile.json"
+    profile(graph()).save(path)
+    content = json.loads(path.read_text())
+    content["switches"][0]["median_s"] = 0
+    del content["source"]
+    path.write_text(json.dumps(content))
+    loaded = Profile.load(path)
+    assert loaded.switch_time(DEVICE) == 0 and loaded.source == "measured"
 
 
 def test_missing_file_directory_and_binary(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,5 +41,6 @@ def test_a_published_shape_is_planned_within_its_budget(
     assert set(plan.tensors) == {t.name for t in graph.tensors}
     assert all(home == device for home in plan.layers)
     # The dry run of the finished plan is what was predicted.
-    used = engine.dry_run(path, engine.Settings(n_ctx=4096, n_threads=2, devices=(device,)), plan.to_backend_map())
+    settings = replace(settings, **vars(plan.context), devices=(device,))
+    used = engine.dry_run(path, settings, plan.to_backend_map())
     assert sum(used[device].values()) == plan.predicted.devices[device].total

@@ -12,8 +12,10 @@
 namespace {
 
 constexpr size_t max_output_bytes = 64u << 20; // of all repeats of one graph together
-constexpr int    max_repeats      = 256;       // operators in one graph
-constexpr double graph_s          = 0.03;      // a graph this long makes launch and synchronisation negligible
+constexpr int    max_repeats      = 4096;      // operators in one graph
+constexpr int    max_cold_tokens  = 8;
+constexpr double graph_s          = 0.03; // a graph this long makes launch and synchronisation negligible
+constexpr double longest_graph_s  = 0.2;  // even if that leaves some copies warm
 constexpr double min_measured_s   = 0.1;
 constexpr int    min_runs         = 5;
 
@@ -73,14 +75,20 @@ ggml_backend_buffer_ptr allocate(ggml_context * ctx, ggml_backend_buffer_type_t 
     return buffer;
 }
 
+// A cache [head_dim * n_head, n_kv] as attention reads it: [head_dim, n_kv, n_head], strided.
+ggml_tensor * heads_of(ggml_context * ctx, ggml_tensor * cache, int64_t head_dim, int64_t n_head) {
+    ggml_tensor * rows =
+        ggml_view_3d(ctx, cache, head_dim, n_head, cache->ne[1], ggml_row_size(cache->type, head_dim), cache->nb[1], 0);
+    return ggml_permute(ctx, rows, 0, 2, 1, 3);
+}
+
 int copies_needed(size_t cold_bytes, size_t nbytes) {
     return int(std::clamp<size_t>((cold_bytes + nbytes - 1) / nbytes, 1, max_repeats));
 }
 
-// Enough repeats to visit every copy, bounded by the memory of their outputs.
-int repeats_for(int n_copies, size_t output_bytes) {
-    const size_t room = std::max<size_t>(1, max_output_bytes / std::max<size_t>(1, output_bytes));
-    return int(std::min<size_t>({ size_t(std::max(n_copies, 8)), room, size_t(max_repeats) }));
+// The most operators one graph may hold: their outputs take memory.
+int most_repeats(size_t output_bytes) {
+    return int(std::clamp<size_t>(max_output_bytes / std::max<size_t>(1, output_bytes), 1, max_repeats));
 }
 
 } // namespace
@@ -89,7 +97,12 @@ oa_op_bench::oa_op_bench(const std::string & device, int n_threads, bool use_ext
     device_(oa_require_device(device)), backend_(oa_make_backend(device_, n_threads)),
     use_extra_bufts_(use_extra_bufts), cold_bytes_(cold_bytes) {}
 
-oa_timing oa_op_bench::measure(const builder & build, int max_ops, double max_s) {
+// Many tokens are bound by arithmetic: whether the operand is cold hardly matters, but filling copies takes time.
+size_t oa_op_bench::cold_bytes(int64_t n_tokens) const {
+    return n_tokens <= max_cold_tokens ? cold_bytes_ : cold_bytes_ / 8;
+}
+
+oa_timing oa_op_bench::measure(const builder & build, int min_ops, int max_ops, double max_s) {
     const auto compute = [&](const prepared & p) {
         if (ggml_backend_graph_compute(backend_.get(), p.graph) != GGML_STATUS_SUCCESS) {
             throw std::runtime_error(std::string("computing failed on ") + ggml_backend_dev_name(device_));
@@ -101,9 +114,11 @@ oa_timing oa_op_bench::measure(const builder & build, int max_ops, double max_s)
     {
         const prepared one = build(1);
         // The best of a few: one run that lost its time slice must not decide the length of the graph.
-        const auto t = oa_measure([&] { compute(one); }, 1.0, min_runs, 0.0, graph_s);
-        n_ops        = int(std::clamp(graph_s / std::max(t.best_s, 1e-7), 1.0, double(max_ops)));
-        if (t.best_s >= graph_s) {
+        const auto   t      = oa_measure([&] { compute(one); }, 1.0, min_runs, 0.0, graph_s);
+        const double best_s = std::max(t.best_s, 1e-7);
+        n_ops = int(std::clamp(graph_s / best_s, std::min(double(min_ops), longest_graph_s / best_s), double(max_ops)));
+        n_ops = std::max(n_ops, 1);
+        if (n_ops == 1) {
             return oa_measure([&] { compute(one); }, 1.0, min_runs, min_measured_s, max_s);
         }
     }
@@ -126,13 +141,13 @@ void oa_op_bench::require_support(const ggml_tensor * op) const {
 
 oa_timing oa_op_bench::mul_mat(const oa_mul_mat_spec & spec, double max_s) {
     const oa_log_capture log;
-    const ggml_type      type   = parse_type(spec.type);
-    const bool           moe    = spec.n_expert > 0;
-    const int64_t        n_exp  = std::max<int64_t>(1, spec.n_expert);
-    const size_t         nbytes = ggml_row_size(type, spec.k) * spec.m * n_exp;
-    const int64_t        n_rows = spec.n_tokens * std::max<int64_t>(1, spec.n_used);
-    // A dense weight is read whole; of a MoE the ids pick other experts every time, so one copy is cold enough.
-    const int n_copies = moe ? 1 : copies_needed(cold_bytes_, nbytes);
+    const ggml_type      type     = parse_type(spec.type);
+    const bool           moe      = spec.n_expert > 0;
+    const int64_t        n_exp    = std::max<int64_t>(1, spec.n_expert);
+    const size_t         nbytes   = ggml_row_size(type, spec.k) * spec.m * n_exp;
+    const int64_t        n_rows   = spec.n_tokens * std::max<int64_t>(1, spec.n_used);
+    const int            n_copies = copies_needed(cold_bytes_, nbytes);
+    const int            n_most   = most_repeats(size_t(spec.m) * n_rows * sizeof(float));
 
     const ggml_context_ptr     weights_ctx = make_context(n_copies);
     std::vector<ggml_tensor *> weights;
@@ -163,8 +178,8 @@ oa_timing oa_op_bench::mul_mat(const oa_mul_mat_spec & spec, double max_s) {
     }
     int        next  = 0; // continue with the copies the graph before did not touch
     const auto build = [&](int n_ops) {
-        auto                       ctx   = make_context(2 * n_ops + 8);
-        ggml_cgraph *              graph = ggml_new_graph_custom(ctx.get(), n_ops + 8, false);
+        auto                       ctx   = make_context(8 * n_ops + 16);
+        ggml_cgraph *              graph = ggml_new_graph_custom(ctx.get(), 4 * n_ops + 8, false);
         ggml_tensor *              input = new_input(ctx.get());
         std::vector<ggml_tensor *> ids;
         for (int i = 0; i < n_ops; ++i) {
@@ -180,7 +195,7 @@ oa_timing oa_op_bench::mul_mat(const oa_mul_mat_spec & spec, double max_s) {
         }
         return p;
     };
-    return measure(build, repeats_for(n_copies, size_t(spec.m) * n_rows * sizeof(float)), max_s);
+    return measure(build, std::min(n_copies, n_most), n_most, max_s);
 }
 
 // llama.cpp turns flash attention off for a layer whose device lacks it for these heads or cache types.
@@ -200,17 +215,18 @@ oa_timing oa_op_bench::attention(const oa_attention_spec & spec, double max_s) {
     const ggml_type      type_v   = parse_type(spec.type_v);
     const size_t         kv_bytes = size_t(spec.depth) * spec.n_head_kv *
                             (ggml_row_size(type_k, spec.head_dim_k) + ggml_row_size(type_v, spec.head_dim_v));
-    const int   n_copies = copies_needed(cold_bytes_ / 4, kv_bytes); // other layers' KV evicts only part of it
+    const int   n_copies = copies_needed(cold_bytes(spec.n_tokens), kv_bytes);
+    const int   n_most   = most_repeats(size_t(spec.head_dim_v) * spec.n_head * spec.n_tokens * sizeof(float));
     const float scale    = 1.0f / std::sqrt(float(spec.head_dim_k));
 
     const bool                 flash  = spec.flash && supports_flash(spec, type_k, type_v);
     const ggml_context_ptr     kv_ctx = make_context(2 * n_copies);
     std::vector<ggml_tensor *> ks, vs;
     for (int i = 0; i < n_copies; ++i) {
-        ks.push_back(ggml_new_tensor_3d(kv_ctx.get(), type_k, spec.head_dim_k, spec.depth, spec.n_head_kv));
-        // Without flash attention llama.cpp keeps V transposed.
-        vs.push_back(flash ? ggml_new_tensor_3d(kv_ctx.get(), type_v, spec.head_dim_v, spec.depth, spec.n_head_kv) :
-                             ggml_new_tensor_3d(kv_ctx.get(), type_v, spec.depth, spec.head_dim_v, spec.n_head_kv));
+        // Rows of all heads together, as in llama.cpp's cache; without flash attention V is transposed.
+        ks.push_back(ggml_new_tensor_2d(kv_ctx.get(), type_k, spec.head_dim_k * spec.n_head_kv, spec.depth));
+        vs.push_back(flash ? ggml_new_tensor_2d(kv_ctx.get(), type_v, spec.head_dim_v * spec.n_head_kv, spec.depth) :
+                             ggml_new_tensor_2d(kv_ctx.get(), type_v, spec.depth, spec.head_dim_v * spec.n_head_kv));
     }
     const ggml_backend_buffer_ptr kv = allocate(kv_ctx.get(), ggml_backend_get_default_buffer_type(backend_.get()));
     ggml_backend_buffer_clear(kv.get(), 0);
@@ -218,37 +234,39 @@ oa_timing oa_op_bench::attention(const oa_attention_spec & spec, double max_s) {
 
     int        next  = 0;
     const auto build = [&](int n_ops) {
-        auto          ctx   = make_context(4 * n_ops + 8);
-        ggml_cgraph * graph = ggml_new_graph_custom(ctx.get(), 4 * n_ops + 8, false);
-        ggml_tensor * q     = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, spec.head_dim_k, spec.n_tokens, spec.n_head);
-        ggml_tensor * mask =
-            ggml_new_tensor_2d(ctx.get(), flash ? GGML_TYPE_F16 : GGML_TYPE_F32, spec.depth, spec.n_tokens);
+        auto           ctx   = make_context(8 * n_ops + 16);
+        ggml_context * c     = ctx.get();
+        ggml_cgraph *  graph = ggml_new_graph_custom(c, 6 * n_ops + 8, false);
+        ggml_tensor *  query = ggml_new_tensor_3d(c, GGML_TYPE_F32, spec.head_dim_k, spec.n_head, spec.n_tokens);
+        ggml_tensor *  q     = ggml_permute(c, query, 0, 2, 1, 3);
+        ggml_tensor *  mask  = ggml_new_tensor_2d(c, flash ? GGML_TYPE_F16 : GGML_TYPE_F32, spec.depth, spec.n_tokens);
         for (int i = 0; i < n_ops; ++i, ++next) {
-            ggml_tensor * k  = ks[next % n_copies];
+            ggml_tensor * k  = heads_of(c, ks[next % n_copies], spec.head_dim_k, spec.n_head_kv);
             ggml_tensor * v  = vs[next % n_copies];
             ggml_tensor * op = nullptr;
             if (flash) {
-                op = ggml_flash_attn_ext(ctx.get(), q, k, v, mask, scale, 0.0f, 0.0f);
+                v  = heads_of(c, v, spec.head_dim_v, spec.n_head_kv);
+                op = ggml_flash_attn_ext(c, q, k, v, mask, scale, 0.0f, 0.0f);
             } else {
-                ggml_tensor * kq = ggml_mul_mat(ctx.get(), k, q);
+                ggml_tensor * kq = ggml_mul_mat(c, k, q);
                 require_support(kq);
-                op = ggml_mul_mat(ctx.get(), v, ggml_soft_max_ext(ctx.get(), kq, mask, scale, 0.0f));
+                v  = ggml_reshape_3d(c, v, spec.depth, spec.head_dim_v, spec.n_head_kv);
+                op = ggml_mul_mat(c, v, ggml_soft_max_ext(c, kq, mask, scale, 0.0f));
             }
             require_support(op);
             ggml_build_forward_expand(graph, op);
         }
         return allocate_graph(std::move(ctx), graph);
     };
-    return measure(build, repeats_for(n_copies, size_t(spec.head_dim_v) * spec.n_head * spec.n_tokens * sizeof(float)),
-                   max_s);
+    return measure(build, std::min(n_copies, n_most), n_most, max_s);
 }
 
 oa_timing oa_op_bench::small(int64_t n_embd, int64_t n_tokens, double max_s) {
     const oa_log_capture log;
 
     const auto build = [&](int n_ops) {
-        auto          ctx   = make_context(n_ops + 8);
-        ggml_cgraph * graph = ggml_new_graph_custom(ctx.get(), n_ops + 8, false);
+        auto          ctx   = make_context(8 * n_ops + 16);
+        ggml_cgraph * graph = ggml_new_graph_custom(ctx.get(), 4 * n_ops + 8, false);
         ggml_tensor * input = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, n_embd, n_tokens);
         ggml_tensor * cur   = input;
         for (int i = 0; i < n_ops; ++i) {
@@ -260,5 +278,5 @@ oa_timing oa_op_bench::small(int64_t n_embd, int64_t n_tokens, double max_s) {
         ggml_backend_tensor_set(input, values.data(), 0, values.size());
         return p;
     };
-    return measure(build, max_repeats, max_s);
+    return measure(build, 1, max_repeats, max_s);
 }

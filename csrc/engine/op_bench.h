@@ -53,8 +53,9 @@ class oa_op_bench {
     };
     using builder = std::function<prepared(int n_ops)>;
 
-    // Times one operator, then as many in one graph as make launching negligible, at most `max_ops`.
-    oa_timing measure(const builder & build, int max_ops, double max_s);
+    // Times one operator, then at least `min_ops` in one graph and as many as make launching negligible.
+    oa_timing measure(const builder & build, int min_ops, int max_ops, double max_s);
+    size_t    cold_bytes(int64_t n_tokens) const;
     prepared  allocate_graph(ggml_context_ptr context, ggml_cgraph * graph);
     void      require_support(const ggml_tensor * op) const;
     bool      supports_flash(const oa_attention_spec & spec, ggml_type type_k, ggml_type type_v) const;

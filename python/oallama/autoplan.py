@@ -9,8 +9,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,23 @@ from oallama import engine
 from oallama.engine import Settings
 from oallama.errors import OallamaError
 from oallama.plan import HOST, ContextSettings, PlacementPlan
-from oallama.planning import OperatorGraph, make_plan, parse_budget
-from oallama.planning.cost import Workload
-from oallama.planning.planner import DEFAULT_WORKLOAD, PlannerName
+from oallama.planning import (
+    Budget,
+    Candidates,
+    OperatorGraph,
+    PlannerName,
+    Space,
+    StockFlags,
+    Workload,
+    make_plans,
+    parse_budget,
+)
+from oallama.planning.planner import DEFAULT_WORKLOAD
+from oallama.profiling.drift import check_drift, describe_drift
 from oallama.profiling.fingerprint import cpu_set, fingerprint
 from oallama.profiling.profile import REMEDY, Profile
 from oallama.profiling.profiler import profile_machine
+from oallama.profiling.workload import UNFUSED_V_TYPES
 
 # Token counts measured: decode, the smallest batch that is worth uploading weights for, a full micro-batch.
 TIERS = (1, 32, 512)
@@ -39,20 +50,36 @@ class Choices:
     """How a plan is made; the defaults are what `Llama(vram=...)` does.
 
     Attributes:
-        device: the accelerator by name, "CPU" for none of them, None for the first one.
+        device: the accelerator by name, several with commas, "CPU" for none of them, None for the first one.
         profile: measured times to use instead of this machine's cached ones.
-        planner: "best" takes OATO's plan unless llama.cpp's own placement under the same budget, or the CPU alone, is
-            predicted to be faster.
+        planner: "auto" takes the plan predicted to be fastest, llama.cpp's own placements among them.
+        workload: the request to make fast; default: `default_workload` of the context.
+        paper: OATO literally as published: decode times only, transfers as caused by the current plan, memory filled
+            up to the first operator that does not fit, with operators too that the device does not speed up.
+        fraction: share of the memory left after KV cache and compute buffers that OATO's weights may take (Algorithm
+            1's 90 % rule). Default: 0.90 for budget "auto", where other programs share the device, and paper=True with
+            bytes; 1.0 where the user said how much a plan may use, and for a share of the weights ("75%" is 75 %).
         elsewhere: the profile is of another machine, and so is the plan.
+        fixed_ubatch: the micro-batch must be as the settings say, not smaller.
+        recheck: re-measure the heaviest operators of each device (about a second each) before planning from cached
+            times; a device that changed by more than 15 % has its times scaled, and the plan says so.
+        all_logits: logits of all rows may be wanted (embeddings, drafts, perplexity), not only of each sequence's last.
+        reserve: bytes per device that others hold out of the same budget, a draft model planned before for example:
+            `{name: memory.total for name, memory in draft.predicted.devices.items()}`. They are taken off budgets in
+            bytes and "auto"; what is loaded already is not free, so "auto" knows of it. A share of the weights stays.
     """
 
     device: str | None = None
     profile: Profile | PathOrText | None = None
-    planner: PlannerName = "best"
-    workload: Workload = DEFAULT_WORKLOAD
+    planner: PlannerName = "auto"
+    workload: Workload | None = None
     paper: bool = False
     fraction: float | None = None
     elsewhere: bool = False
+    fixed_ubatch: bool = False
+    recheck: bool = False
+    all_logits: bool = False
+    reserve: Mapping[str, int] = field(default_factory=dict)
 
 
 def read_graph(path: PathOrText, settings: Settings) -> OperatorGraph:
@@ -90,14 +117,17 @@ def find_accelerator() -> str | None:
     return next((d.name for d in engine.devices() if d.type in ACCELERATOR_TYPES), None)
 
 
-def choose_device(wanted: str | None) -> str:
-    """The accelerator to plan for.
+def choose_devices(wanted: str | None) -> tuple[str, ...]:
+    """The accelerators to plan for, none for "CPU".
 
     Raises:
-        OallamaError: for an unknown name, or without a name when there is no accelerator.
+        OallamaError: for an unknown or repeated name, or without a name when there is no accelerator.
     """
     if wanted is not None:
-        return engine.device(wanted).name
+        names = [engine.device(name.strip()).name for name in wanted.split(",")]
+        if len(set(names)) != len(names):
+            raise OallamaError(f"a device may be named once; got {wanted}")
+        return tuple(name for name in names if name != HOST)
     found = find_accelerator()
     if found is None:
         raise OallamaError(
@@ -105,7 +135,7 @@ def choose_device(wanted: str | None) -> str:
             f"{', '.join(d.name for d in engine.devices())}); take an RPC device (--rpc HOST:PORT, or --local-rpc "
             "to try it on this machine; in Python oallama.LocalRpcServer), or leave the budget out"
         )
-    return found
+    return (found,)
 
 
 def load_profile(source: Profile | PathOrText, n_threads: int, elsewhere: bool = False) -> Profile:
@@ -158,55 +188,135 @@ def plan_graph(
     progress: Progress | None = None,
 ) -> PlacementPlan:
     """`plan_model` for a graph that is already read; several plans of one model cost one reading."""
+    return candidates(path, graph, vram, settings, choices, progress).best
+
+
+def candidates(
+    path: PathOrText,
+    graph: OperatorGraph,
+    vram: str | int | None,
+    settings: Settings,
+    choices: Choices,
+    progress: Progress | None = None,
+) -> Candidates:
+    """Every candidate of `choices.planner`, the plan to take first; arguments and errors as in `plan_model`."""
     settings = resolve(settings, graph.n_ctx_train)
-    profile, device = _profile_and_device(graph, settings, choices, progress)
-    if device == HOST and vram is not None:
+    profile, accelerators = _profile_and_devices(graph, settings, choices, progress)
+    if not accelerators and vram is not None:
         raise OallamaError(f"a memory budget ({vram}) is for an accelerator, not for the device {HOST}; leave one out")
-    free = profile.device(device).memory_total if choices.elsewhere else engine.device(device).memory_free
-    budget = parse_budget(vram if vram is not None else "auto", weights_bytes=graph.weights_bytes, free_bytes=free)
-    stand_in = _stand_in(device) if choices.elsewhere and device != HOST else device
-
-    def memory(plan: PlacementPlan | None) -> dict[str, dict[str, int]]:
-        assert plan is not None
-        table = re.sub(rf"(?<= ){re.escape(device)}(?=[ \n])", stand_in, plan.to_backend_map())
-        used = replace(settings, devices=tuple(stand_in for name in plan.devices if name != HOST))
-        found = engine.dry_run(os.fspath(path), used, table)
-        return {device if name == stand_in else name: sizes for name, sizes in found.items()}
-
-    def make(planner: PlannerName) -> PlacementPlan:
-        return make_plan(
-            graph,
-            profile,
-            devices=(device,) if device == HOST else (device, HOST),
-            budget=budget,
-            memory=memory,
-            context=ContextSettings(**{name: getattr(settings, name) for name in ContextSettings.__dataclass_fields__}),
-            planner=planner,
-            workload=choices.workload,
-            paper=choices.paper,
-            fraction=choices.fraction,
-        )
-
-    plan = make(choices.planner)
-    if choices.planner == "best" and plan.planner["name"] != "oato":
-        make("oato")  # raises when the budget is too small: a mistake to be told, not a reason to use the CPU
-    if stand_in != device:
-        note = f"memory was dry-run on {engine.device(stand_in).description} in place of {device}, which is not here"
-        plan = replace(plan, predicted=replace(plan.predicted, notes=(*plan.predicted.notes, note)))
-    return plan
+    drift: list[str] = []
+    if choices.recheck and not choices.elsewhere:
+        ratios = check_drift(profile, [*accelerators, HOST], settings.n_threads)
+        if drift := describe_drift(ratios, recorded=profile.created):
+            profile = profile.scaled(ratios)
+    budgets = _budgets(vram, accelerators, graph, profile if choices.elsewhere else None)
+    budgets = {name: budget.less(choices.reserve.get(name, 0)) for name, budget in budgets.items()}
+    here = _Here(path, settings, accelerators, choices.elsewhere)
+    graphs = {settings.flash_attn: graph}
+    if settings.flash_attn == "auto" and settings.type_v in UNFUSED_V_TYPES and not choices.paper:
+        graphs["off"] = read_graph(path, replace(settings, flash_attn="off"))
+    limits = {name: budget.bytes_total for name, budget in budgets.items()}
+    space = Space(
+        graphs=graphs,
+        profile=profile,
+        accelerators=accelerators,
+        budgets=budgets,
+        memory=here.memory,
+        context=context_of(settings),
+        workload=choices.workload or default_workload(settings.n_ctx),
+        n_outputs_max=0 if choices.all_logits else settings.n_seq_max,
+        free_ubatch=not choices.fixed_ubatch,
+        fit=(lambda: here.fit(limits)) if all(limits.values()) else None,
+        paper=choices.paper,
+        fraction=choices.fraction,
+    )
+    found = make_plans(space, choices.planner)
+    return Candidates({name: here.noted(plan, drift) for name, plan in found.plans.items()}, found.failed)
 
 
-def _profile_and_device(
+def default_workload(n_ctx: int) -> Workload:
+    """512 + 128 tokens in a context a quarter full: who asks for a long context uses more than its beginning."""
+    n_prompt, n_generate = min(DEFAULT_WORKLOAD.n_prompt, max(1, n_ctx // 2)), DEFAULT_WORKLOAD.n_generate
+    return Workload(n_prompt, n_generate, depth=max(0, min(n_ctx // 4, n_ctx - n_prompt - n_generate)))
+
+
+def context_of(settings: Settings) -> ContextSettings:
+    """The part of the settings that a plan is made for."""
+    return ContextSettings(**{name: getattr(settings, name) for name in ContextSettings.__dataclass_fields__})
+
+
+def _budgets(
+    vram: str | int | None, accelerators: tuple[str, ...], graph: OperatorGraph, elsewhere: Profile | None
+) -> dict[str, Budget]:
+    """One budget per accelerator: "8GiB" for each of them, or "CUDA0=20GiB,CUDA1=6GiB"."""
+    asked: dict[str, str | int] = {name: "auto" if vram is None else vram for name in accelerators}
+    if isinstance(vram, str) and "=" in vram:
+        parts = (part.partition("=") for part in vram.split(","))
+        asked = {name.strip(): text.strip() for name, _, text in parts}
+        if set(asked) != set(accelerators):
+            raise OallamaError(f"the budget {vram!r} names other devices than the plan: {', '.join(accelerators)}")
+    free = {
+        name: elsewhere.device(name).memory_total if elsewhere else engine.device(name).memory_free
+        for name in accelerators
+    }
+    return {
+        name: parse_budget(asked[name], weights_bytes=graph.weights_bytes, free_bytes=free[name])
+        for name in accelerators
+    }
+
+
+class _Here:
+    """This machine's allocators, which answer for the machine of the plan."""
+
+    def __init__(self, path: PathOrText, settings: Settings, accelerators: tuple[str, ...], elsewhere: bool) -> None:
+        self._path, self._settings, self._accelerators = os.fspath(path), settings, accelerators
+        stand_ins = _stand_ins(accelerators) if elsewhere else accelerators
+        self._stand_in = dict(zip(accelerators, stand_ins, strict=True))
+
+    def memory(self, plan: PlacementPlan) -> dict[str, dict[str, int]]:
+        """Dry run of a plan in the plan's own context."""
+        used = [name for name in plan.devices if name != HOST]
+        table = plan.to_backend_map()
+        for name in used:
+            table = re.sub(rf"(?<= ){re.escape(name)}(?=[ \n])", self._stand_in[name], table)
+        settings = replace(self._settings, **asdict(plan.context), devices=tuple(self._stand_in[name] for name in used))
+        found = engine.dry_run(self._path, settings, table)
+        names = {stand_in: name for name, stand_in in self._stand_in.items()}
+        return {names.get(name, name): sizes for name, sizes in found.items()}
+
+    def fit(self, limits: Mapping[str, int | None]) -> StockFlags:
+        """What llama.cpp's own --fit does with these budgets. Raises OallamaError where it finds nothing."""
+        budgets = {self._stand_in[name]: limit for name, limit in limits.items() if limit is not None}
+        settings = replace(self._settings, devices=tuple(self._stand_in[name] for name in self._accelerators))
+        found = engine.fit(self._path, settings, budgets)
+        if found.status != "success":
+            raise OallamaError(f"llama.cpp's --fit found nothing within the budget ({found.status})")
+        names = {stand_in: name for name, stand_in in self._stand_in.items()}
+        overrides = tuple((pattern, names.get(device, device)) for pattern, device in found.overrides)
+        return StockFlags(found.n_gpu_layers, tuple(found.tensor_split), overrides)
+
+    def noted(self, plan: PlacementPlan, drift: Sequence[str]) -> PlacementPlan:
+        """The plan with notes of drift, and of what was asked in place of devices that are not here."""
+        notes = [f"times scaled: {line}" for line in drift]
+        others = [name for name in plan.devices if self._stand_in.get(name, name) != name]
+        if others:
+            here = engine.device(self._stand_in[others[0]]).description
+            notes.append(f"memory was dry-run on {here} in place of {', '.join(others)}, which is not here")
+        return replace(plan, predicted=replace(plan.predicted, notes=(*plan.predicted.notes, *notes)))
+
+
+def _profile_and_devices(
     graph: OperatorGraph, settings: Settings, choices: Choices, progress: Progress | None
-) -> tuple[Profile, str]:
+) -> tuple[Profile, tuple[str, ...]]:
     if choices.elsewhere:
         if choices.profile is None:
             raise OallamaError("planning for another machine needs its profile: give it with --profile FILE")
         profile = load_profile(choices.profile, settings.n_threads, elsewhere=True)
-        device = choices.device or next((d.name for d in profile.devices if d.type in ACCELERATOR_TYPES), HOST)
-        return profile, profile.device(device).name
-    device = choose_device(choices.device)
-    return profile_for(graph, replace(choices, device=device), settings, progress), device
+        wanted = choices.device or next((d.name for d in profile.devices if d.type in ACCELERATOR_TYPES), HOST)
+        names = [profile.device(name.strip()).name for name in wanted.split(",")]
+        return profile, tuple(name for name in names if name != HOST)
+    accelerators = choose_devices(choices.device)
+    return profile_for(graph, replace(choices, device=",".join(accelerators) or HOST), settings, progress), accelerators
 
 
 def profile_for(
@@ -217,7 +327,7 @@ def profile_for(
         return load_profile(choices.profile, settings.n_threads)
     return profile_machine(
         graph,
-        [choices.device] if choices.device else [],
+        choices.device.split(",") if choices.device else [],
         n_threads=settings.n_threads,
         depths=depths_for(settings.n_ctx),
         type_k=settings.type_k,
@@ -231,16 +341,17 @@ def depths_for(n_ctx: int) -> list[int]:
     return [depth for i, depth in enumerate(DEPTHS) if i == 0 or DEPTHS[i - 1] < n_ctx]
 
 
-def _stand_in(device: str) -> str:
-    """A device of this machine whose allocator answers for one that is elsewhere."""
+def _stand_ins(devices: tuple[str, ...]) -> tuple[str, ...]:
+    """Devices of this machine whose allocators answer for those that are elsewhere."""
     here = [d.name for d in engine.devices()]
-    if device in here:
-        return device
-    if (found := find_accelerator()) is not None:
-        return found
+    if all(name in here for name in devices):
+        return devices
+    spare = [d.name for d in engine.devices() if d.type in ACCELERATOR_TYPES][: len(devices)]
     from oallama.rpc import LocalRpcServer
 
-    return LocalRpcServer().devices[0]
+    while len(spare) < len(devices):
+        spare += LocalRpcServer().devices
+    return tuple(spare)
 
 
 def check_settings(plan: PlacementPlan, settings: Settings) -> None:

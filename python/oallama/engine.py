@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -117,6 +117,8 @@ class Settings:
         flash_attn: "auto", "on" or "off".
         devices: names of the accelerators to use, in order; None takes all of them, () none.
         n_gpu_layers: llama.cpp's -ngl; -1 all. Without effect on layers and tensors a backend map lists.
+        tensor_split: llama.cpp's -ts, the shares of the layers each device takes; () deals by free memory.
+        override_tensor: llama.cpp's -ot as (pattern, device name), the first match wins.
         n_outputs_max: most rows of one micro-batch with logits; 0 is n_batch.
         use_mmap: None leaves it to llama.cpp (mapped unless a device cannot).
         n_threads: 0 takes llama.cpp's default.
@@ -131,6 +133,8 @@ class Settings:
     flash_attn: str = "auto"
     devices: tuple[str, ...] | None = None
     n_gpu_layers: int = -1
+    tensor_split: tuple[float, ...] = ()
+    override_tensor: tuple[tuple[str, str], ...] = ()
     n_outputs_max: int = 0
     offload_kqv: bool = True
     op_offload: bool = True
@@ -158,11 +162,25 @@ def device_array(names: Sequence[str]) -> Any:
     return (ctypes.c_void_p * (len(addresses) + 1))(*addresses, None)
 
 
+class _TensorOverride(ctypes.Structure):
+    """`llama_model_tensor_buft_override`."""
+
+    _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
+
+
+def override_array(overrides: Sequence[tuple[str, str]]) -> Any:
+    """`llama_model_tensor_buft_override[]` that ends with an empty entry, for `tensor_buft_overrides`."""
+    entries = [
+        _TensorOverride(pattern.encode(), core().buffer_type_address(device(name).name)) for pattern, name in overrides
+    ]
+    return (_TensorOverride * (len(entries) + 1))(*entries)
+
+
 def make_params(settings: Settings) -> Params:
     """Build the structures.
 
     Raises:
-        OallamaError: for a name that is not among the choices.
+        OallamaError: for a name that is not among the choices, or a tensor_split with too many entries.
     """
     llama_cpp = runtime.llama_cpp()
     model, context = llama_cpp.llama_model_default_params(), llama_cpp.llama_context_default_params()
@@ -175,6 +193,15 @@ def make_params(settings: Settings) -> Params:
         array = device_array(settings.devices)
         params._keep.append(array)
         model.devices = ctypes.addressof(array)
+    if settings.tensor_split:
+        most = llama_cpp.llama_max_devices()
+        if len(settings.tensor_split) > most:
+            raise OallamaError(f"tensor_split has {len(settings.tensor_split)} entries; llama.cpp takes {most} devices")
+        model.tensor_split = (ctypes.c_float * most)(*settings.tensor_split)
+    if settings.override_tensor:
+        overrides = override_array(settings.override_tensor)
+        params._keep.append(overrides)
+        model.tensor_buft_overrides = ctypes.addressof(overrides)
     context.n_ctx = settings.n_ctx
     context.n_batch = settings.n_batch
     context.n_ubatch = settings.n_ubatch
@@ -252,7 +279,7 @@ def read_graphs(path: str | Path, settings: Settings, n_tokens: Sequence[int]) -
         OallamaError: with llama.cpp's own reason if the model cannot be loaded.
     """
     check_gguf(path)
-    params = make_params(Settings(**{**vars(settings), "devices": ()}))
+    params = make_params(replace(settings, devices=(), tensor_split=(), override_tensor=()))
     with _engine_errors(path):
         return dict(core().read_graphs(str(path), *params.addresses, list(n_tokens)))
 
@@ -268,6 +295,70 @@ def dry_run(path: str | Path, settings: Settings, table: str | None = None) -> d
     with _engine_errors(path), backend_map(table):
         buffers = core().memory_dry_run(str(path), *params.addresses)
     return by_device(buffers)
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """What llama.cpp's --fit chose; `n_gpu_layers`, `tensor_split` and `overrides` are the fields of `StockFlags`.
+
+    Attributes:
+        status: "success", or "failure" when fit gave up; the other fields are then what it tried last.
+        n_gpu_layers: -1 if everything fits.
+        tensor_split: one entry a device; () with one device. Where fit leaves it, llama.cpp deals the layers by free
+            memory, so that is what stands here.
+        overrides: (pattern, device name), the first match wins.
+        n_ctx: tokens of context: the settings', or what fit chose if they have 0.
+        reason: why it is a failure.
+        log: fit's own lines.
+    """
+
+    status: str
+    n_gpu_layers: int
+    tensor_split: tuple[float, ...]
+    overrides: tuple[tuple[str, str], ...]
+    n_ctx: int
+    reason: str
+    log: str
+
+
+def fit(path: str | Path, settings: Settings, budgets: Mapping[str, int], n_ctx_min: int = 4096) -> FitResult:
+    """What llama.cpp's own --fit (its common/fit.cpp) chooses when each device may take `budgets[device]` bytes.
+
+    fit thinks in free memory: a device that reports less free than its budget is filled, and the RAM of the host is
+    without limit. A "success" is not a promise: with no layer on a device fit does not look at its target any more.
+    fit decides -ngl, -ts and -ot itself, so those of the settings are not looked at.
+
+    Args:
+        settings: `devices` are those to fit, in order; None takes those of the budgets.
+        budgets: bytes of each device for weights, KV cache and compute buffers together.
+        n_ctx_min: fewest tokens of context that fit may choose, only if `settings.n_ctx` is 0.
+
+    Raises:
+        OallamaError: if devices and budgets do not match, or with fit's own reason if the model cannot be loaded.
+    """
+    check_gguf(path)
+    names = tuple(budgets) if settings.devices is None else settings.devices
+    if not names or sorted(names) != sorted(budgets):
+        raise OallamaError(f"fit needs a budget for each device: devices {list(names)}, budgets for {list(budgets)}")
+    if negative := [name for name in names if budgets[name] < 0]:
+        raise OallamaError(f"the budget of {negative[0]} is {budgets[negative[0]]} bytes; expected 0 or more")
+    free = [device(name).memory_free for name in names]
+    margins = [max(0, f - budgets[name]) for name, f in zip(names, free, strict=True)]
+    params = make_params(replace(settings, devices=names, tensor_split=(), override_tensor=()))
+    found = core().fit(str(path), *params.addresses, margins, n_ctx_min)
+    reason = found["reason"].strip().removeprefix("common_fit_params: ")
+    if found["status"] == "error":
+        raise OallamaError(f"{path}: {'; '.join([reason, *found['errors'].splitlines()[:1]])}")
+    split = found["tensor_split"] if any(found["tensor_split"]) else free
+    return FitResult(
+        status=found["status"],
+        n_gpu_layers=found["n_gpu_layers"],
+        tensor_split=tuple(map(float, split)) if len(names) > 1 else (),
+        overrides=tuple((pattern, name) for pattern, _buffer_type, name in found["overrides"]),
+        n_ctx=found["n_ctx"],
+        reason=reason,
+        log=found["log"],
+    )
 
 
 def by_device(buffers: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:

@@ -71,6 +71,11 @@ class Llama(_UPSTREAM):  # type: ignore[misc, valid-type]
             return
         with _LOADING:
             self.plan = _make_plan(model_path, vram, plan, profile, progress, kwargs)
+            if self.plan.context.n_outputs_max and _wants_all_logits(kwargs):
+                raise OallamaError(
+                    "this plan has no memory for the logits of all rows, which logits_all=, embedding= and "
+                    "draft_model= need; make a new plan with vram= or `oallama plan --all-logits`"
+                )
             self._auto_flash_attn = "flash_attn" not in kwargs and self.plan.context.flash_attn == "auto"
             self._devices = engine.device_array([name for name in self.plan.devices if name != HOST])
             with engine.backend_map(self.plan.to_backend_map()):
@@ -92,6 +97,8 @@ class Llama(_UPSTREAM):  # type: ignore[misc, valid-type]
     def context_params(self) -> Any:
         if self._auto_flash_attn:
             self._context_params.flash_attn_type = engine.FLASH_ATTN["auto"]
+        if self.plan is not None:
+            self._context_params.n_outputs_max = self.plan.context.n_outputs_max
         return self._context_params
 
     @context_params.setter
@@ -131,7 +138,13 @@ def _make_plan(
         return plan
     if progress is None and kwargs.get("verbose", True):
         progress = _announce_once()
-    return autoplan.plan_model(path, vram, settings_of(kwargs), Choices(profile=profile), progress)
+    choices = Choices(profile=profile, fixed_ubatch="n_ubatch" in kwargs, all_logits=_wants_all_logits(kwargs))
+    return autoplan.plan_model(path, vram, settings_of(kwargs), choices, progress)
+
+
+def _wants_all_logits(kwargs: dict[str, Any]) -> bool:
+    """Whether rows other than each sequence's last are read: llama.cpp aborts when more are asked for than planned."""
+    return any(kwargs.get(name) for name in ("logits_all", "embedding", "draft_model"))
 
 
 def _announce_once() -> Progress:

@@ -7,10 +7,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich import box
+from rich.console import Group
 from rich.table import Table
 
 from oallama import engine
 from oallama.plan import HOST, DeviceMemory, PlacementPlan
+from oallama.run_times import RunTimes, times_of
 
 
 @dataclass(frozen=True)
@@ -33,9 +35,10 @@ class DevicePlacement:
 
 @dataclass(frozen=True)
 class Placement:
-    """The devices of a loaded model, accelerators first; print it with rich for a table."""
+    """The devices of a loaded model, accelerators first; print it with rich for a table. times: None before any run."""
 
     devices: tuple[DevicePlacement, ...]
+    times: RunTimes | None = None
 
     def __getitem__(self, device: str) -> DevicePlacement:
         for placed in self.devices:
@@ -44,17 +47,21 @@ class Placement:
         raise KeyError(device)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON-able values, with totals."""
-        result = {}
+        """As JSON-able values: each device by its name, with totals, and "times" (with "drift", a text) or None."""
+        result: dict[str, Any] = {}
         for d in self.devices:
             entry = asdict(d)
             for kind in ("measured", "predicted"):
                 if (memory := getattr(d, kind)) is not None:
                     entry[kind]["total"] = memory.total
             result[entry.pop("device")] = entry
+        result["times"] = self.times.to_dict() if self.times else None
         return result
 
-    def __rich__(self) -> Table:
+    def __rich__(self) -> Group:
+        return Group(self._bytes_table(), *([self.times] if self.times else []))
+
+    def _bytes_table(self) -> Table:
         table = Table(title="placement, MiB", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
         table.add_column("device", no_wrap=True)
         for name in ("budget", "predicted", "measured", "weights", "KV", "compute", "tensors"):
@@ -74,7 +81,8 @@ def placement_of(context: int, plan: PlacementPlan | None) -> Placement:
     names = [d for d in plan.devices if d != HOST] if plan else []
     names += [name for name in measured if name not in names and name != HOST]
     process = _process_bytes(buffers)
-    return Placement(tuple(_device(name, measured, process, plan) for name in (*names, HOST)))
+    devices = tuple(_device(name, measured, process, plan) for name in (*names, HOST))
+    return Placement(devices, times_of(context, plan))
 
 
 def _device(

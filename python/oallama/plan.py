@@ -70,7 +70,11 @@ class TensorPlacement:
 
 @dataclass(frozen=True)
 class ContextSettings:
-    """What the context must be created with for the prediction to hold. flash_attn: "auto", "on" or "off"."""
+    """What the context must be created with for the prediction to hold.
+
+    flash_attn: "auto", "on" or "off". n_outputs_max: most rows of a micro-batch whose logits are computed, 0 for
+    llama.cpp's n_batch; one row per sequence is enough for generation and saves the memory of the others' logits.
+    """
 
     n_ctx: int
     n_batch: int = 2048
@@ -79,6 +83,7 @@ class ContextSettings:
     type_k: str = "f16"
     type_v: str = "f16"
     flash_attn: str = "auto"
+    n_outputs_max: int = 0
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,8 @@ class Prediction:
     """Predicted bytes per device, TTFT seconds by prompt length and TPOT seconds by depth.
 
     `request_s` is TTFT + (n_generate - 1) * TPOT of the workload (n_prompt, n_generate) the planner optimised.
-    `notes` say what the prediction leaves out.
+    `parts` says where these seconds go: "prefill" and "decode", each by cause. `notes` say what the prediction leaves
+    out.
     """
 
     devices: Mapping[str, DeviceMemory]
@@ -108,6 +114,7 @@ class Prediction:
     workload: tuple[int, int]
     request_s: float
     notes: tuple[str, ...] = ()
+    parts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -166,7 +173,11 @@ class PlacementPlan:
     def describe_difference(self, other: PlacementPlan) -> list[str]:
         """What changes from this plan to `other`, one readable line each; empty when the placement is the same."""
         lines = []
-        for what in ("model", "context", "devices", "budgets"):
+        settings = asdict(other.context)
+        changed = [f"{k} {v} -> {settings[k]}" for k, v in asdict(self.context).items() if v != settings[k]]
+        if changed:
+            lines.append(f"context: {', '.join(changed)}")
+        for what in ("model", "devices", "budgets"):
             if getattr(self, what) != getattr(other, what):
                 lines.append(f"{what}: {_short(getattr(self, what))} -> {_short(getattr(other, what))}")
         moved = [il for il, (a, b) in enumerate(zip(self.layers, other.layers, strict=False)) if a != b]
@@ -251,6 +262,7 @@ class PlacementPlan:
                 workload=(predicted["workload"][0], predicted["workload"][1]),
                 request_s=predicted["request_s"],
                 notes=tuple(predicted["notes"]),
+                parts=predicted.get("parts", {}),
             ),
             tied_output=content["tied_output"],
             measured=content["measured"],
@@ -283,9 +295,7 @@ def _home(tensor: TensorPlacement | None) -> str:
 
 
 def _short(value: object) -> str:
-    if isinstance(value, ContextSettings):
-        value = ", ".join(f"{k}={v}" for k, v in asdict(value).items())
-    elif isinstance(value, Mapping):
+    if isinstance(value, Mapping):
         value = ", ".join(f"{k}={v}" for k, v in value.items())
     elif isinstance(value, tuple):
         value = ", ".join(map(str, value))

@@ -39,6 +39,7 @@ class LoadParams:
     n_ctx: int = 0
     n_batch: int = 2048
     n_ubatch: int = 512
+    n_outputs_max: int = 0
     n_threads: int = 0
     n_gpu_layers: int = 0
     flash_attn: str = "auto"
@@ -127,10 +128,25 @@ class Worker:
     def tokenize(self, text: str) -> list[int]:
         return self._request("tokenize", self._run_timeout_s, text=text)["tokens"]
 
-    def run(self, round_: int, depth: Sequence[int], prompt: Sequence[int], gen: int) -> Sample:
-        """One measured run: `depth` tokens in the cache, then `prompt`, then `gen` tokens."""
+    def run(
+        self,
+        round_: int,
+        depth: Sequence[int],
+        prompt: Sequence[int],
+        gen: int,
+        state_dir: str | os.PathLike[str] | None = None,
+    ) -> Sample:
+        """One measured run: `depth` tokens in the cache, then `prompt`, then `gen` tokens.
+
+        state_dir: folder where engines of one model leave each other their filled caches.
+        """
         reply = self._request(
-            "run", self._run_timeout_s, depth_tokens=list(depth), prompt_tokens=list(prompt), n_gen=gen
+            "run",
+            self._run_timeout_s,
+            depth_tokens=list(depth),
+            prompt_tokens=list(prompt),
+            n_gen=gen,
+            state_dir=None if state_dir is None else os.fspath(state_dir),
         )
         return Sample(round_, tuple(reply["token_times_s"]), tuple(reply["tokens"]))
 

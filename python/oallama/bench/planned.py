@@ -31,6 +31,7 @@ def planned(
         n_ctx=context.n_ctx,
         n_batch=context.n_batch,
         n_ubatch=context.n_ubatch,
+        n_outputs_max=context.n_outputs_max,
         type_k=context.type_k,
         type_v=context.type_v,
         flash_attn=context.flash_attn,

@@ -28,7 +28,8 @@ class Sweep:
 
     repeats: measured rounds of each cell. warmup: rounds before them, kept apart; with "reload" after each load.
     interleave: "loaded" keeps all engines in memory and alternates run by run; "reload" loads an engine, runs all cells
-    once, and unloads it, round by round, for when they do not fit together. prompt_text: a file.
+    once, and unloads it, round by round, for when they do not fit together. prompt_text: a file. state_dir: folder in
+    which engines share filled caches; None: each fills its own.
     """
 
     prompts: Sequence[int] = (32, 64, 128, 256, 512)
@@ -38,6 +39,7 @@ class Sweep:
     warmup: int = 1
     interleave: str = "loaded"
     prompt_text: str | os.PathLike[str] = PROMPT
+    state_dir: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         for name, values, least in (("prompts", self.prompts, 1), ("depths", self.depths, 0), ("gens", self.gens, 2)):
@@ -199,7 +201,7 @@ class _Bench:
         time.sleep(SETTLE_S)
         depth, prompt = self.tokens[: cell.depth], self.tokens[cell.depth : cell.depth + cell.prompt]
         try:
-            sample = worker.run(round_, depth, prompt, cell.gen)
+            sample = worker.run(round_, depth, prompt, cell.gen, self.sweep.state_dir)
         except OallamaError as error:
             worker.stop()
             self._fail(i, error)

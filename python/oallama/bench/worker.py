@@ -21,7 +21,7 @@ import time
 MIB = 1024 * 1024
 ERROR = 4  # GGML_LOG_LEVEL_ERROR
 MODEL_FIELDS = ("n_gpu_layers", "use_extra_bufts")
-CONTEXT_FIELDS = ("n_ctx", "n_batch", "n_ubatch", "op_offload", "offload_kqv")
+CONTEXT_FIELDS = ("n_ctx", "n_batch", "n_ubatch", "n_outputs_max", "op_offload", "offload_kqv")
 OTHER_FIELDS = (
     "n_threads", "flash_attn", "type_k", "type_v", "rpc_servers", "devices", "load_mode", "override_tensor",
 )  # fmt: skip
@@ -185,6 +185,8 @@ class Session:
             raise ValueError(why)
         load_s = time.perf_counter() - start
         self.sampler = self.lib.llama_sampler_init_greedy()
+        # Without flash attention V is kept transposed: such a cache cannot be read into another's.
+        self.form = "unfused" if params.get("flash_attn") == "off" else "fused"
         return {
             "load_s": load_s,
             "model": self._describe_model(),
@@ -257,11 +259,12 @@ class Session:
             raise ValueError("the model's tokenizer cannot tokenize the prompt text (a vocab-less model?)")
         return {"tokens": tokens[:count]}
 
-    def run(self, prompt_tokens, n_gen, depth_tokens=()):
+    def run(self, prompt_tokens, n_gen, depth_tokens=(), state_dir=None):
         """Process a prompt behind a filled cache and generate n_gen tokens greedily, end-of-text ignored.
 
         Returns ttft_s, token_times_s (seconds since the prompt was handed over, one per token; the first is the TTFT)
-        and tokens. Filling the cache with depth_tokens and tokenisation are not timed; sampling is.
+        and tokens. Filling the cache with depth_tokens and tokenisation are not timed; sampling is. state_dir: folder
+        where filled caches are kept, so that engines with caches of one form fill it once.
         """
         self._need_model()
         if not prompt_tokens or n_gen < 1:
@@ -269,7 +272,7 @@ class Session:
         used, n_ctx = len(depth_tokens) + len(prompt_tokens) + n_gen, self.lib.llama_n_ctx(self.ctx)
         if used > n_ctx:
             raise ValueError(f"depth + prompt + generated tokens are {used}, more than n_ctx = {n_ctx}")
-        self._prefill(depth_tokens)
+        self._prefill(depth_tokens, state_dir)
         times, tokens = [], []
         gc.disable()
         try:
@@ -285,7 +288,7 @@ class Session:
             gc.enable()
         return {"ttft_s": times[0], "token_times_s": times, "tokens": tokens}
 
-    def _prefill(self, depth_tokens):
+    def _prefill(self, depth_tokens, state_dir):
         """Leave exactly depth_tokens in the cache.
 
         Repeats at one depth only cut off what the last run added; caches that cannot (recurrent models) or that have
@@ -302,9 +305,24 @@ class Session:
             self.prefilled = []
             self.lib.llama_memory_clear(memory, True)
             if depth:
-                self._decode(depth)
+                self._fill(depth, state_dir)
             self.prefilled = depth
         self.lib.llama_synchronize(self.ctx)
+
+    def _fill(self, depth, state_dir):
+        """Decode the depth tokens, or take the state that another engine left in state_dir."""
+        if state_dir is None:
+            self._decode(depth)
+            return
+        array, count = (self.lib.llama_token * len(depth))(*depth), ctypes.c_size_t()
+        path = os.path.join(state_dir, f"depth-{len(depth)}-{self.form}").encode()
+        taken = os.path.exists(path) and self.lib.llama_state_seq_load_file(
+            self.ctx, path, 0, (self.lib.llama_token * len(depth))(), len(depth), ctypes.byref(count)
+        )
+        if not taken:
+            self.lib.llama_memory_clear(self.lib.llama_get_memory(self.ctx), True)
+            self._decode(depth)
+            self.lib.llama_state_seq_save_file(self.ctx, path, 0, array, len(depth))
 
     def _decode(self, tokens):
         n_batch = self.lib.llama_n_batch(self.ctx)

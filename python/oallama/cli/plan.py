@@ -12,8 +12,11 @@ from oallama import autoplan
 from oallama.autoplan import Choices
 from oallama.errors import OallamaError
 from oallama.plan import PlacementPlan
-from oallama.planning.cost import Workload
+from oallama.planning import Workload
+from oallama.planning.explain import render_candidates
+from oallama.planning.planner import PLANNERS
 from oallama.planning.render import render_plan
+from oallama.verify import verify as run_verify
 
 from .options import (
     Batch,
@@ -32,7 +35,8 @@ from .options import (
     connect,
     settings,
 )
-from .terminal import out, progress_bar
+from .terminal import err, out, progress_bar, warn_if_busy
+from .verified import render_verified
 
 FORMATS = ("table", "json", "llama.cpp", "llama-bench", "map")
 
@@ -40,9 +44,13 @@ FORMATS = ("table", "json", "llama.cpp", "llama-bench", "map")
 def plan(
     model: Model,
     vram: Vram = None,
-    planner: Annotated[
-        str, typer.Option(help="oato, layers (stock -ngl), cpu, all; best: fastest of the first 3.")
-    ] = "best",
+    planner: Annotated[str, typer.Option(help=f"{', '.join(PLANNERS)}; auto: the fastest of them.")] = "auto",
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show every candidate and why the plan was chosen.")
+    ] = False,
+    verify: Annotated[
+        int, typer.Option(min=0, help="Load and measure the N best candidates; take the fastest.", metavar="N")
+    ] = 0,
     profile: Profile = None,
     elsewhere: Annotated[bool, typer.Option("--elsewhere", help="Plan for the machine of the profile.")] = False,
     device: Device = None,
@@ -58,6 +66,15 @@ def plan(
     threads: Threads = 0,
     n_prompt: Annotated[int, typer.Option(min=0, help="Prompt tokens of the request to make fast.")] = 512,
     n_generate: Annotated[int, typer.Option(min=1, help="Generated tokens of the request to make fast.")] = 128,
+    n_depth: Annotated[
+        int | None, typer.Option(min=0, help="Tokens in the cache before it; default: a quarter of the context.")
+    ] = None,
+    recheck: Annotated[
+        bool, typer.Option("--recheck", help="Re-measure a few operators first: has the machine changed since?")
+    ] = False,
+    all_logits: Annotated[
+        bool, typer.Option("--all-logits", help="Keep memory for the logits of all rows (embeddings, drafts).")
+    ] = False,
     paper: Annotated[bool, typer.Option("--paper", help="OATO literally as published.")] = False,
     fraction: Annotated[float | None, typer.Option(help="Share of the memory that weights may take.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan (JSON) to this file.")] = None,
@@ -67,23 +84,46 @@ def plan(
     """Plan a model under a memory budget and show the plan."""
     if format not in FORMATS:
         raise OallamaError(f"unknown --format {format!r}; expected one of {', '.join(FORMATS)}")
+    if verify and elsewhere:
+        raise OallamaError("--verify measures on this machine; a plan for elsewhere is verified there")
+    wanted = settings(ctx, batch, ubatch, type_k, type_v, flash_attn, threads, parallel)
+    connection = connect(rpc, local_rpc, None if elsewhere else device)
+    graph = autoplan.read_graph(model, wanted)
+    wanted = autoplan.resolve(wanted, graph.n_ctx_train)
+    depth = autoplan.default_workload(wanted.n_ctx).depth if n_depth is None else n_depth
     choices = Choices(
-        device=connect(rpc, local_rpc, None if elsewhere else device).device or device,
+        device=connection.device or device,
         profile=profile,
         planner=planner,  # type: ignore[arg-type]  # make_plan names the planners there are
-        workload=Workload(n_prompt, n_generate),
+        workload=Workload(n_prompt, n_generate, depth, parallel),
         paper=paper,
         fraction=fraction,
         elsewhere=elsewhere,
+        fixed_ubatch=ubatch is not None,
+        all_logits=all_logits,
+        recheck=recheck,
     )
-    wanted = settings(ctx, batch, ubatch, type_k, type_v, flash_attn, threads, parallel)
     with progress_bar("profiling") as report:
-        made = autoplan.plan_model(model, vram, wanted, choices, report)
+        found = autoplan.candidates(model, graph, vram, wanted, choices, report)
+    made = found.best
+    if explain:
+        err.print(render_candidates(found)) if json or format != "table" else out.print(render_candidates(found))
+    if verify:
+        made = _measured(model, [*found.plans.values()][:verify], connection.endpoints, wanted.n_threads)
     if output:
         made.save(output)
     show(made, "json" if json else format)
     if output and format == "table" and not json:
         out.print(f"written to {output}", soft_wrap=True)
+
+
+def _measured(model: Path, plans: list[PlacementPlan], endpoints: tuple[str, ...], n_threads: int) -> PlacementPlan:
+    """The fastest of the plans on this machine, with what was measured."""
+    warn_if_busy()
+    with progress_bar("verifying") as report:
+        measured = run_verify(model, plans, rpc_servers=endpoints, n_threads=n_threads, progress=report)
+    err.print(render_verified(measured))
+    return measured[0]
 
 
 def show(plan: PlacementPlan, format: str) -> None:

@@ -12,11 +12,14 @@ from rich.table import Table
 
 from oallama import autoplan
 from oallama.autoplan import Choices
+from oallama.engine import Settings
 from oallama.planning import OperatorGraph
+from oallama.profiling.datasheet import Datasheet, make_profile
 from oallama.profiling.profile import OTHER, OperatorTime
 from oallama.profiling.profile import Profile as MachineProfile
+from oallama.profiling.profiler import forget
 
-from .options import Ctx, Device, Json, LocalRpc, Model, Rpc, Threads, TypeK, TypeV, connect, settings
+from .options import Ctx, Device, Json, LocalRpc, Model, Rpc, Threads, TypeK, TypeV, connect, quiet, settings
 from .terminal import out, print_json, progress_bar, seconds, table, warn_if_busy
 
 
@@ -29,6 +32,11 @@ def profile(
     type_k: TypeK = "f16",
     type_v: TypeV = "f16",
     threads: Threads = 0,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Forget the cached times: measure all anew.")] = False,
+    datasheet: Annotated[
+        str | None,
+        typer.Option(help="Measure nothing: compute the profile of the machine in this datasheet (a name or a file)."),
+    ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the profile to this file.")] = None,
     json: Json = False,
 ) -> None:
@@ -36,19 +44,37 @@ def profile(
 
     Only what the cache (~/.cache/oallama) lacks is measured; Ctrl-C keeps what was.
     """
+    if datasheet is not None:
+        _from_datasheet(model, datasheet, settings(ctx, type_k=type_k, type_v=type_v, threads=threads), output, json)
+        return
     chosen = connect(rpc, local_rpc, device).device or autoplan.find_accelerator()
     wanted = settings(ctx, type_k=type_k, type_v=type_v, threads=threads)
     graph = autoplan.read_graph(model, wanted)
     resolved = autoplan.resolve(wanted, graph.n_ctx_train)
     warn_if_busy()
+    if fresh:
+        forget([chosen] if chosen else [], resolved.n_threads)
     with progress_bar("profiling") as report:
         measured = autoplan.profile_for(graph, Choices(device=chosen), resolved, report)
+    _show(measured, graph, output, json)
+
+
+def _from_datasheet(model: Path, source: str, wanted: Settings, output: Path | None, json: bool) -> None:
+    quiet()
+    sheet = Datasheet.load(source)
+    graph = autoplan.read_graph(model, wanted)
+    _show(make_profile(graph, sheet, wanted.type_k, wanted.type_v), graph, output, json)
+
+
+def _show(made: MachineProfile, graph: OperatorGraph, output: Path | None, json: bool) -> None:
     if output:
-        measured.save(output)
+        made.save(output)
     if json:
-        print_json(asdict(measured))
+        print_json(asdict(made))
         return
-    out.print(profile_table(measured, graph))
+    out.print(profile_table(made, graph))
+    if made.source != "measured":
+        out.print(f"computed from a {made.source}, not measured", soft_wrap=True)
     if output:
         out.print(f"written to {output}", soft_wrap=True)
 

@@ -20,6 +20,7 @@ from oallama.autoplan import Progress as Report
 from oallama.profiling.fingerprint import cpu_set
 
 out = Console(highlight=False, soft_wrap=False)
+err = Console(highlight=False, soft_wrap=False, stderr=True)
 GRACE_S = 0.5
 
 

@@ -3,19 +3,26 @@
 from .budget import Budget, format_bytes, parse_budget
 from .cost import Workload
 from .operators import AttentionShape, Operator, OperatorGraph, TensorInfo
-from .planner import BudgetTooSmall, Verdict, compare, make_plan
+from .planner import Candidates, PlannerName, make_plans
+from .space import BudgetTooSmall, Space
+from .stock import StockFlags
+from .verdict import Verdict, compare
 
 __all__ = [
     "AttentionShape",
     "Budget",
     "BudgetTooSmall",
+    "Candidates",
     "Operator",
     "OperatorGraph",
+    "PlannerName",
+    "Space",
+    "StockFlags",
     "TensorInfo",
     "Verdict",
     "Workload",
     "compare",
     "format_bytes",
-    "make_plan",
+    "make_plans",
     "parse_budget",
 ]

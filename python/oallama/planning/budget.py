@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 
 from ..errors import OallamaError
@@ -38,6 +38,22 @@ class Budget:
     def is_auto(self) -> bool:
         """Whether it stands for the free memory of the device, of which a margin must stay free."""
         return self.text == "auto"
+
+    def less(self, reserve: int) -> Budget:
+        """What is left when others hold `reserve` bytes of it; a limit of the weights alone stays.
+
+        Raises OallamaError when nothing is left, and for negative bytes.
+        """
+        if reserve < 0:
+            raise OallamaError(f"reserved device memory is {reserve} bytes; expected 0 or more")
+        if not reserve or self.bytes_total is None:
+            return self
+        if reserve >= self.bytes_total:
+            raise OallamaError(
+                f"the budget {self.text} is taken by the {format_bytes(reserve)} reserved for others; raise the budget"
+            )
+        text = self.text if self.is_auto else f"{self.text} less {format_bytes(reserve)}"
+        return replace(self, bytes_total=self.bytes_total - reserve, text=text)
 
 
 def parse_budget(value: str | int | float, *, weights_bytes: int, free_bytes: int) -> Budget:

@@ -1,7 +1,8 @@
-"""Seconds of a model's operators on the accelerator and on the host, and the transfers between them.
+"""Seconds of a model's operators on every device, and of the transfers between them.
 
-`CostModel` joins an operator graph with a machine's profile. It feeds OATO (`oato_inputs`: the reduced graph, where
-only target operators and fixed neighbours remain) and the prediction (predict.py, which follows the whole graph).
+`CostModel` joins an operator graph with a machine's profile: it gives each stage (a forward pass of so many tokens) as
+arrays that the prediction (predict.py) and the exact planner (segments.py) add up, and OATO its inputs. The equations
+are in docs/planning.md.
 """
 
 from __future__ import annotations
@@ -17,55 +18,80 @@ from numpy.typing import NDArray
 from ..plan import HOST, ContextSettings, PlacementPlan
 from ..profiling.profile import Profile
 from .oato import Anchor, Edge
-from .operators import OperatorGraph
+from .operators import AttentionShape, OperatorGraph
 from .reduced import Link, reduced_links
 from .stage import OFFLOAD_MIN_TOKENS, Mask, Placement, StageGraph
 
 Floats = NDArray[np.float64]
+KV_ROWS = 256  # llama.cpp attends to the cache in multiples of this many positions
 
 
 @dataclass(frozen=True)
 class Workload:
-    """The request a plan is optimised for, in tokens. n_prompt = 0 optimises generation alone."""
+    """The request a plan is optimised for, in tokens.
+
+    n_prompt = 0 optimises generation alone. depth: tokens in the KV cache before the prompt. n_parallel: sequences
+    that generate together, one token each in every step.
+    """
 
     n_prompt: int = 512
     n_generate: int = 128
+    depth: int = 0
+    n_parallel: int = 1
 
     def chunks(self, n_ubatch: int) -> list[tuple[int, int]]:
         """Prefill in micro-batches: (tokens, depth after them)."""
         starts = range(0, self.n_prompt, n_ubatch)
-        return [(min(n_ubatch, self.n_prompt - start), min(start + n_ubatch, self.n_prompt)) for start in starts]
+        return [
+            (min(n_ubatch, self.n_prompt - start), self.depth + min(start + n_ubatch, self.n_prompt))
+            for start in starts
+        ]
+
+    @property
+    def middle(self) -> int:
+        """The depth half-way through the answer, where the mean TPOT is predicted."""
+        return self.depth + self.n_prompt + self.n_generate // 2
 
 
 @dataclass(frozen=True)
 class StageCosts:
-    """Seconds per operator when a stage runs with `n_tokens`: on either side, uploaded, and of moving its result."""
+    """Seconds per operator (axis -1) when a stage runs with `n_tokens`; device ids as in stage.py.
+
+    seconds: (devices, operators) of target operators, 0 for others. upload: copying the weight to the uploader and
+    computing there, infinite where that never happens. move: (from, to, operators) seconds to move the result.
+    small_upload: (small weights,) copying one to the uploader. other: (devices,) one small operator.
+    """
 
     graph: StageGraph
     n_tokens: int
     tokens: NDArray[np.intp]
-    host: Floats
-    device: Floats
-    upload: Floats  # copying the weight over and computing on the device
-    to_device: Floats
-    to_host: Floats
-    small_upload: Floats  # copying a small weight over
+    seconds: Floats
+    upload: Floats
+    move: Floats
+    small_upload: Floats
+    other: Floats
 
 
 class CostModel:
-    """Costs of one model on one accelerator plus the host.
+    """Costs of one model on a machine: the host (device id 0) and its accelerators (1..).
 
-    device: name of the accelerator in the profile, None for a machine without one.
-    context: micro-batch size and cache types the times are for.
+    accelerators: names in the profile, none for a machine without one. context: micro-batch size, cache types and
+    attention form the times are for.
 
     `targets` are the weights to place, in execution order; `small` all other weights.
     """
 
     def __init__(
-        self, graph: OperatorGraph, profile: Profile, device: str | None, context: ContextSettings, host: str = HOST
+        self,
+        graph: OperatorGraph,
+        profile: Profile,
+        accelerators: Sequence[str],
+        context: ContextSettings,
+        host: str = HOST,
     ) -> None:
         self.graph, self.profile, self.context = graph, profile, context
-        self.device_name, self.host_name = device, host
+        self.names: tuple[str, ...] = (host, *accelerators)
+        self.ids = {name: i for i, name in enumerate(self.names)}
         self.decode_tier, self.prefill_tier = min(graph.tiers), max(graph.tiers)
         tiers = (self.decode_tier, self.prefill_tier)
         read = (op.weight for tier in tiers for op in graph.targets(tier) if op.weight)
@@ -73,35 +99,56 @@ class CostModel:
         self.small: tuple[str, ...] = tuple(t.name for t in graph.tensors if t.name not in set(self.targets))
         self.nbytes = np.array([graph.tensor[name].nbytes for name in self.targets], dtype=np.int64)
         self.sources: Counter[str] = Counter()  # how operator times were derived, for the notes of a prediction
-        self._links: dict[tuple[str, int], float] = {}
-        profile.device(host)
-        self.op_offload = bool(device and profile.device(device).op_offload)
+        self._links: dict[tuple[str, str, int], float] = {}
+        self._attention: dict[tuple[AttentionShape, int, int], Floats] = {}
+        self._stages: dict[tuple[int, bool], StageCosts] = {}
+        # Upstream sends uploads to the first device that takes them; 0 when none does.
+        offers = [profile.device(name).op_offload for name in self.names]
+        self.uploader = next((i for i, takes in enumerate(offers) if i and takes), 0)
+        self.flash = any(op.op == "FLASH_ATTN_EXT" for op in graph.operators(self.decode_tier))
+        self.width = graph.operators(self.decode_tier)[0].ne[0]  # n_embd: the first operator embeds the tokens
 
     # ---- times ----------------------------------------------------------------------------------------------------
 
     @cached_property
-    def switch_s(self) -> float:
-        """Seconds of one device change beyond its copies; 0 when the profile has none (predictions say so)."""
-        return (self.profile.switch_time(self.device_name) or 0.0) if self.device_name else 0.0
+    def switch(self) -> Floats:
+        """(from, to) seconds of a device change beyond its copies; 0 when the profile has none (predictions say so)."""
+        each = np.array([0.0, *(self.profile.switch_time(name) or 0.0 for name in self.names[1:])])
+        return np.where(np.eye(len(each), dtype=bool), 0.0, each[:, None] + each[None, :])
 
-    def link_s(self, direction: str, nbytes: float) -> float:
-        """Seconds to move `nbytes`; 0 without an accelerator. Weights and activations are in pageable memory."""
-        if self.device_name is None:
-            return 0.0
-        key = (direction, round(nbytes))
+    def link_s(self, device: int, direction: str, nbytes: float) -> float:
+        """Seconds to move `nbytes` between host and accelerator. Weights and activations are in pageable memory."""
+        key = (self.names[device], direction, round(nbytes))
         if key not in self._links:
-            self._links[key] = self.profile.link_time(self.device_name, direction, key[1], "pageable")
+            self._links[key] = self.profile.link_time(*key, "pageable")
         return self._links[key]
 
-    def stage(self, n_tokens: int) -> StageCosts:
-        """Costs per operator for `n_tokens` tokens: the decode graph for one token, else the prefill graph."""
-        if n_tokens not in self._stages:
-            self._stages[n_tokens] = self._make_stage(n_tokens)
-        return self._stages[n_tokens]
+    def move_s(self, source: int, to: int, nbytes: float) -> float:
+        """Seconds to move `nbytes` between any two devices: accelerators exchange data through the host."""
+        if source == to:
+            return 0.0
+        down = self.link_s(source, "d2h", nbytes) if source else 0.0
+        return down + (self.link_s(to, "h2d", nbytes) if to else 0.0)
 
-    @cached_property
-    def _stages(self) -> dict[int, StageCosts]:
-        return {}
+    def attention_s(self, shape: AttentionShape, n_tokens: int, depth: int) -> Floats:
+        """(devices,) seconds of one layer's attention, over the positions llama.cpp attends to at that depth."""
+        rows = min(max(KV_ROWS, -(-depth // KV_ROWS) * KV_ROWS), max(self.context.n_ctx, 1))
+        key = (shape, n_tokens, rows)
+        if key not in self._attention:
+            types = self.context.type_k, self.context.type_v
+            self._attention[key] = np.array(
+                [self.profile.attention_time(d, shape, n_tokens, rows, *types, self.flash).seconds for d in self.names]
+            )
+        return self._attention[key]
+
+    def stage(self, n_tokens: int, decode: bool = False) -> StageCosts:
+        """Costs per operator of a step of `n_tokens` sequences (decode), or of a micro-batch of a prompt."""
+        key = (n_tokens, decode)
+        if key not in self._stages:
+            self._stages[key] = self._make_stage(
+                self._graphs[self.decode_tier if decode else self.prefill_tier], n_tokens
+            )
+        return self._stages[key]
 
     @cached_property
     def _graphs(self) -> dict[int, StageGraph]:
@@ -109,36 +156,29 @@ class CostModel:
         small = {name: i for i, name in enumerate(self.small)}
         return {n: StageGraph(self.graph, n, targets, small) for n in {self.decode_tier, self.prefill_tier}}
 
-    def _make_stage(self, n_tokens: int) -> StageCosts:
-        graph = self._graphs[self.decode_tier if n_tokens <= self.decode_tier else self.prefill_tier]
+    def _make_stage(self, graph: StageGraph, n_tokens: int) -> StageCosts:
         tokens = graph.tokens(n_tokens)
-        n = len(graph.operators)
-        host, device, upload = np.zeros(n), np.zeros(n), np.full(n, np.inf)
+        n, devices = len(graph.operators), range(len(self.names))
+        seconds, upload = np.zeros((len(devices), n)), np.full(n, np.inf)
         for op, count in zip(graph.operators, tokens.tolist(), strict=True):
             if not op.is_target:
                 continue
-            host[op.index] = self._op_seconds(self.host_name, op.op, op.weight, count, op.n_used)
-            if self.device_name:
-                device[op.index] = self._op_seconds(self.device_name, op.op, op.weight, count, op.n_used)
-                if self.op_offload and count >= OFFLOAD_MIN_TOKENS:
-                    weight_bytes = self.graph.tensor[op.weight].nbytes if op.weight else 0
-                    upload[op.index] = self.link_s("h2d", weight_bytes) + device[op.index]
-        bytes_out = graph.bytes_out(n_tokens)
-        return StageCosts(
-            graph=graph,
-            n_tokens=n_tokens,
-            tokens=tokens,
-            host=host,
-            device=device,
-            upload=upload,
-            to_device=np.array([self.link_s("h2d", b) for b in bytes_out]),
-            to_host=np.array([self.link_s("d2h", b) for b in bytes_out]),
-            small_upload=np.array([self.link_s("h2d", self.graph.tensor[name].nbytes) for name in self.small]),
-        )
+            seconds[:, op.index] = [self._op_seconds(d, op.op, op.weight, count, op.n_used) for d in devices]
+            if self.uploader and count >= OFFLOAD_MIN_TOKENS:
+                weight_bytes = self.graph.tensor[op.weight or ""].nbytes
+                upload[op.index] = self.link_s(self.uploader, "h2d", weight_bytes) + seconds[self.uploader, op.index]
+        bytes_out = graph.bytes_out(n_tokens).tolist()
+        move = np.array([[[self.move_s(a, b, size) for size in bytes_out] for b in devices] for a in devices])
+        uploads = [
+            self.link_s(self.uploader, "h2d", self.graph.tensor[name].nbytes) if self.uploader else 0.0
+            for name in self.small
+        ]
+        other = [self.profile.other_op_time(name, n_tokens, self.width) or 0.0 for name in self.names]
+        return StageCosts(graph, n_tokens, tokens, seconds, upload, move, np.array(uploads), np.array(other))
 
-    def _op_seconds(self, device: str, op: str, weight: str | None, n_tokens: int, n_used: int) -> float:
+    def _op_seconds(self, device: int, op: str, weight: str | None, n_tokens: int, n_used: int) -> float:
         tensor = self.graph.tensor[weight or ""]
-        estimate = self.profile.op_time(device, op, tensor.type, tensor.ne, n_tokens, n_used)
+        estimate = self.profile.op_time(self.names[device], op, tensor.type, tensor.ne, n_tokens, n_used)
         self.sources[estimate.source] += 1
         return estimate.seconds
 
@@ -147,12 +187,16 @@ class CostModel:
     def placement(self, plan: PlacementPlan) -> Placement:
         """A plan as arrays. Raises KeyError when the plan is not for this model (check_model comes first)."""
         tensors = plan.tensors
+
+        def homes(names: Sequence[str]) -> NDArray[np.int8]:
+            return np.array([self.ids[tensors[name].device] for name in names], dtype=np.int8)
+
         return Placement(
-            targets=np.array([tensors[name].device != self.host_name for name in self.targets], dtype=np.int8),
+            targets=homes(self.targets),
             upload=np.array([tensors[name].mode == "upload" for name in self.targets], dtype=bool),
-            small=np.array([tensors[name].device != self.host_name for name in self.small], dtype=np.int8),
+            small=homes(self.small),
             small_upload=np.array([tensors[name].mode == "upload" for name in self.small], dtype=bool),
-            layers=np.array([device != self.host_name for device in plan.layers], dtype=np.int8),
+            layers=np.array([self.ids[device] for device in plan.layers], dtype=np.int8),
         )
 
     def upload_pays(self, workload: Workload) -> Mask:
@@ -166,7 +210,7 @@ class CostModel:
         for n in sizes or [self.context.n_ubatch]:
             stage = self.stage(n)
             # The output matrix works on one token: it is never uploaded and drops out as infinite.
-            host += self._per_target(stage, stage.host)
+            host += self._per_target(stage, stage.seconds[0])
             upload += self._per_target(stage, stage.upload)
         return upload < host
 
@@ -175,29 +219,30 @@ class CostModel:
     def oato_inputs(self, workload: Workload, placement: Placement) -> tuple[Floats, Floats, list[Edge], list[Anchor]]:
         """(t_host, t_device, edges, anchors) in seconds per request of `workload`, for `oato.schedule`.
 
-        `placement` gives what does not move (layers, small weights) and which host weights would be uploaded in
-        prefill.
+        For one accelerator. `placement` gives what does not move (layers, small weights) and which host weights would
+        be uploaded in prefill.
         """
-        stages = [(1, max(1, workload.n_generate - 1))]
-        stages += sorted(Counter(n for n, _ in workload.chunks(self.context.n_ubatch)).items())
+        stages = [(self.stage(workload.n_parallel, decode=True), max(1, workload.n_generate - 1))]
+        chunks = Counter(n for n, _ in workload.chunks(self.context.n_ubatch))
+        stages += [(self.stage(n), times) for n, times in sorted(chunks.items())]
         t_host, t_device = np.zeros(len(self.targets)), np.zeros(len(self.targets))
         uploaded = []
-        for n, times in stages:
-            stage = self.stage(n)
+        for stage, times in stages:
             up = placement.upload & np.isfinite(self._per_target(stage, stage.upload))
-            t_host += times * np.where(up, self._per_target(stage, stage.upload), self._per_target(stage, stage.host))
-            t_device += times * self._per_target(stage, stage.device)
+            host = self._per_target(stage, stage.seconds[0])
+            t_host += times * np.where(up, self._per_target(stage, stage.upload), host)
+            t_device += times * self._per_target(stage, stage.seconds[1])
             uploaded.append(up)
 
         def seconds(link: Link, host_side: Sequence[int]) -> float:
             """Cost of crossing `link` with one of `host_side` on the host, averaged over them."""
             total = 0.0
-            for (n, times), up in zip(stages, uploaded, strict=True):
+            for (stage, times), up in zip(stages, uploaded, strict=True):
                 stays = sum(not up[i] for i in host_side) / len(host_side)
-                moved = link.nbytes * (1 if link.is_logits else n)
-                mean = (self.link_s("h2d", moved) + self.link_s("d2h", moved)) / 2
-                one_way = self.link_s(link.direction, moved) if link.direction else mean
-                total += times * stays * (one_way + self.switch_s)
+                moved = link.nbytes * (1 if link.is_logits else stage.n_tokens)
+                mean = (self.link_s(1, "h2d", moved) + self.link_s(1, "d2h", moved)) / 2
+                one_way = self.link_s(1, link.direction, moved) if link.direction else mean
+                total += times * stays * (one_way + float(self.switch[0, 1]))
             return total
 
         edges, anchors = [], []

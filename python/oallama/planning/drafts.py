@@ -1,163 +1,217 @@
-"""Turns decisions (which targets, which layers on the device) into PlacementPlans and measures them by dry runs."""
+"""Turns decisions (which device for which weight) into PlacementPlans and measures them by dry runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from ..plan import HOST, DeviceMemory, Mode, PlacementPlan, Prediction, TensorPlacement
-from ..plan_export import home_layer
 from .budget import Budget, format_bytes
 from .cost import CostModel, Workload
 from .predict import Predictor
-from .stage import Mask
+from .stage import Ids, Mask, Placement
+from .stock import StockFlags, homes
 
 # memory(plan) -> {device: {"weights", "kv", "compute"}} in bytes, from the engine's allocator without loading a weight.
-MemoryDryRun = Callable[[PlacementPlan | None], Mapping[str, Mapping[str, int]]]
+MemoryDryRun = Callable[[PlacementPlan], Mapping[str, Mapping[str, int]]]
 
 PROMPTS = (32, 64, 128, 256, 512, 2048, 8192)
 DEPTHS = (0, 512, 2048, 8192, 16384, 32768)
 _NO_MEMORY = DeviceMemory(0, 0, 0)
+_CAUSES = ("targets", "attention", "transfers", "switches", "other")
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A draft plan with the bytes its dry run found."""
+    """A draft plan with the bytes its dry run found, and its predicted request time."""
 
     plan: PlacementPlan
     memory: Mapping[str, DeviceMemory]
-    device: str
+    seconds: float
 
-    @property
-    def on_device(self) -> DeviceMemory:
-        return self.memory.get(self.device, _NO_MEMORY)
+    def on(self, device: str) -> DeviceMemory:
+        return self.memory.get(device, _NO_MEMORY)
 
 
 @dataclass(frozen=True)
 class Drafts:
-    """Builds, measures and finishes plans for one accelerator, budget and workload."""
+    """Builds, measures and finishes plans for one context, one budget per accelerator and one workload."""
 
     costs: CostModel
-    predictor: Predictor
     memory: MemoryDryRun
-    budget: Budget
+    budgets: Mapping[str, Budget]
     workload: Workload
-    device: str
+
+    @cached_property
+    def predictor(self) -> Predictor:
+        return Predictor(self.costs)
+
+    @property
+    def accelerators(self) -> tuple[str, ...]:
+        return self.costs.names[1:]
 
     # ---- limits ---------------------------------------------------------------------------------------------------
 
-    def excess(self, used: DeviceMemory) -> int:
-        """Bytes over the budget, or over the device's memory where that is known; negative is room left."""
-        over = (used.total if self.budget.bytes_total is not None else used.weights) - self.budget.limit
-        physical = self.costs.profile.device(self.device).memory_total
-        return max(over, used.total - physical) if physical > 0 else over
+    @property
+    def limits(self) -> list[int]:
+        """Bytes of each accelerator's budget."""
+        return [self.budgets[name].limit for name in self.accelerators]
 
-    def describe_need(self, used: DeviceMemory) -> str:
-        """The smallest budget that admits `used`, in the user's kind of unit, and what it is made of."""
-        if self.budget.bytes_total is not None:
+    def used(self, measured: Measured) -> list[int]:
+        """Bytes that count against each accelerator's budget: everything, or the weights alone for a share of them."""
+        return [
+            memory.total if self.budgets[name].bytes_total is not None else memory.weights
+            for name in self.accelerators
+            for memory in (measured.on(name),)
+        ]
+
+    def excess(self, measured: Measured) -> list[int]:
+        """Bytes over each budget, or over the device's memory where that is known; negative is room left."""
+        result = []
+        for name, used, limit in zip(self.accelerators, self.used(measured), self.limits, strict=True):
+            physical = self.costs.profile.device(name).memory_total
+            over = used - limit
+            result.append(max(over, measured.on(name).total - physical) if physical > 0 else over)
+        return result
+
+    def fits(self, measured: Measured) -> bool:
+        return all(over <= 0 for over in self.excess(measured))
+
+    def describe_need(self, measured: Measured) -> str:
+        """The smallest budgets that admit a plan, in the user's kind of unit, and what they are made of."""
+        return "; ".join(self._need(name, measured.on(name)) for name in self.accelerators)
+
+    def _need(self, name: str, used: DeviceMemory) -> str:
+        prefix = f"{name} " if len(self.accelerators) > 1 else ""
+        if self.budgets[name].bytes_total is not None:
             mib = -(-used.total // 2**20)
             return (
-                f"{mib}MiB (weights {format_bytes(used.weights)}, KV cache {format_bytes(used.kv)}, "
+                f"{prefix}{mib}MiB (weights {format_bytes(used.weights)}, KV cache {format_bytes(used.kv)}, "
                 f"compute buffers {format_bytes(used.compute)})"
             )
         percent = 100 * used.weights / self.costs.graph.weights_bytes
-        return f"{np.ceil(percent * 10) / 10:g}% (weights {format_bytes(used.weights)})"
+        return f"{prefix}{np.ceil(percent * 10) / 10:g}% (weights {format_bytes(used.weights)})"
+
+    def describe_budget(self) -> str:
+        return ", ".join(f"{self.budgets[name].text} of {name}" for name in self.accelerators)
 
     # ---- building -------------------------------------------------------------------------------------------------
 
-    def by_target(self, on_device: Mask, upload: Mask, affinity: Sequence[float] | None = None) -> PlacementPlan:
-        """Targets as told; all KV caches, attention and small weights on the device, but for embeddings."""
-        costs = self.costs
+    def by_placement(self, placement: Placement, affinity: Sequence[float] | None = None) -> PlacementPlan:
+        """A plan from homes as device ids."""
+        costs, tensors = self.costs, {}
         target = {name: i for i, name in enumerate(costs.targets)}
-        on_host = self._host_only()
-        tensors = {}
+        small = {name: i for i, name in enumerate(costs.small)}
         for t in costs.graph.tensors:
             i = target.get(t.name)
-            stays = t.name in on_host if i is None else not on_device[i]
-            mode: Mode = "resident" if not stays else "upload" if i is not None and upload[i] else "host"
-            tensors[t.name] = TensorPlacement.whole(
-                t.type, t.nbytes, HOST if stays else self.device, mode, self._affinity(affinity, i)
-            )
-        return self._plan(tensors, (self.device,) * (costs.graph.n_layer + 1))
+            home = placement.small[small[t.name]] if i is None else placement.targets[i]
+            upload = i is not None and bool(placement.upload[i])
+            mode: Mode = "resident" if home else "upload" if upload else "host"
+            weight = None if affinity is None or i is None else float(affinity[i])
+            tensors[t.name] = TensorPlacement.whole(t.type, t.nbytes, costs.names[home], mode, weight)
+        return self._plan(tensors, tuple(costs.names[home] for home in placement.layers))
 
-    def by_layer(self, n_device: int) -> PlacementPlan:
-        """Stock llama.cpp's `-ngl n_device`: the last layers with weights and KV cache, counting the output as one."""
-        graph = self.costs.graph
-        first = graph.n_layer + 1 - n_device
-        layers = tuple(self.device if il >= first else HOST for il in range(graph.n_layer + 1))
-        host_mode: Mode = "upload" if self.costs.op_offload else "host"
+    def uniform(self, device: int, targets: Ids | None = None, upload: Mask | None = None) -> Placement:
+        """All KV caches, attention and small weights on one device, but for embeddings; targets there or as given."""
+        costs = self.costs
+        small = np.array([0 if name in self.host_only else device for name in costs.small], dtype=np.int8)
+        return Placement(
+            targets=np.full(len(costs.targets), device, dtype=np.int8) if targets is None else targets,
+            upload=np.zeros(len(costs.targets), dtype=bool) if upload is None else upload,
+            small=small,
+            small_upload=np.zeros(len(small), dtype=bool),
+            layers=np.full(costs.graph.n_layer + 1, device, dtype=np.int8),
+        )
+
+    def by_stock(self, flags: StockFlags) -> PlacementPlan:
+        """What unpatched llama.cpp does with these flags."""
+        costs = self.costs
+        places, layers = homes(costs.graph, flags, self.accelerators)
+        host_mode: Mode = "upload" if costs.uploader else "host"
         tensors = {}
-        for t in graph.tensors:
-            layer = home_layer(t.name, graph.n_layer)
-            device = HOST if layer is None else layers[layer]
-            mode: Mode = "resident" if device != HOST else "host" if layer is None else host_mode
-            tensors[t.name] = TensorPlacement.whole(t.type, t.nbytes, device, mode)
+        for t in costs.graph.tensors:
+            device = places[t.name]
+            stays: Mode = "host" if t.name in self.host_only else host_mode
+            tensors[t.name] = TensorPlacement.whole(t.type, t.nbytes, device, "resident" if device != HOST else stays)
         return self._plan(tensors, layers)
-
-    def on_host(self) -> PlacementPlan:
-        """Everything on the CPU, nothing uploaded."""
-        graph = self.costs.graph
-        tensors = {t.name: TensorPlacement.whole(t.type, t.nbytes, HOST, "host") for t in graph.tensors}
-        return self._plan(tensors, (HOST,) * (graph.n_layer + 1))
 
     def measure(self, plan: PlacementPlan) -> Measured:
         """The plan with the bytes of its dry run."""
         found = self.memory(plan)
         memory = {name: DeviceMemory(int(m["weights"]), int(m["kv"]), int(m["compute"])) for name, m in found.items()}
-        return Measured(plan, memory, self.device)
+        return Measured(plan, memory, self.predict(plan))
+
+    def predict(self, plan: PlacementPlan) -> float:
+        """Predicted seconds of the workload's request."""
+        return self.predictor.request(self.costs.placement(plan), self.workload)
 
     def finish(self, measured: Measured, name: str, params: Mapping[str, Any]) -> PlacementPlan:
         """The final plan: with budget, predicted bytes and times, and how it was made."""
-        predictor, plan, costs = self.predictor, measured.plan, self.costs
+        predictor, plan, costs, work = self.predictor, measured.plan, self.costs, self.workload
         placement, n_ctx = costs.placement(plan), costs.context.n_ctx
-        prompts = sorted({n for n in (*PROMPTS, self.workload.n_prompt) if 0 < n <= n_ctx})
-        depths = [n for n in DEPTHS if n <= n_ctx]
-        request_s = predictor.request(placement, self.workload)
-        budgets = {self.device: self.budget_bytes(measured.on_device)} if self.device != HOST else {}
+        prompts = sorted({n for n in (*PROMPTS, work.n_prompt) if 0 < n <= n_ctx})
+        depths = sorted({n for n in (*DEPTHS, work.depth, work.middle) if n <= n_ctx})
+        text = ", ".join(self.budgets[name].text for name in self.accelerators)
+        more = {"depth": work.depth, "n_parallel": work.n_parallel}
         return replace(
             plan,
-            planner={"name": name, "params": {"budget": self.budget.text, **params}},
-            budgets=budgets,
+            planner={"name": name, "params": {**({"budget": text} if text else {}), **params, **more}},
+            budgets=self._budget_bytes(measured),
             predicted=Prediction(
                 devices=dict(measured.memory),
                 ttft_s={n: predictor.ttft(placement, n) for n in prompts},
-                tpot_s={n: predictor.tpot(placement, n) for n in depths},
-                workload=(self.workload.n_prompt, self.workload.n_generate),
-                request_s=request_s,
+                tpot_s={n: predictor.tpot(placement, n, work.n_parallel) for n in depths},
+                workload=(work.n_prompt, work.n_generate),
+                request_s=measured.seconds,
                 notes=predictor.notes(),
+                parts=self._parts(placement),
             ),
         )
 
-    def budget_bytes(self, used: DeviceMemory) -> int:
-        """The budget as total bytes: a share of the weights has this plan's KV cache and compute buffers on top."""
-        return self.budget.limit + (0 if self.budget.bytes_total is not None else used.kv + used.compute)
+    def _parts(self, placement: Placement) -> dict[str, dict[str, float]]:
+        """Seconds of the request by stage and cause."""
+        work, predictor = self.workload, self.predictor
+        chunks = work.chunks(self.costs.context.n_ubatch)
+        prefill = [predictor.stage(placement, n, d, i == len(chunks) - 1) for i, (n, d) in enumerate(chunks)]
+        step = predictor.stage(placement, work.n_parallel, work.middle, decode=True)
+        steps = max(0, work.n_generate - 1)
+        return {
+            "prefill": {cause: float(sum(getattr(s, cause)[0] for s in prefill)) for cause in _CAUSES},
+            "decode": {cause: float(getattr(step, cause)[0]) * steps for cause in _CAUSES},
+        }
+
+    def _budget_bytes(self, measured: Measured) -> dict[str, int]:
+        """Budgets as total bytes: a share of the weights has this plan's KV cache and compute buffers on top."""
+        result = {}
+        for name in self.accelerators:
+            budget, used = self.budgets[name], measured.on(name)
+            result[name] = budget.limit + (0 if budget.bytes_total is not None else used.kv + used.compute)
+        return result
 
     def _plan(self, tensors: Mapping[str, TensorPlacement], layers: tuple[str, ...]) -> PlacementPlan:
-        graph = self.costs.graph
+        graph, work = self.costs.graph, self.workload
         return PlacementPlan(
             model=dict(graph.model),
             planner={"name": "draft", "params": {}},
             budgets={},
             context=self.costs.context,
-            devices=(self.device, HOST) if self.device != HOST else (HOST,),
+            devices=(*self.accelerators, HOST),
             layers=layers,
             tensors=tensors,
-            predicted=Prediction({}, {}, {}, (self.workload.n_prompt, self.workload.n_generate), 0.0),
+            predicted=Prediction({}, {}, {}, (work.n_prompt, work.n_generate), 0.0),
             tied_output=graph.tied_output,
         )
 
-    def _host_only(self) -> set[str]:
+    @cached_property
+    def host_only(self) -> frozenset[str]:
         """Small weights that stay on the CPU: those read row by row, and matrices no operator reads."""
         ops = self.costs.graph.operators(self.costs.decode_tier)
         rows = {op.weight for op in ops if op.op == "GET_ROWS" and op.weight}
         read = {op.weight for op in ops}
         tensor = self.costs.graph.tensor
         unread = {n for n in self.costs.small if n not in read and sum(d > 1 for d in tensor[n].ne) > 1}
-        return rows | unread
-
-    @staticmethod
-    def _affinity(affinity: Sequence[float] | None, i: int | None) -> float | None:
-        return None if affinity is None or i is None else float(affinity[i])
+        return frozenset(name for name in {*rows, *unread} if name in set(self.costs.small))

@@ -1,287 +1,218 @@
-"""Makes a PlacementPlan: by OATO, or one of the baselines it is judged against.
+"""Makes PlacementPlans: every candidate that was asked for, fastest prediction first.
 
-KV cache and compute buffers are charged to the budget first, from the engine's dry run; OATO fills the rest; the
-result is dry-run again, because compute buffers depend on the placement, and corrected until it fits.
+The candidates are llama.cpp's own placements (-ngl, --fit, --n-cpu-moe, --n-cpu-ffn, the CPU alone), OATO and the
+exact planner. "auto" asks for all of them, so its plan is never predicted to be slower than what llama.cpp does by
+itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
-
-import numpy as np
+from typing import Literal, get_args
 
 from ..errors import OallamaError
-from ..plan import HOST, ContextSettings, PlacementPlan
-from ..profiling.profile import Profile
-from .budget import Budget
-from .cost import CostModel, Workload
-from .drafts import Drafts, Measured, MemoryDryRun
-from .oato import OatoResult, schedule
-from .operators import OperatorGraph
-from .predict import Predictor
-from .stage import Mask
+from ..plan import PlacementPlan
+from .budget import format_bytes
+from .cost import Workload
+from .drafts import Drafts, Measured
+from .exact import exact
+from .greedy import oato
+from .space import Space, too_small
+from .stock import StockFlags, cpu_ffn, cpu_moe
 
-PlannerName = Literal["best", "oato", "layers", "cpu", "all"]
-MAX_ROUNDS = 4
+PlannerName = Literal["auto", "exact", "oato", "layers", "fewer-layers", "fit", "cpu-moe", "cpu-ffn", "cpu", "all"]
 DEFAULT_WORKLOAD = Workload()
+PLANNERS: tuple[str, ...] = get_args(PlannerName)
+# Predictions this close are equal: the plan with less traffic between devices is taken, it is the safer one.
+TIE = 0.02
 
 
-class BudgetTooSmall(OallamaError):
-    """The budget cannot hold KV cache, compute buffers and norms; the message gives the minimum."""
+@dataclass(frozen=True)
+class Candidates:
+    """Plans by planner name, the one to take first, and why the others could not be made."""
+
+    plans: Mapping[str, PlacementPlan]
+    failed: Mapping[str, OallamaError]
+
+    @property
+    def best(self) -> PlacementPlan:
+        return next(iter(self.plans.values()))
 
 
-def make_plan(
-    graph: OperatorGraph,
-    profile: Profile,
-    *,
-    devices: Sequence[str],
-    budget: Budget,
-    memory: MemoryDryRun,
-    context: ContextSettings,
-    planner: PlannerName = "oato",
-    workload: Workload = DEFAULT_WORKLOAD,
-    paper: bool = False,
-    fraction: float | None = None,
-) -> PlacementPlan:
-    """Place every weight of a model.
+def make_plans(space: Space, planner: PlannerName = "auto") -> Candidates:
+    """Every candidate of `planner` ("auto": all that apply), the one to take first.
 
-    Args:
-        devices: accelerator first (one for now); "CPU" may be listed, and alone gives the plan without an accelerator.
-        budget: what the plan may use of the accelerator.
-        memory: dry run of the engine, called with draft plans.
-        context: context, batch and cache settings the plan is for.
-        planner: "oato"; "layers", stock llama.cpp's `-ngl` with the most layers the same budget admits; "cpu", nothing
-            on the device; "all", everything but the embedding on it; "best", whichever of oato, layers and cpu is
-            predicted to be fastest.
-        workload: the request to make fast.
-        paper: OATO literally as published: decode times only, transfers as caused by the current plan, memory filled up
-            to the first operator that does not fit, with operators too that the device does not speed up; no uploads.
-        fraction: share of the memory left after KV cache and compute buffers that weights may take (Algorithm 1's 90 %
-            rule). Default: 0.90 for budget "auto", where other programs share the device, and paper=True with
-            bytes; 1.0 where the user said how much a plan may use, and for a share of the weights ("75%" is 75 %).
+    Planners: "exact", the fastest placement within the budget by the cost model, to a stated gap; "oato", Algorithm 1
+    (paper=True: literally as published); "layers", stock `-ngl` with the most layers the budget admits;
+    "fewer-layers", the `-ngl` up to that which is predicted to be fastest; "fit", llama.cpp's own --fit; "cpu-moe" and
+    "cpu-ffn", the fewest layers of --n-cpu-moe / --n-cpu-ffn that fit; "all", everything but the embedding on the
+    device; "cpu", no device.
 
     Raises:
-        BudgetTooSmall: when KV cache, compute buffers and norms alone exceed the budget; says the minimum.
-        OallamaError: when the profile lacks a device or a type, and for unknown planners.
+        BudgetTooSmall: when no plan that uses the accelerator fits; says the minimum.
+        OallamaError: when the profile lacks a device or a type, when the KV cache fits no device, for unknown planners.
     """
-    accelerators = [name for name in devices if name != HOST]
-    if len(accelerators) > 1:
-        raise OallamaError(f"plans use one accelerator, got {', '.join(accelerators)}; name one of them with --device")
-    device = accelerators[0] if accelerators else None
-    costs = CostModel(graph, profile, device, context)
-    drafts = Drafts(costs, Predictor(costs), memory, budget, workload, device or HOST)
-    if fraction is None:
-        fraction = 0.90 if budget.is_auto or (paper and budget.bytes_total is not None) else 1.0
-    if not 0 < fraction <= 1:
-        raise OallamaError(f"fraction must be above 0 and at most 1, got {fraction}")
+    makers = _makers(space)
+    if planner != "auto" and planner not in makers:
+        if planner in get_args(PlannerName):
+            raise OallamaError(
+                f"the planner {planner!r} does not apply to this model on these devices; those that do: "
+                f"auto, {', '.join(makers)}"
+            )
+        raise OallamaError(f"unknown planner {planner!r}, expected one of {', '.join(get_args(PlannerName))}")
+    if space.fraction is not None and not 0 < space.fraction <= 1:
+        raise OallamaError(f"fraction must be above 0 and at most 1, got {space.fraction}")
+    if not space.accelerators:
+        return Candidates({"cpu": _checked(space, _cpu(space))}, {})
+    names = [name for name in makers if name != "all"] if planner == "auto" else [planner]
+    plans: dict[str, PlacementPlan] = {}
+    failed: dict[str, OallamaError] = {}
+    for name in names:
+        try:
+            plans[name] = _checked(space, makers[name]())
+        except OallamaError as error:
+            failed[name] = error
+    if not plans or (planner != "cpu" and not any(len(plan.devices) > 1 for plan in plans.values())):
+        # Nothing that uses the accelerator fits: a mistake to be told, not a reason to use the CPU.
+        raise next(iter(failed.values()))
+    return Candidates({name: plans[name] for name in ranked(plans)}, failed)
+
+
+def ranked(plans: Mapping[str, PlacementPlan]) -> list[str]:
+    """Names by predicted request time; of those within TIE of the fastest, the least traffic between devices first."""
+    fastest = min(plan.predicted.request_s for plan in plans.values())
+
+    def key(name: str) -> tuple[float, ...]:
+        plan = plans[name]
+        seconds = plan.predicted.request_s
+        return (0, _traffic(plan), len(plan.devices), seconds) if seconds <= fastest * (1 + TIE) else (1, seconds)
+
+    return sorted(plans, key=key)
+
+
+def _traffic(plan: PlacementPlan) -> float:
+    return sum(seconds for part in plan.predicted.parts.values() for cause, seconds in part.items()
+               if cause in ("transfers", "switches"))  # fmt: skip
+
+
+def _makers(space: Space) -> dict[str, Callable[[], PlacementPlan]]:
     makers: dict[str, Callable[[], PlacementPlan]] = {
-        "oato": lambda: _oato(drafts, paper, fraction),
-        "layers": lambda: _layers(drafts),
-        "cpu": lambda: _cpu(drafts),
-        "all": lambda: _all(drafts),
-        "best": lambda: _best(drafts, paper, fraction),
+        "exact": lambda: _finish("exact", *_choice(exact(space))),
+        "layers": lambda: _layers(space),
+        "fewer-layers": lambda: _fewer_layers(space),
     }
-    if planner not in makers:
-        raise OallamaError(f"unknown planner {planner!r}, expected one of {', '.join(makers)}")
-    return makers["cpu" if device is None else planner]()
+    if len(space.accelerators) <= 1:
+        makers["oato"] = lambda: _finish("oato", *_choice(oato(space)))
+    if space.fit is not None:
+        makers["fit"] = lambda: _fit(space)
+    if any(op.op == "MUL_MAT_ID" for op in space.graph.targets(min(space.graph.tiers))):
+        makers["cpu-moe"] = lambda: _family(space, "cpu-moe", cpu_moe)
+    else:
+        makers["cpu-ffn"] = lambda: _family(space, "cpu-ffn", cpu_ffn)
+    makers["cpu"] = lambda: _cpu(space)
+    makers["all"] = lambda: _all(space)
+    return makers
 
 
-# ---- baselines -----------------------------------------------------------------------------------------------------
+def _choice(found: tuple[Drafts, object]) -> tuple[Drafts, Measured, dict[str, object]]:
+    drafts, fitted = found
+    context = drafts.costs.context
+    used = {"n_ubatch": context.n_ubatch, "flash_attn": context.flash_attn}
+    return drafts, fitted.measured, {**fitted.choice.params, **used}  # type: ignore[attr-defined]
 
 
-def _cpu(drafts: Drafts) -> PlacementPlan:
-    return drafts.finish(drafts.measure(drafts.on_host()), "cpu", {})
+def _finish(name: str, drafts: Drafts, measured: Measured, params: Mapping[str, object]) -> PlacementPlan:
+    return drafts.finish(measured, name, params)
 
 
-def _all(drafts: Drafts) -> PlacementPlan:
-    n = len(drafts.costs.targets)
-    full = drafts.measure(drafts.by_target(np.ones(n, bool), np.zeros(n, bool)))
-    if drafts.excess(full.on_device) > 0:
+def _checked(space: Space, plan: PlacementPlan) -> PlacementPlan:
+    """Raises OallamaError when the host cannot hold what the plan leaves to it beside the file's own pages."""
+    host = plan.predicted.devices.get("CPU")
+    physical = space.profile.device("CPU").memory_total
+    if host and physical and (needed := host.kv + host.compute) > physical:
         raise OallamaError(
-            f"the whole model does not fit the budget {drafts.budget.text} of {drafts.device}: it needs "
-            f"{drafts.describe_need(full.on_device)}; raise the budget or take planner 'oato'"
+            f"KV cache and compute buffers need {format_bytes(needed)} of the host, which has "
+            f"{format_bytes(physical)}, and no accelerator's budget holds them; lower n_ctx or quantise the KV cache"
+        )
+    return plan
+
+
+# ---- llama.cpp's own placements ------------------------------------------------------------------------------------
+
+
+def _cpu(space: Space) -> PlacementPlan:
+    """No accelerator at all, in the faster form of attention."""
+    found = []
+    for form in space.forms():
+        drafts = space.drafts(replace(space.ours, flash_attn=form), host_only=True)
+        found.append((drafts, drafts.measure(drafts.by_placement(drafts.uniform(0)))))
+    drafts, measured = min(found, key=lambda f: f[1].seconds)
+    return drafts.finish(measured, "cpu", {"flash_attn": drafts.costs.context.flash_attn})
+
+
+def _all(space: Space) -> PlacementPlan:
+    drafts = space.drafts(space.ours)
+    full = drafts.measure(drafts.by_placement(drafts.uniform(1)))
+    if not drafts.fits(full):
+        raise OallamaError(
+            f"the whole model does not fit the budget {drafts.describe_budget()}: it needs "
+            f"{drafts.describe_need(full)}; raise the budget or take planner 'auto'"
         )
     return drafts.finish(full, "all", {})
 
 
-def _layers(drafts: Drafts) -> PlacementPlan:
-    """The largest -ngl whose dry run fits, by bisection (bytes grow with every layer)."""
-    fits, low, high = drafts.measure(drafts.by_layer(0)), 0, drafts.costs.graph.n_layer + 1
+def _layers(space: Space) -> PlacementPlan:
+    """The largest -ngl that fits, as people use it."""
+    drafts = space.drafts(space.context)
+    n, measured = _largest(drafts, _split(drafts), drafts.costs.graph.n_layer + 1)
+    return drafts.finish(measured, "layers", {"n_gpu_layers": n})
+
+
+def _fewer_layers(space: Space) -> PlacementPlan:
+    """The -ngl that is predicted to be fastest of all that fit."""
+    drafts = space.drafts(space.context)
+    flags = _split(drafts)
+    most, _ = _largest(drafts, flags, drafts.costs.graph.n_layer + 1)
+    n = min(range(most, -1, -1), key=lambda n: drafts.predict(drafts.by_stock(flags(n))))
+    return drafts.finish(drafts.measure(drafts.by_stock(flags(n))), "fewer-layers", {"n_gpu_layers": n})
+
+
+def _split(drafts: Drafts) -> Callable[[int], StockFlags]:
+    """-ngl as stock flags; several accelerators share the layers as their budgets are to each other."""
+    return lambda n: StockFlags(n, tuple(float(limit) for limit in drafts.limits))
+
+
+def _fit(space: Space) -> PlacementPlan:
+    assert space.fit is not None
+    drafts, flags = space.drafts(space.context), space.fit()
+    measured = drafts.measure(drafts.by_stock(flags))
+    if not drafts.fits(measured):
+        raise OallamaError(f"llama.cpp's --fit gives {drafts.describe_need(measured)}, over {drafts.describe_budget()}")
+    params = {"n_gpu_layers": flags.n_gpu_layers, "overrides": [list(pair) for pair in flags.overrides]}
+    return drafts.finish(measured, "fit", params)
+
+
+def _family(space: Space, name: str, overrides: Callable[[int], tuple[tuple[str, str], ...]]) -> PlacementPlan:
+    """All layers on the devices but for the experts (feed-forwards) of the first N, with the smallest N that fits."""
+    drafts = space.drafts(space.context)
+    n_layer = drafts.costs.graph.n_layer
+    kept, measured = _largest(drafts, lambda n: replace(_split(drafts)(-1), overrides=overrides(n_layer - n)), n_layer)
+    return drafts.finish(measured, name, {"n": n_layer - kept})
+
+
+def _largest(drafts: Drafts, flags: Callable[[int], StockFlags], most: int) -> tuple[int, Measured]:
+    """The largest n up to `most` whose dry run fits, by bisection (bytes grow with n)."""
+    low, high = 0, most
+    fits = drafts.measure(drafts.by_stock(flags(0)))
     while low < high:
         middle = (low + high + 1) // 2
-        found = drafts.measure(drafts.by_layer(middle))
-        if drafts.excess(found.on_device) <= 0:
+        found = drafts.measure(drafts.by_stock(flags(middle)))
+        if drafts.fits(found):
             fits, low = found, middle
         else:
             high = middle - 1
-    if drafts.excess(fits.on_device) > 0:
+    if not drafts.fits(fits):
         # Even without a layer upstream's op_offload needs device memory for the weights it uploads.
-        raise _too_small(drafts, fits)
-    return drafts.finish(fits, "layers", {"n_gpu_layers": low})
-
-
-# ---- OATO ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Candidate:
-    measured: Measured
-    result: OatoResult
-    seconds: float
-    uploads: bool
-
-
-def _oato(drafts: Drafts, paper: bool, fraction: float) -> PlacementPlan:
-    costs = drafts.costs
-    workload = Workload(0, drafts.workload.n_generate) if paper else drafts.workload
-    nothing = np.zeros(len(costs.targets), dtype=bool)
-    variants = [nothing]
-    if not paper and (upload := costs.upload_pays(workload)).any():
-        # Uploads speed prefill up but need device memory for the weights in flight: both ways are planned and compared.
-        variants.insert(0, upload)
-    fitted = [_Fitter(drafts, workload, upload, paper, fraction).fit() for upload in variants]
-    candidates = [candidate for candidate in fitted if candidate is not None]
-    if not candidates:
-        raise _too_small(drafts, drafts.measure(drafts.by_target(nothing, nothing)))
-    best = min(candidates, key=lambda c: c.seconds)
-    params = {
-        "paper": paper,
-        "fraction": fraction,
-        "uploads": best.uploads,
-        "iterations": best.result.iterations,
-        "stopped": best.result.reason,
-    }
-    return drafts.finish(best.measured, "oato", params)
-
-
-def _too_small(drafts: Drafts, smallest: Measured) -> BudgetTooSmall:
-    return BudgetTooSmall(
-        f"the budget {drafts.budget.text} of {drafts.device} is too small for the KV cache, compute buffers and "
-        f"norms: the minimum is {drafts.describe_need(smallest.on_device)}; raise the budget, lower n_ctx or n_ubatch, "
-        "or quantise the KV cache"
-    )
-
-
-class _Fitter:
-    """OATO under the budget for one choice of uploads."""
-
-    def __init__(self, drafts: Drafts, workload: Workload, upload: Mask, paper: bool, fraction: float) -> None:
-        self.drafts, self.workload, self.upload = drafts, workload, upload
-        self.paper, self.fraction = paper, fraction
-        costs = drafts.costs
-        self.start = costs.placement(drafts.by_target(np.zeros(len(costs.targets), dtype=bool), upload))
-        self.inputs = costs.oato_inputs(workload, self.start)
-
-    def fit(self) -> _Candidate | None:
-        """The fastest placement within the budget that MAX_ROUNDS dry runs find; None when nothing at all fits.
-
-        The charge (KV cache, compute buffers, small weights) starts as the dry run's with everything on the device. A
-        result over the budget raises it by the excess; one that needed less gives the room back if another tensor
-        might use it.
-        """
-        drafts, nbytes = self.drafts, self.drafts.costs.nbytes
-        every = np.ones(len(nbytes), dtype=bool)
-        limit = drafts.budget.limit
-        whole = drafts.measure(drafts.by_target(every, self.upload)).on_device
-        charge = drafts.excess(whole) + limit - int(nbytes.sum())
-        best: _Candidate | None = None
-        for _ in range(MAX_ROUNDS):
-            found = self._candidate(limit - charge)
-            excess = drafts.excess(found.measured.on_device)
-            chosen = found.result.on_device
-            if excess > 0:
-                if best is not None or not chosen.any():
-                    break
-                charge += excess
-                continue
-            if best is None or found.seconds < best.seconds:
-                best = found
-            needed = excess + limit - int(nbytes[chosen].sum())
-            left = nbytes[~chosen]
-            if not len(left) or charge - needed < left.min():
-                break
-            charge = needed
-        if best is None:
-            empty = self._candidate(0)
-            best = empty if drafts.excess(empty.measured.on_device) <= 0 else None
-        return best
-
-    def _candidate(self, capacity: int) -> _Candidate:
-        result = self._schedule(capacity)
-        plan = self.drafts.by_target(result.on_device, self.upload, result.affinity.tolist())
-        return _Candidate(self.drafts.measure(plan), result, self._seconds(result.on_device), bool(self.upload.any()))
-
-    def _seconds(self, on_device: Mask) -> float:
-        placement = replace(self.start, targets=on_device.astype(np.int8))
-        return self.drafts.predictor.request(placement, self.workload)
-
-    def _schedule(self, capacity: int) -> OatoResult:
-        t_host, t_device, edges, anchors = self.inputs
-        return schedule(
-            t_host,
-            t_device,
-            self.drafts.costs.nbytes,
-            capacity,
-            edges=edges,
-            anchors=anchors,
-            fraction=self.fraction,
-            fill="prefix" if self.paper else "skip",
-            skip_negative=not self.paper,
-            transfer="current" if self.paper else "marginal",
-            predict=self._seconds,
-        )
-
-
-def _best(drafts: Drafts, paper: bool, fraction: float) -> PlacementPlan:
-    """The fastest of three plans; a budget too small for one of them leaves the others."""
-    plans = [_cpu(drafts)]
-    with suppress(BudgetTooSmall):
-        plans.insert(0, _layers(drafts))
-    with suppress(BudgetTooSmall):
-        plans.insert(0, _oato(drafts, paper, fraction))
-    return min(plans, key=lambda plan: plan.predicted.request_s)
-
-
-# ---- verdict -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Plans by predicted request time, fastest first, and one sentence that says so."""
-
-    best: str
-    seconds: Mapping[str, float]
-    sentence: str
-
-    def slowdown(self, name: str) -> float:
-        """How many times longer than the best plan `name` is predicted to take (1.0 for the best)."""
-        return self.seconds[name] / self.seconds[self.best] if self.seconds[self.best] > 0 else 1.0
-
-
-def compare(plans: Mapping[str, PlacementPlan]) -> Verdict:
-    """Which of several plans for one model and workload is predicted to be fastest, and by how much.
-
-    `plans` maps a name to show ("oato", "CPU alone") to a plan. Plans within 1 % count as equal in the sentence. Raises
-    OallamaError when there are none or their workloads differ.
-    """
-    if not plans:
-        raise OallamaError("no plans to compare")
-    if len({plan.predicted.workload for plan in plans.values()}) > 1:
-        raise OallamaError("plans made for different workloads cannot be compared; make them with the same one")
-    fastest_first = sorted(plans.items(), key=lambda item: item[1].predicted.request_s)
-    seconds = {name: plan.predicted.request_s for name, plan in fastest_first}
-    names = list(seconds)
-    best = names[0]
-    n_prompt, n_generate = plans[best].predicted.workload
-    request = f"{n_prompt} + {n_generate} tokens"
-    if len(names) == 1:
-        return Verdict(best, seconds, f"{best} is predicted to take {seconds[best]:.3g} s for {request}")
-    others = []
-    for name in names[1:]:
-        ratio = seconds[name] / seconds[best] if seconds[best] > 0 else 1.0
-        others.append(f"as fast as {name}" if ratio < 1.01 else f"{ratio:.2f}x faster than {name}")
-    sentence = f"{best} is predicted to be fastest for {request} ({seconds[best]:.3g} s): {', '.join(others)}"
-    return Verdict(best, seconds, sentence)
+        raise too_small(drafts, fits)
+    return low, fits

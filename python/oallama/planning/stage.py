@@ -2,7 +2,7 @@
 
 llama.cpp's scheduler decides where operators without a weight run; `StageGraph.assign` follows its rules
 (ggml_backend_sched_split_graph, passes 1 and 2), so transfers are counted where they really happen. Device ids: 0 is
-the host, 1 the accelerator.
+the host, 1.. the accelerators in the order of the plan.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from .operators import OUTPUT, Operator, OperatorGraph
 
 # Upstream uploads host weights from this batch size on (op_offload_min_batch_size of ggml-cuda and ggml-vulkan).
 OFFLOAD_MIN_TOKENS = 32
-UNASSIGNED = -1
 _CACHE_WRITERS = frozenset({"SET_ROWS", "CPY", "SET"})
+_CACHE_READERS = frozenset({"FLASH_ATTN_EXT", "MUL_MAT"})
 # The scheduler does not place these by their (small) weight operand.
 _IGNORES_WEIGHT = frozenset({"ROPE", "FLASH_ATTN_EXT"})
 _CACHE_LAYER = re.compile(r"_l(\d+)\b")
@@ -55,56 +55,69 @@ class StageGraph:
         self.small = np.array([_small(op, small) for op in ops], dtype=np.intp)
         self.gets_rows = np.array([op.op == "GET_ROWS" for op in ops], dtype=bool)
         self.is_output = np.array([op.weight == OUTPUT and op.is_target for op in ops], dtype=bool)
-        self.cache_layer = np.array([_cache_layer(op) if op.op in _CACHE_WRITERS else -1 for op in ops], dtype=np.intp)
+        self.cache_layer = np.array([_cache_layer(op) for op in ops], dtype=np.intp)
         self.attention_layer = np.array(_attention_layers(ops), dtype=np.intp)
         self.nbytes = np.array([op.nbytes_out for op in ops], dtype=np.float64)
         self.producer = np.array([p for op in ops for p in op.producers], dtype=np.intp)
         self.consumer = np.array([op.index for op in ops for _ in op.producers], dtype=np.intp)
+        # Operators that a weight or a KV cache holds in place; the others run between two of them.
+        self.pinned: Mask = (self.target >= 0) | (self.small >= 0) | (self.cache_layer >= 0)
+        self.before, self.after = _nearest(self.pinned)
+        at_tier = np.array([op.n_tokens for op in ops], dtype=np.intp)
+        # Operators of the last layer that see only the rows whose logits are wanted (the decode tier cannot tell).
+        self.output_rows: Mask = (at_tier != tier) & (at_tier == 1)
+        self._at_tier = at_tier
 
     def tokens(self, n_tokens: int) -> Ints:
         """Tokens each operator processes when the stage runs with `n_tokens`; logits are computed for one token."""
-        at_tier = np.array([op.n_tokens for op in self.operators], dtype=np.intp)
-        tokens = np.where(at_tier == self.tier, n_tokens, np.minimum(at_tier, n_tokens))
-        return np.where(self.is_output, 1, tokens)
+        tokens = np.where(self._at_tier == self.tier, n_tokens, np.minimum(self._at_tier, n_tokens))
+        return np.where(self.is_output & (self.tier > 1), 1, tokens)
 
     def bytes_out(self, n_tokens: int) -> NDArray[np.float64]:
         """Bytes of each operator's result when the stage runs with `n_tokens`."""
-        one_row = np.array([op.nbytes_out / max(op.n_tokens, 1) for op in self.operators])
-        return np.where(self.is_output, one_row, self.nbytes * (n_tokens / self.tier))
+        rows = np.where(self.output_rows, 1.0, n_tokens / self.tier)
+        return self.nbytes * rows
 
-    def pins(self, placement: Placement, tokens: Ints) -> Ids:
-        """Operators whose weight or KV cache decides where they run; the others are UNASSIGNED."""
-        pinned = np.full(len(self.operators), UNASSIGNED, dtype=np.int8)
-        large = tokens >= OFFLOAD_MIN_TOKENS
-        at = self.small >= 0
-        uploaded = large & ~self.gets_rows
-        pinned[at] = placement.small[self.small[at]] | (placement.small_upload[self.small[at]] & uploaded[at])
-        at = self.target >= 0
-        pinned[at] = placement.targets[self.target[at]] | (placement.upload[self.target[at]] & large[at])
-        at = self.cache_layer >= 0
-        pinned[at] = placement.layers[self.cache_layer[at]]
-        return pinned
+    def pins(self, placement: Placement, tokens: Ints, uploader: int) -> Ids:
+        """Device ids of pinned operators, 0 elsewhere. `uploader` is the device that takes uploads (0: there is none).
 
-    def assign(self, placement: Placement, tokens: Ints) -> Ids:
-        """Device id of every operator, by the scheduler's rules.
-
-        A weight pulls its operator to its home (or, if it may be uploaded and the batch is large, to the device);
-        writes to the KV cache run where the cache is. The device then spreads over unassigned neighbours in execution
-        order, downwards and upwards; what remains goes to whatever came before it, then after it.
+        A weight pulls its operator to its home or, if it may be uploaded and the batch is large, to the uploader; what
+        writes the KV cache and attention run where the cache is.
         """
-        ids = self.pins(placement, tokens)
-        for device_only in (True, False):
-            ids = _spread(ids, device_only)
-            ids = _spread(ids[::-1], device_only)[::-1]
-        return np.where(ids < 0, 0, ids).astype(np.int8)
+        pins = np.zeros(len(self.operators), dtype=np.int8)
+        large = (tokens >= OFFLOAD_MIN_TOKENS) & (uploader > 0)
+        at = self.small >= 0
+        uploaded = placement.small_upload[self.small[at]] & (large & ~self.gets_rows)[at]
+        pins[at] = np.where(uploaded, uploader, placement.small[self.small[at]])
+        at = self.target >= 0
+        uploaded = placement.upload[self.target[at]] & large[at] & (placement.targets[self.target[at]] == 0)
+        pins[at] = np.where(uploaded, uploader, placement.targets[self.target[at]])
+        at = self.cache_layer >= 0
+        pins[at] = placement.layers[self.cache_layer[at]]
+        return pins
+
+    def assign(self, placement: Placement, tokens: Ints, uploader: int = 1) -> Ids:
+        """Device id of every operator, by the scheduler's rules."""
+        return spread(self.pins(placement, tokens, uploader), self.before, self.after)
 
 
-def _spread(ids: Ids, device_only: bool) -> Ids:
-    """Give unassigned operators the id of the last assigned one before them."""
-    last = np.maximum.accumulate(np.where(ids >= 0, np.arange(len(ids)), -1))
-    before = np.where(last >= 0, ids[last], UNASSIGNED)
-    takes = (ids < 0) & (before > 0 if device_only else before >= 0)
-    return np.where(takes, before, ids)
+def spread(pins: Ids, before: Ints, after: Ints) -> Ids:
+    """Device ids of all operators (last axis) from those of the pinned ones.
+
+    An accelerator spreads over the unpinned operators after it, then over those before it; what remains is the host's.
+    `before` and `after` are the nearest pinned operators at or before (after) each, -1 for none.
+    """
+    none = np.zeros((*pins.shape[:-1], 1), dtype=np.int8)
+    padded = np.concatenate([pins, none], axis=-1)
+    left, right = padded[..., before], padded[..., after]
+    return np.where(left > 0, left, right)
+
+
+def _nearest(pinned: Mask) -> tuple[Ints, Ints]:
+    at = np.arange(len(pinned))
+    before = np.maximum.accumulate(np.where(pinned, at, -1))
+    after = np.minimum.accumulate(np.where(pinned, at, len(pinned))[::-1])[::-1]
+    return before, np.where(after == len(pinned), -1, after)
 
 
 def _small(op: Operator, small: Mapping[str, int]) -> int:
@@ -114,7 +127,9 @@ def _small(op: Operator, small: Mapping[str, int]) -> int:
 
 
 def _cache_layer(op: Operator) -> int:
-    if not op.touches_cache:
+    """Layer whose KV cache holds the operator in place (the engine marks caches, see docs/architecture.md); else -1."""
+    reads = op.op in _CACHE_READERS and op.weight is None
+    if not op.touches_cache or not (reads or op.op in _CACHE_WRITERS):
         return -1
     for leaf in op.leaves:
         if match := _CACHE_LAYER.search(leaf):

@@ -11,18 +11,21 @@ import math
 import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import OallamaError
 from ..jsonfile import read_json_object, write_text_atomic
 from .curves import log_log, piecewise_linear
+from .validation import check_entry, check_profile
 
 SCHEMA = "oallama.profile/1"
 REMEDY = "record one with `oallama profile MODEL.gguf`"
 # Pseudo operator: the median time of one of the small operators (norm, add, rope, ...) at a token count.
 OTHER = "OTHER"
+# Where the times of a profile come from.
+SOURCES = ("measured", "datasheet")
 
 
 class Estimate(NamedTuple):
@@ -61,7 +64,10 @@ class OperatorTime:
 
 @dataclass(frozen=True)
 class AttentionTime:
-    """Attention of one layer for `n_tokens` queries over `depth` cached positions."""
+    """Attention of one layer for `n_tokens` queries over `depth` cached positions.
+
+    flash: one fused operator where the device has it; else K*q, softmax and V*p one after the other.
+    """
 
     device: str
     n_head: int
@@ -74,6 +80,7 @@ class AttentionTime:
     depth: int
     median_s: float
     spread_s: float = 0.0
+    flash: bool = True
 
 
 @dataclass(frozen=True)
@@ -95,6 +102,7 @@ class SwitchTime:
     median_s: float
 
 
+Timed = TypeVar("Timed", OperatorTime, AttentionTime, LinkTime, SwitchTime)
 Entry = TypeVar("Entry", DeviceInfo, OperatorTime, AttentionTime, LinkTime, SwitchTime)
 Shape = tuple[int, int, int, int]  # k, m, n_expert, n_used
 
@@ -106,7 +114,10 @@ def _shape(ne: Sequence[int], n_used: int) -> Shape:
 
 @dataclass(frozen=True)
 class Profile:
-    """All measured times of one machine, with the fingerprint (machine, threads, drivers, engine) they hold for."""
+    """All times of one machine, with the fingerprint (machine, threads, drivers, engine) they hold for.
+
+    source: "measured", or "datasheet" when they were computed from one (datasheet.py).
+    """
 
     created: str
     fingerprint: Mapping[str, Any]
@@ -116,6 +127,7 @@ class Profile:
     links: tuple[LinkTime, ...] = ()
     switches: tuple[SwitchTime, ...] = ()
     schema: str = field(default=SCHEMA)
+    source: str = "measured"
 
     # ---- look-ups -------------------------------------------------------------------------------------------------
 
@@ -125,7 +137,7 @@ class Profile:
             if device.name == name:
                 return device
         have = ", ".join(d.name for d in self.devices) or "none"
-        raise OallamaError(f"the profile has no device {name!r} (it has {have}); {REMEDY} on that device")
+        raise OallamaError(f"the profile has no device {name!r} (it has {have}); {self._how_to_add(name)}")
 
     def op_time(self, device: str, op: str, type: str, ne: Sequence[int], n_tokens: int, n_used: int = 1) -> Estimate:
         """Seconds of one mul_mat / mul_mat_id with a weight of shape `ne` = (k, m[, n_expert]) for `n_tokens` tokens.
@@ -149,7 +161,11 @@ class Profile:
             active = _active(shape, n_tokens)
             rows = max(1, round(n_tokens * used / active))
             return Estimate(self.op_time(device, "MUL_MAT", type, (k, m), rows).seconds * active, "scaled")
-        raise OallamaError(f"the profile has no {op} of type {type} on {device}; {REMEDY} with this model")
+        have = ", ".join(sorted({t for d, o, t in self._curves if (d, o) == (device, op)})) or "none"
+        raise OallamaError(
+            f"the profile has no {op} of type {type} on {device} (wanted for a weight of {'x'.join(map(str, ne))}; it "
+            f"has types {have}); {self._how_to_add(device)}"
+        )
 
     def attention_time(
         self,
@@ -159,16 +175,22 @@ class Profile:
         depth: int,
         type_k: str = "f16",
         type_v: str = "f16",
+        flash: bool = True,
     ) -> Estimate:
         """Seconds of one layer's attention; `shape` = (n_head, n_head_kv, head_dim_k, head_dim_v).
 
-        Linear in `depth` between measured depths, log-log in `n_tokens`; another shape or cache type is scaled by the
-        number of K and V values multiplied. Raises OallamaError when no attention was measured on the device.
+        Linear in `depth` between measured depths, log-log in `n_tokens`; another shape, cache type or form (fused or
+        not) is scaled by the number of K and V values multiplied. Raises OallamaError when no attention was measured
+        on the device.
         """
         tables = {key[1:]: v for key, v in self._attention.items() if key[0] == device}
         if not tables:
-            raise OallamaError(f"the profile has no attention on {device}; {REMEDY} with this model")
-        wanted = (tuple(shape), type_k, type_v)
+            n_head, n_head_kv, head_dim_k, head_dim_v = shape
+            raise OallamaError(
+                f"the profile has no attention on {device} (wanted: {n_head} heads on {n_head_kv}, K {head_dim_k} and "
+                f"V {head_dim_v} wide, cache {type_k}/{type_v}); {self._how_to_add(device)}"
+            )
+        wanted = (tuple(shape), type_k, type_v, flash)
         nearest = min(tables, key=lambda key: _attention_distance(key, wanted))
         tokens = {n: piecewise_linear(points, depth) for n, points in tables[nearest].items()}
         exact = nearest == wanted and dict(tables[nearest].get(n_tokens, ())).get(depth) is not None
@@ -186,7 +208,7 @@ class Profile:
             other = "pinned" if memory == "pageable" else "pageable"
             points = self._links.get((device, direction, other))
         if points is None:
-            raise OallamaError(f"the profile has no {direction} link of {device}; {REMEDY} on that device")
+            raise OallamaError(f"the profile has no {direction} link of {device}; {self._how_to_add(device)}")
         return piecewise_linear(points, nbytes)
 
     def switch_time(self, device: str) -> float | None:
@@ -218,6 +240,26 @@ class Profile:
             if self.fingerprint.get(key) != fingerprint.get(key)
         ]
 
+    def _how_to_add(self, device: str) -> str:
+        """The command that adds what a look-up missed."""
+        if self.source == "datasheet":
+            return "compute it for this model with `oallama profile MODEL.gguf --datasheet NAME -o PROFILE.json`"
+        return f"measure it with `oallama profile MODEL.gguf --device {device}`"
+
+    def scaled(self, ratios: Mapping[str, float]) -> Profile:
+        """The same profile with every time of a device multiplied by its ratio; devices not named keep theirs."""
+
+        def times(entries: tuple[Timed, ...]) -> tuple[Timed, ...]:
+            return tuple(replace(e, median_s=e.median_s * ratios.get(e.device, 1.0)) for e in entries)
+
+        return replace(
+            self,
+            operators=times(self.operators),
+            attention=times(self.attention),
+            links=times(self.links),
+            switches=times(self.switches),
+        )
+
     # ---- indexes (built once, at the first look-up) ---------------------------------------------------------------
 
     @cached_property
@@ -228,11 +270,12 @@ class Profile:
         return {key: {s: sorted(c.items()) for s, c in shapes.items()} for key, shapes in index.items()}
 
     @cached_property
-    def _attention(self) -> dict[tuple[str, Shape, str, str], dict[int, list[tuple[int, float]]]]:
-        index: dict[tuple[str, Shape, str, str], dict[int, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+    def _attention(self) -> dict[tuple[str, Shape, str, str, bool], dict[int, list[tuple[int, float]]]]:
+        index: dict[tuple[str, Shape, str, str, bool], dict[int, dict[int, float]]]
+        index = defaultdict(lambda: defaultdict(dict))
         for e in self.attention:
             shape = (e.n_head, e.n_head_kv, e.head_dim_k, e.head_dim_v)
-            index[e.device, shape, e.type_k, e.type_v][e.n_tokens][e.depth] = e.median_s
+            index[e.device, shape, e.type_k, e.type_v, e.flash][e.n_tokens][e.depth] = e.median_s
         return {key: {n: sorted(p.items()) for n, p in tables.items()} for key, tables in index.items()}
 
     @cached_property
@@ -250,35 +293,46 @@ class Profile:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Profile:
-        """Read a profile. Raises OallamaError when it is missing, corrupt or of another version."""
+        """Read a profile.
+
+        Raises OallamaError when it is missing, corrupt or of another version, and for what no machine can have: a
+        device listed twice or not at all, a time that is not above zero and finite (a device change may cost nothing),
+        a size below one.
+        """
         content = read_json_object(path, "profile", REMEDY)
         if content.get("schema") != SCHEMA:
             raise OallamaError(f"profile {path} has schema {content.get('schema')!r}, expected {SCHEMA!r}; {REMEDY}")
         try:
-            return cls(
+            profile = cls(
                 created=content["created"],
                 fingerprint=dict(content["fingerprint"]),
-                devices=_entries(DeviceInfo, content["devices"]),
-                operators=_entries(OperatorTime, content.get("operators", ())),
-                attention=_entries(AttentionTime, content.get("attention", ())),
-                links=_entries(LinkTime, content.get("links", ())),
-                switches=_entries(SwitchTime, content.get("switches", ())),
+                devices=_entries(DeviceInfo, "devices", content["devices"]),
+                operators=_entries(OperatorTime, "operators", content.get("operators", ())),
+                attention=_entries(AttentionTime, "attention", content.get("attention", ())),
+                links=_entries(LinkTime, "links", content.get("links", ())),
+                switches=_entries(SwitchTime, "switches", content.get("switches", ())),
+                source=content.get("source", "measured"),
             )
+            if profile.source not in SOURCES:
+                raise ValueError(f"source is {profile.source!r}, expected one of {', '.join(SOURCES)}")
+            check_profile(profile)
         except (KeyError, TypeError, ValueError) as e:
-            raise OallamaError(f"profile {path} is not a valid {SCHEMA} ({e}); {REMEDY}") from None
+            raise OallamaError(f"profile {path} is not a valid {SCHEMA} ({e}); correct the entry or {REMEDY}") from None
+        return profile
 
 
-def _entries(kind: type[Entry], rows: Sequence[Mapping[str, Any]]) -> tuple[Entry, ...]:
+def _entries(kind: type[Entry], section: str, rows: Sequence[Mapping[str, Any]]) -> tuple[Entry, ...]:
     """Rows of the file as dataclasses; unknown keys are dropped so that newer writers may add notes."""
     known = {f.name for f in fields(kind)}
     entries = []
-    for row in rows:
+    for i, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise ValueError(f"{section}[{i}] is {row!r}, expected an object")
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items() if k in known}
-        entry = kind(**values)
-        seconds = getattr(entry, "median_s", 1.0)
-        if not (isinstance(seconds, (int, float)) and math.isfinite(seconds) and seconds >= 0):
-            raise ValueError(f"median_s of {row} is not a time")
-        entries.append(entry)
+        check_entry(f"{section}[{i}]", values, may_be_zero=kind is SwitchTime)
+        if missing := [f.name for f in fields(kind) if f.default is MISSING and f.name not in values]:
+            raise ValueError(f"{section}[{i}] has no {', '.join(missing)}")
+        entries.append(kind(**values))
     return tuple(entries)
 
 
@@ -310,5 +364,7 @@ def _attention_work(shape: Sequence[int]) -> float:
     return math.sqrt(n_head * n_head_kv) * (head_dim_k + head_dim_v)
 
 
-def _attention_distance(a: tuple[Shape, str, str], b: tuple[tuple[int, ...], str, str]) -> tuple[int, float, Shape]:
-    return (a[1:] != b[1:], abs(math.log(_attention_work(a[0]) / _attention_work(b[0]))), a[0])
+def _attention_distance(
+    a: tuple[Shape, str, str, bool], b: tuple[tuple[int, ...], str, str, bool]
+) -> tuple[bool, bool, float, Shape]:
+    return (a[3] != b[3], a[1:] != b[1:], abs(math.log(_attention_work(a[0]) / _attention_work(b[0]))), a[0])

@@ -34,9 +34,9 @@ from oallama.profiling.workload import LINK_SIZES, Task, tasks_for
 DEPTHS = (128, 1024, 4096)
 Progress = Callable[[float, float, str], None]  # done, total (arbitrary units), what comes next
 
-_MAX_SECONDS = 1.5  # per task, warm-up excluded
+_MAX_SECONDS = 0.6  # per task, warm-up excluded
 _MIN_COLD_BYTES = 64 << 20
-_MAX_COLD_BYTES = 512 << 20
+_MAX_COLD_BYTES = 256 << 20
 _SAVE_EVERY = 8
 
 
@@ -77,7 +77,7 @@ def profile_machine(
     n_threads = n_threads or len(cpu_set())
     names = list(dict.fromkeys([*devices, "CPU"]))
     mark = fingerprint(names, n_threads)
-    path = (cache or cache_dir()) / f"profile-{_short_hash(mark)}.json"
+    path = _cache_file(mark, cache)
     recorder = _Recorder(_cached(path, mark, names), path)
 
     work = {
@@ -91,7 +91,7 @@ def profile_machine(
     done = 0.0
     try:
         for name, tasks in work.items():
-            probe = _Probe(name, n_threads)
+            probe = Probe(name, n_threads)
             for task in tasks:
                 if progress:
                     progress(done, total, f"{name}: {task.describe()}")
@@ -104,8 +104,22 @@ def profile_machine(
     return recorder.profile
 
 
-def _short_hash(mark: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(mark, sort_keys=True).encode()).hexdigest()[:12]
+def forget(devices: Sequence[str], n_threads: int = 0, cache: Path | None = None) -> None:
+    """Drop the cached profile of these devices, so that `profile_machine` measures everything anew.
+
+    The arguments are those of `profile_machine`. Raises OallamaError when the file cannot be removed.
+    """
+    names = list(dict.fromkeys([*devices, "CPU"]))
+    path = _cache_file(fingerprint(names, n_threads or len(cpu_set())), cache)
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as err:
+        raise OallamaError(f"cannot remove the cached profile {path}: {err.strerror}") from err
+
+
+def _cache_file(mark: dict[str, Any], cache: Path | None) -> Path:
+    short = hashlib.sha256(json.dumps(mark, sort_keys=True).encode()).hexdigest()[:12]
+    return (cache or cache_dir()) / f"profile-{short}.json"
 
 
 def _cached(path: Path, mark: dict[str, Any], names: Sequence[str]) -> Profile:
@@ -156,7 +170,7 @@ def _key(entry: Any) -> tuple[Any, ...]:
         return (entry.device, entry.op, entry.type, k, m, n_expert, entry.n_used, entry.n_tokens)
     if isinstance(entry, AttentionTime):
         shape = (entry.n_head, entry.n_head_kv, entry.head_dim_k, entry.head_dim_v)
-        return (entry.device, shape, entry.type_k, entry.type_v, entry.n_tokens, entry.depth)
+        return (entry.device, shape, entry.type_k, entry.type_v, entry.n_tokens, entry.depth, entry.flash)
     return (entry.device, type(entry).__name__)
 
 
@@ -167,17 +181,24 @@ def _task_key(device: str, task: Task) -> tuple[Any, ...]:
         return (device, op, a["type"], a["k"], a["m"], max(1, a["n_expert"]), max(1, a["n_used"]), a["n_tokens"])
     if task.kind == "attention":
         shape = (a["n_head"], a["n_head_kv"], a["head_dim_k"], a["head_dim_v"])
-        return (device, shape, a["type_k"], a["type_v"], a["n_tokens"], a["depth"])
+        return (device, shape, a["type_k"], a["type_v"], a["n_tokens"], a["depth"], a["flash"])
     if task.kind == "small":
         return (device, OTHER, "f32", a["n_embd"], 1, 1, 1, a["n_tokens"])
     return (device, {"links": "LinkTime", "switch": "SwitchTime"}[task.kind])
 
 
-class _Probe:
-    """Runs tasks on one device."""
+class Probe:
+    """Runs tasks on one device.
 
-    def __init__(self, device: str, n_threads: int) -> None:
+    max_s: seconds of measuring per task, warm-up excluded; None takes the profiler's own.
+
+    Raises:
+        OallamaError: from the constructor and `measure`, naming the device and the task that failed.
+    """
+
+    def __init__(self, device: str, n_threads: int, max_s: float | None = None) -> None:
         self._device = device
+        self._max_s = _MAX_SECONDS if max_s is None else max_s
         self._n_threads = n_threads
         try:
             self._bench = engine.core().OpBench(device, n_threads, True, cold_bytes(engine.device(device)))
@@ -193,16 +214,16 @@ class _Probe:
     def _measure(self, task: Task) -> list[Any]:
         a, device = task.args, self._device
         if task.kind == "mul_mat":
-            t = self._bench.mul_mat(max_s=_MAX_SECONDS, **a)
+            t = self._bench.mul_mat(max_s=self._max_s, **a)
             op = "MUL_MAT_ID" if a["n_expert"] else "MUL_MAT"
             ne = (a["k"], a["m"], max(1, a["n_expert"]))
             return [OperatorTime(device, op, a["type"], ne, max(1, a["n_used"]), a["n_tokens"], **t)]
         if task.kind == "attention":
-            t = self._bench.attention(max_s=_MAX_SECONDS, **a)
+            t = self._bench.attention(max_s=self._max_s, **a)
             del t["repeats"]
-            return [AttentionTime(device, **{k: v for k, v in a.items() if k != "flash"}, **t)]
+            return [AttentionTime(device, **a, **t)]
         if task.kind == "small":
-            t = self._bench.small(max_s=_MAX_SECONDS, **a)
+            t = self._bench.small(max_s=self._max_s, **a)
             return [OperatorTime(device, OTHER, "f32", (a["n_embd"], 1, 1), 1, a["n_tokens"], **t)]
         if task.kind == "links":
             rows = engine.core().link_bench(device, list(LINK_SIZES))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from oallama.planning.operators import OperatorGraph
 
 LINK_SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)
 SMALL_OP_TIERS = (1, 32, 512)
+# Without flash attention llama.cpp keeps V transposed, which it cannot do with a quantised cache.
+UNFUSED_V_TYPES = ("f16", "bf16", "f32")
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class Task:
         if self.kind == "mul_mat":
             return f"{a['type']} {a['k']}x{a['m']} n={a['n_tokens']}"
         if self.kind == "attention":
-            return f"attention n={a['n_tokens']} depth={a['depth']}"
+            return f"attention n={a['n_tokens']} depth={a['depth']}{'' if a['flash'] else ' unfused'}"
         return {"small": "norms and adds", "links": "links", "switch": "device change"}[self.kind]
 
 
@@ -44,6 +47,7 @@ def tasks_for(
 
     Token counts are those of the graph's tiers: an operator that sees one row at every tier (the output head) is
     measured for one row. `depths` are KV rows; a prefill tier is measured at depths of at least its own token count.
+    Attention is measured fused and, where the cache allows it, unfused: the plan chooses.
     """
     shapes: dict[Task, None] = {}
     for tier in graph.tiers:
@@ -62,24 +66,25 @@ def tasks_for(
                 n_used=op.n_used if moe else 0,
             )
             shapes[task] = None
-    flash = any(op.op == "FLASH_ATTN_EXT" for op in graph.operators(min(graph.tiers)))
+    forms = (True, False) if type_v in UNFUSED_V_TYPES else (True,)
     for attention in {a: None for a in graph.attention if a is not None}:
-        for tier in graph.tiers:
-            for depth in sorted({max(d, tier) for d in depths}):
-                task = _task(
-                    "attention",
-                    float(attention.n_head) * (attention.head_dim_k + attention.head_dim_v) * tier * depth,
-                    type_k=type_k,
-                    type_v=type_v,
-                    n_head=attention.n_head,
-                    n_head_kv=attention.n_head_kv,
-                    head_dim_k=attention.head_dim_k,
-                    head_dim_v=attention.head_dim_v,
-                    n_tokens=tier,
-                    depth=depth,
-                    flash=flash,
-                )
-                shapes[task] = None
+        few = {min(depths), max(depths)}  # large batches grow evenly with depth
+        points = {(tier, max(depth, tier)) for tier in graph.tiers for depth in (depths if tier == 1 else few)}
+        for (tier, depth), flash in product(sorted(points), forms):
+            task = _task(
+                "attention",
+                float(attention.n_head) * (attention.head_dim_k + attention.head_dim_v) * tier * depth,
+                type_k=type_k,
+                type_v=type_v,
+                n_head=attention.n_head,
+                n_head_kv=attention.n_head_kv,
+                head_dim_k=attention.head_dim_k,
+                head_dim_v=attention.head_dim_v,
+                n_tokens=tier,
+                depth=depth,
+                flash=flash,
+            )
+            shapes[task] = None
     n_embd = graph.tensor["token_embd.weight"].ne[0]
     small = [_task("small", 1e6, n_embd=n_embd, n_tokens=n) for n in SMALL_OP_TIERS]
     links = [_task("links", 1e9), _task("switch", 1e8)] if accelerator else []

@@ -1,0 +1,264 @@
+"""The two tables of the planner: how far its predictions are off, and whether its plan is ever slower than llama.cpp.
+
+python bench/cells.py --out FILE [--devices CPU,RPC,Vulkan0] [--archs ...] [--budgets 40%,80%] [--depths 0,2048,8192]
+
+A cell is a model, a device, a budget and a depth. In each one the planner makes its candidates; the chosen plan, OATO's,
+the exact one and the stock rivals (-ngl, llama.cpp's own --fit, the CPU) run interleaved in processes of their own, the
+rivals on unpatched llama.cpp where it has the device. The machine is profiled once per model and device, just before.
+One JSON line per cell and engine; --tables FILE.jsonl prints the tables of a recorded file instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from oallama import autoplan, engine, runtime
+from oallama.autoplan import Choices
+from oallama.bench import Engine, LoadParams, find_baseline_lib
+from oallama.bench.machine import describe
+from oallama.bench.planned import planned
+from oallama.bench.sweep import Sweep, run_bench
+from oallama.errors import OallamaError
+from oallama.modelmaker import make_model
+from oallama.plan import HOST, PlacementPlan
+from oallama.planning import Workload
+from oallama.profiling.profiler import forget
+from oallama.rpc import LocalRpcServer
+
+# Above the last-level cache share of this kind of machine, small enough for 8192 tokens of depth on two cores.
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {"file_type": "Q8_0", "n_embd": 1024, "n_ff": 4096, "n_layer": 16, "n_head": 16},
+    "qwen2": {"file_type": "Q4_0", "n_embd": 1280, "n_ff": 5120, "n_layer": 18, "n_head": 20},
+    "minicpm3": {"file_type": "Q8_0", "n_embd": 1280, "n_ff": 3840, "n_layer": 16, "n_head": 20},
+    "qwen3moe": {"file_type": "Q8_0", "n_embd": 768, "n_layer": 12, "n_ff_expert": 512},
+}
+N_PROMPT, N_GENERATE = 128, 32
+STOCK = ("layers", "fewer-layers", "fit")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--devices", default="CPU,RPC")
+    parser.add_argument("--archs", default=",".join(MODELS))
+    parser.add_argument("--budgets", default="40%,80%", help="of the model's bytes, weights + cache + buffers")
+    parser.add_argument("--depths", default="0,2048,8192")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--tables", type=Path)
+    options = parser.parse_args()
+    if options.tables:
+        print(tables([json.loads(line) for line in options.tables.read_text().splitlines()]))
+        return
+    depths = [int(d) for d in options.depths.split(",")]
+    for arch in options.archs.split(","):
+        with tempfile.TemporaryDirectory() as folder:
+            spec = dict(MODELS[arch])
+            model = make_model(
+                Path(folder) / f"{arch}.gguf", arch=arch, shape="small", file_type=spec.pop("file_type"), overrides=spec
+            )
+            for device in options.devices.split(","):
+                for budget in options.budgets.split(",") if device != HOST else [None]:
+                    for depth in depths:
+                        try:
+                            record(model, arch, device, budget, depth, options)
+                        except OallamaError as error:
+                            print(f"{arch} {device} {budget} {depth}: {error}", flush=True)
+
+
+_profiled: set[tuple[str, str]] = set()
+
+
+def record(model: Path, arch: str, device: str, budget: str | None, depth: int, options: argparse.Namespace) -> None:
+    """Measure one cell and append its lines."""
+    n_ctx = -(-(depth + N_PROMPT + N_GENERATE + 1) // 256) * 256
+    settings = engine.Settings(n_ctx=n_ctx)
+    name = _rpc_device() if device == "RPC" else device
+    graph = autoplan.read_graph(model, settings)
+    if (arch, device) not in _profiled:
+        forget([name] if name != HOST else [])
+        _profiled.add((arch, device))
+    choices = Choices(device=name, workload=Workload(N_PROMPT, N_GENERATE, depth), recheck=True)
+    vram = None
+    if budget is not None:
+        whole = graph.weights_bytes + sum(_kv_bytes(graph, n_ctx))
+        vram = int(whole * float(budget.rstrip("%")) / 100)
+    found = autoplan.candidates(model, graph, vram, settings, choices)
+    with ExitStack() as stack, tempfile.TemporaryDirectory() as states:
+        engines = {}
+        for planner, plan in _distinct(found.plans).items():
+            server = stack.enter_context(LocalRpcServer(register=False)) if device == "RPC" else None
+            base = LoadParams(rpc_servers=(server.endpoint,) if server else ())
+            engines[planner] = _stock(plan, base, device) if planner in STOCK else planned(
+                plan, runtime.lib_dir(), base, name=planner
+            )  # fmt: skip
+        engines["llama.cpp CPU"] = _stock_cpu(settings)
+        sweep = Sweep((N_PROMPT,), (depth,), (N_GENERATE + 1,), repeats=options.repeats, state_dir=states)
+        start = time.monotonic()
+        results = run_bench(model, [replace(e, name=n) for n, e in engines.items()], sweep)
+    line: dict[str, Any] = {
+        "arch": arch, "device": device, "budget": budget, "vram": vram, "depth": depth, "n_ctx": n_ctx,
+        "n_prompt": N_PROMPT, "n_generate": N_GENERATE, "chosen": next(iter(found.plans)),
+        "failed": {n: str(e) for n, e in found.failed.items()}, "engines": {}, "seconds": time.monotonic() - start,
+    }  # fmt: skip
+    for result in results:
+        plan = found.plans.get(result.engine)
+        requests = [
+            t + (N_GENERATE - 1) * (p or 0.0)
+            for t, p in zip(result.values("ttft_s"), result.values("tpot_s"), strict=True)
+        ]
+        line["engines"][result.engine] = {
+            "ttft_s": statistics.median(result.values("ttft_s")),
+            "tpot_s": statistics.median(result.values("tpot_s")),
+            "request_s": statistics.median(requests),
+            "requests_s": requests,
+            "predicted": _predicted(plan) if plan else None,
+            "params": dict(plan.planner["params"]) if plan else None,
+            "device_bytes": result.device_bytes(),
+        }
+    line["same_as"] = {n: k for n, k in _alike(found.plans).items() if n != k}
+    with options.out.open("a") as file:
+        file.write(json.dumps({**line, "machine": describe(sys.argv)}) + "\n")
+    print(
+        f"{arch} {device} {budget} depth {depth}: chosen {line['chosen']}, {_ratio(line):.3f}x of the best stock",
+        flush=True,
+    )
+
+
+def _predicted(plan: PlacementPlan) -> dict[str, float]:
+    parts, (_, n_generate) = plan.predicted.parts, plan.predicted.workload
+    return {
+        "ttft_s": sum(parts["prefill"].values()),
+        "tpot_s": sum(parts["decode"].values()) / (n_generate - 1),
+        "request_s": plan.predicted.request_s,
+    }
+
+
+def _alike(plans: dict[str, PlacementPlan] | Any) -> dict[str, str]:
+    """The first candidate with the same table, context and engine: equal plans are measured once."""
+    seen: dict[tuple[str, str, bool], str] = {}
+    result = {}
+    for name, plan in plans.items():
+        key = (plan.to_backend_map(), str((plan.context, plan.devices)), name in STOCK)
+        result[name] = seen.setdefault(key, name)
+    return result
+
+
+def _distinct(plans: Any) -> dict[str, PlacementPlan]:
+    alike = _alike(plans)
+    return {name: plan for name, plan in plans.items() if alike[name] == name}
+
+
+def _stock(plan: PlacementPlan, base: LoadParams, device: str) -> Engine:
+    """Unpatched llama.cpp with the flags of a stock candidate; Vulkan is only in our build, which is upstream's without a map."""
+    params = plan.planner["params"]
+    lib = runtime.lib_dir() if device.startswith("Vulkan") else find_baseline_lib()
+    overrides = tuple((pattern, "CPU") for pattern, _ in params.get("overrides", ()))
+    names = tuple(name for name in plan.devices if name != HOST)
+    flags = replace(base, n_ctx=plan.context.n_ctx, n_gpu_layers=int(params["n_gpu_layers"]), devices=names)
+    return Engine("stock", lib, replace(flags, override_tensor=overrides), placement="stock", baseline=False)
+
+
+def _stock_cpu(settings: engine.Settings) -> Engine:
+    return Engine("llama.cpp CPU", find_baseline_lib(), LoadParams(n_ctx=settings.n_ctx, devices=()), "--device none")
+
+
+_server: list[LocalRpcServer] = []
+
+
+def _rpc_device() -> str:
+    if not _server:
+        _server.append(LocalRpcServer())
+    return _server[0].devices[0]
+
+
+def _kv_bytes(graph: Any, n_ctx: int) -> list[int]:
+    return [2 * n_ctx * s.n_head_kv * (s.head_dim_k + s.head_dim_v) if s else 0 for s in graph.attention]
+
+
+# ---- tables --------------------------------------------------------------------------------------------------------
+
+
+def _best_stock(line: dict[str, Any]) -> tuple[str, float]:
+    """The fastest of llama.cpp's own ways; where no accelerator is used, its CPU."""
+    rivals = {n: e["request_s"] for n, e in line["engines"].items() if n in STOCK}
+    if not rivals:
+        rivals = {"llama.cpp CPU": line["engines"]["llama.cpp CPU"]["request_s"]}
+    return min(rivals.items(), key=lambda item: item[1])
+
+
+def _chosen(line: dict[str, Any]) -> dict[str, Any]:
+    return line["engines"][line["same_as"].get(line["chosen"], line["chosen"])]
+
+
+def _ratio(line: dict[str, Any]) -> float:
+    return _best_stock(line)[1] / _chosen(line)["request_s"]
+
+
+def tables(lines: list[dict[str, Any]]) -> str:
+    """Both tables as markdown."""
+    out = [
+        "## Never slower",
+        "",
+        f"Request = TTFT of {N_PROMPT} tokens + {N_GENERATE - 1} x TPOT, medians; above 1x is faster.",
+        "",
+    ]
+    out += [
+        "| model | device | budget | depth | chosen | request s | best stock | request s | ratio |",
+        "|---|---|---|--:|---|--:|---|--:|--:|",
+    ]
+    for line in lines:
+        stock, seconds = _best_stock(line)
+        out.append(
+            f"| {line['arch']} | {line['device']} | {line['budget'] or '-'} | {line['depth']} | {line['chosen']} "
+            f"| {_chosen(line)['request_s']:.3f} | {stock} | {seconds:.3f} | {_ratio(line):.3f}x |"
+        )
+    ratios = sorted(_ratio(line) for line in lines)
+    losing = [r for r in ratios if r < 0.98]
+    out += ["", f"{len(ratios)} cells, {len(losing)} below 0.98x; min {ratios[0]:.3f}x, median {statistics.median(ratios):.3f}x, "
+            f"max {ratios[-1]:.3f}x.", "", "## Prediction error", ""]  # fmt: skip
+    out += [
+        "Predicted against measured, percent of the measured median; all plans that were run, and the chosen ones alone.",
+        "",
+    ]
+    out += ["| model | device | budget | depth | plan | TTFT ms | predicted | error | TPOT ms | predicted | error |",
+            "|---|---|---|--:|---|--:|--:|--:|--:|--:|--:|"]  # fmt: skip
+    every: dict[str, list[float]] = {"TTFT": [], "TPOT": [], "chosen TTFT": [], "chosen TPOT": []}
+    for line in lines:
+        for name, e in line["engines"].items():
+            if not e["predicted"]:
+                continue
+            errors = {k: 100 * (e["predicted"][f"{k.lower()}_s"] / e[f"{k.lower()}_s"] - 1) for k in ("TTFT", "TPOT")}
+            for kind, error in errors.items():
+                every[kind].append(abs(error))
+                if e is _chosen(line):
+                    every[f"chosen {kind}"].append(abs(error))
+            cells = [
+                f"{1e3 * e[k]:.2f} | {1e3 * e['predicted'][k]:.2f} | {errors[n]:+.1f} %"
+                for k, n in (("ttft_s", "TTFT"), ("tpot_s", "TPOT"))
+            ]
+            out.append(
+                f"| {line['arch']} | {line['device']} | {line['budget'] or '-'} | {line['depth']} | {name} | {' | '.join(cells)} |"
+            )
+    out.append("")
+    for kind, values in every.items():
+        if values:
+            p90 = sorted(values)[min(len(values) - 1, int(0.9 * len(values)))]
+            out.append(
+                f"- {kind}: {len(values)} values, median {statistics.median(values):.1f} %, p90 {p90:.1f} %, max {max(values):.1f} %"
+            )
+    return "\n".join(out) + "\n"
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("GGML_VK_VISIBLE_DEVICES", "0")
+    main()

@@ -1,0 +1,124 @@
+"""Seconds of a run of consecutive operators for many placements at once.
+
+The whole graph is one block; the exact planner cuts it at the layers. Axis 0 of every array is the placement.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .cost import CostModel, Floats, StageCosts
+from .stage import Ids, Mask
+
+Ints = NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class StageSeconds:
+    """Where the seconds of one stage go, one number per placement. `other`: the small operators."""
+
+    targets: Floats
+    attention: Floats
+    transfers: Floats
+    switches: Floats
+    other: Floats
+
+    @property
+    def total(self) -> Floats:
+        return self.targets + self.attention + self.transfers + self.switches + self.other
+
+
+class Block:
+    """Operators [first, end) of one stage and what they read.
+
+    Device ids of the block's operators are columns 0..n-1; the producers outside of the block that it reads
+    (`outside`, as operator indices) follow as further columns. `logits` is False where nobody wants the logits: the
+    operators that see output rows only do not run then.
+    """
+
+    def __init__(self, at: StageCosts, first: int, end: int, logits: bool = True) -> None:
+        graph = at.graph
+        self.at, self.first, self.n, self.logits = at, first, end - first, logits
+        inside = (graph.consumer >= first) & (graph.consumer < end)
+        producer, consumer = graph.producer[inside], graph.consumer[inside] - first
+        self.outside: tuple[int, ...] = tuple(sorted({int(p) for p in producer if p < first}))
+        column = {p: self.n + i for i, p in enumerate(self.outside)}
+        self._source = np.array([column.get(int(p), int(p) - first) for p in producer], dtype=np.intp)
+        self._operator = producer
+        self._reader = consumer
+        self._siblings = _earlier_readers(producer, consumer)
+        self.runs: Mask = np.ones(self.n, dtype=bool)
+        if not logits:
+            self.runs = ~(graph.output_rows | graph.is_output)[first:end]
+        self.target = np.flatnonzero((graph.target[first:end] >= 0) & self.runs)
+        self.small = np.flatnonzero((graph.small[first:end] >= 0) & self.runs)
+        self.attention = np.flatnonzero((graph.attention_layer[first:end] >= 0) & self.runs)
+        self._output = np.flatnonzero(graph.is_output[first:end] & self.runs)
+        self._others = np.flatnonzero(
+            (graph.target[first:end] < 0) & (graph.attention_layer[first:end] < 0) & self.runs
+        )
+
+    def seconds(self, costs: CostModel, ids: Ids, uploaded: Mask, depth: int, following: Ids | None) -> StageSeconds:
+        """Seconds for placements (rows).
+
+        Args:
+            ids: (placements, columns) device ids.
+            uploaded: (placements, operators) the weight lives on the host and is uploaded to where the operator runs.
+            depth: positions in the KV cache that the last token sees.
+            following: (placements,) device of the operator after the block, None after the last one.
+        """
+        at, first = self.at, self.first
+        own = ids[:, : self.n]
+        moved, where = uploaded[:, self.target], own[:, self.target]
+        resident = at.seconds[where, first + self.target]
+        targets = np.where(moved, at.upload[first + self.target], resident).sum(axis=1)
+
+        attention = self.attention_seconds(costs, ids, depth)
+        transfers = self._copies(ids)
+        for op in self._output:
+            transfers += at.move[own[:, op], 0, first + op]
+        for op in self.small:
+            transfers += np.where(uploaded[:, op], at.small_upload[at.graph.small[first + op]], 0.0)
+
+        path = own[:, self.runs]
+        if following is not None:
+            path = np.concatenate([path, following[:, None]], axis=1)
+        switches = costs.switch[path[:, :-1], path[:, 1:]].sum(axis=1)
+        other = at.other[own[:, self._others]].sum(axis=1)
+        return StageSeconds(targets, attention, transfers, switches, other)
+
+    def attention_seconds(self, costs: CostModel, ids: Ids, depth: int) -> Floats:
+        """Seconds of the block's attention alone, at another depth."""
+        at, seconds = self.at, np.zeros(len(ids))
+        for op in self.attention:
+            shape = costs.graph.attention[at.graph.attention_layer[self.first + op]]
+            if shape is not None:
+                decode = at.graph.tier == costs.decode_tier
+                times, tokens = (at.n_tokens, 1) if decode else (1, at.n_tokens)
+                seconds += times * costs.attention_s(shape, tokens, max(depth, 1))[ids[:, op]]
+        return seconds
+
+    def _copies(self, ids: Ids) -> Floats:
+        """A result is copied once to a device that reads it, however many operators do."""
+        seconds = np.zeros(len(ids))
+        sources, readers = ids[:, self._source], ids[:, self._reader]
+        crossing = (sources != readers) & self.runs[self._reader]
+        for edge in np.flatnonzero(crossing.any(axis=0)):
+            source, reader, counts = sources[:, edge], readers[:, edge], crossing[:, edge]
+            for sibling in self._siblings[edge]:
+                counts = counts & (ids[:, sibling] != reader)
+            seconds += np.where(counts, self.at.move[source, reader, self._operator[edge]], 0.0)
+        return seconds
+
+
+def _earlier_readers(producer: Ints, consumer: Ints) -> list[list[int]]:
+    """For every edge the other consumers of its producer that come before it."""
+    seen: dict[int, list[int]] = {}
+    result = []
+    for p, c in zip(producer.tolist(), consumer.tolist(), strict=True):
+        result.append([*seen.get(p, ())])
+        seen.setdefault(p, []).append(c)
+    return result

@@ -1,0 +1,59 @@
+"""Fits a planner's choice into the budget: compute buffers depend on the plan, so plan, dry-run, correct, repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from .drafts import Drafts, Measured
+from .stage import Placement
+
+MAX_ROUNDS = 4
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a planner chose for a capacity: counted are the bytes per accelerator that it knew of."""
+
+    placement: Placement
+    counted: Sequence[int]
+    params: Mapping[str, object]
+    affinity: Sequence[float] | None = None
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A choice within the budget, with its dry run."""
+
+    choice: Choice
+    measured: Measured
+
+
+def fit(
+    drafts: Drafts, choose: Callable[[list[int]], Choice | None], charge: Sequence[int], smallest: int
+) -> Fitted | None:
+    """The fastest choice within the budgets that MAX_ROUNDS dry runs find; None when none of them fits.
+
+    choose: a choice for these bytes per accelerator, None when there is none. charge: bytes per accelerator that the
+    choice does not count (compute buffers and the like), a first guess: a result over the budget raises it by the
+    excess; one that needed less gives the room back if it may hold the smallest weight.
+    """
+    charges, best = [*charge], None
+    for _ in range(MAX_ROUNDS):
+        choice = choose([limit - c for limit, c in zip(drafts.limits, charges, strict=True)])
+        if choice is None:
+            break
+        measured = drafts.measure(drafts.by_placement(choice.placement, choice.affinity))
+        over = drafts.excess(measured)
+        if any(o > 0 for o in over):
+            if best is not None:
+                break
+            charges = [c + max(o, 0) for c, o in zip(charges, over, strict=True)]
+            continue
+        if best is None or measured.seconds < best.measured.seconds:
+            best = Fitted(choice, measured)
+        needed = [u - k for u, k in zip(drafts.used(measured), choice.counted, strict=True)]
+        if all(c - n < smallest for c, n in zip(charges, needed, strict=True)):
+            break
+        charges = needed
+    return best

@@ -1,0 +1,349 @@
+"""A model as a layered graph: every way to run each layer, with its seconds and bytes, for the exact solver.
+
+The graph is cut before the first pinned operator of every layer (its norm, as a rule), so a segment ends with the
+unpinned operators that carry the residual on. Where these run follows from the last pinned operator before the cut and
+the first one after it: the state of a cut is that pair of devices. A segment's seconds depend on its own homes and on
+the states of its two cuts alone, so the sum over segments is the predictor's request time, to the last digit.
+
+Homes within a segment: one per target, one for the KV cache (attention runs there), one for its small weights.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise, product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import OallamaError
+from .block import Block
+from .cost import CostModel, Floats, StageCosts, Workload
+from .layered import Instance, LayerClass
+from .operators import Operator
+from .stage import OFFLOAD_MIN_TOKENS, Ids, Mask, Placement, spread
+
+# More ways than this per layer take too long to price: targets that read the same input then share a home.
+MOST_WAYS = 3000
+
+
+class NotLayered(OallamaError):
+    """The graph cannot be cut into layers; the exact planner does not apply."""
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One stage of the request: how often it runs, and at which depths."""
+
+    at: StageCosts
+    depths: tuple[tuple[int, float], ...]  # (depth, times)
+    logits: bool
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A layer (or the head): its weights as positions in CostModel.targets and .small, and its KV layer (-1: none)."""
+
+    targets: tuple[int, ...]
+    small: tuple[int, ...]
+    layer: int
+
+
+@dataclass(frozen=True)
+class Ways:
+    """Homes of a segment, one row per way: (ways, targets), (ways,) of the small weights, (ways,) of the KV cache."""
+
+    targets: Ids
+    small: Ids
+    cache: Ids
+
+
+class Segments:
+    """Segments of one model, its ways per segment class, and the solver's instance.
+
+    upload: per target, whether it is uploaded when it lives on the host. kv_bytes: bytes of the KV cache by layer,
+    counted against the capacity (zeros where it comes on top of the budget).
+    Raises NotLayered for graphs with more than a residual between layers.
+    """
+
+    def __init__(self, costs: CostModel, workload: Workload, upload: Mask, kv_bytes: Sequence[int]) -> None:
+        self.costs, self.upload, self.kv_bytes = costs, upload, kv_bytes
+        self.steps = _steps(costs, workload)
+        self._cuts = [_cuts(step.at, costs.graph.n_layer) for step in self.steps]
+        self.segments = _segments(self.steps[0].at, self._cuts[0], costs)
+        if any(_segments(s.at, c, costs) != self.segments for s, c in zip(self.steps, self._cuts, strict=True)):
+            raise NotLayered("prefill and decode read the weights in different layers")
+        # In the state of a cut, a host weight that is uploaded counts as a device of its own.
+        self._state_devices = len(costs.names) + bool(costs.uploader and upload.any())
+
+    # ---- the solver's instance ------------------------------------------------------------------------------------
+
+    @cached_property
+    def classes(self) -> tuple[tuple[Ways, NDArray[np.intp], LayerClass], ...]:
+        """Per class: its ways, which way each of the solver's arcs is, and the arcs."""
+        return tuple(self._make_class(self._layers.index(c)) for c in range(max(self._layers) + 1))
+
+    def instance(self, capacity: Sequence[int]) -> Instance:
+        """The choice of a way per segment within `capacity` bytes of each accelerator."""
+        first = np.arange(self._state_devices)
+        start = tuple(self._state(np.zeros_like(first), first).tolist())
+        limits = np.array(capacity, dtype=np.int64).reshape(-1)
+        return Instance(tuple(c for _, _, c in self.classes), self._layers, limits, start)
+
+    def placement(self, arcs: Sequence[int], rest: Placement) -> Placement:
+        """The placement of a solution (one arc per segment); `rest` gives weights outside of all segments."""
+        targets, small, layers = rest.targets.copy(), rest.small.copy(), rest.layers.copy()
+        for segment, cls, arc in zip(self.segments, self._layers, arcs, strict=True):
+            ways, of_arc, _ = self.classes[cls]
+            way = of_arc[arc]
+            targets[list(segment.targets)] = ways.targets[way]
+            small[list(segment.small)] = ways.small[way]
+            layers[segment.layer] = ways.cache[way] if segment.layer >= 0 else ways.small[way]
+        return Placement(targets, self.upload & (targets == 0), small, np.zeros(len(small), dtype=bool), layers)
+
+    # ---- classes --------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _layers(self) -> tuple[int, ...]:
+        """Class of every segment: segments of equal tensors, sizes and neighbours are one class."""
+        keys = [self._key(i) for i in range(len(self.segments))]
+        numbers = {key: i for i, key in enumerate(dict.fromkeys(keys))}
+        return tuple(numbers[key] for key in keys)
+
+    def _key(self, i: int) -> tuple[object, ...]:
+        graph, segment = self.costs.graph, self.segments[i]
+        weights = tuple(
+            (t.kind, t.type, t.ne, bool(self.upload[at]))
+            for at in segment.targets
+            for t in (graph.tensor[self.costs.targets[at]],)
+        )
+        shape = graph.attention[segment.layer] if segment.layer >= 0 else None
+        cache = self.kv_bytes[segment.layer] if segment.layer >= 0 else 0
+        structure = tuple(
+            tuple((op.op, op.n_tokens, op.nbytes_out, _reads(op, step.at)) for op in step.at.graph.operators[start:end])
+            for step, cuts in zip(self.steps, self._cuts, strict=True)
+            for start, end in (cuts[i : i + 2],)
+        )
+        # The first segment also pays for the embedding before it, the last for what follows.
+        return (weights, shape, cache, structure, i == 0, i == len(self.segments) - 1)
+
+    def _ways(self, segment: Segment) -> Ways:
+        devices = range(len(self.costs.names))
+        groups = [[i] for i in range(len(segment.targets))]
+        if len(devices) ** (len(groups) + 2) > MOST_WAYS:
+            groups = self._grouped(segment)
+        cache = devices if segment.layer >= 0 else (0,)
+        rows = np.array(list(product(*(devices for _ in groups), devices, cache)), dtype=np.int8)
+        targets = np.zeros((len(rows), len(segment.targets)), dtype=np.int8)
+        for column, members in enumerate(groups):
+            targets[:, members] = rows[:, [column]]
+        return Ways(targets, rows[:, -2], rows[:, -1])
+
+    def _grouped(self, segment: Segment) -> list[list[int]]:
+        """Targets by the operator whose result they read."""
+        graph = self.steps[0].at.graph
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for i, target in enumerate(segment.targets):
+            op = graph.operators[int(np.flatnonzero(graph.target == target)[0])]
+            groups.setdefault(op.producers[:1], []).append(i)
+        return list(groups.values())
+
+    def _make_class(self, i: int) -> tuple[Ways, NDArray[np.intp], LayerClass]:
+        """All arcs of a segment: way x state before x state after."""
+        segment, last = self.segments[i], i == len(self.segments) - 1
+        ways = self._ways(segment)
+        n = len(ways.small)
+        enters = range(self._state_devices) if i else (0,)
+        follows = range(1) if last else range(self._state_devices)
+        way, enter, follow = (
+            a.reshape(-1) for a in np.meshgrid(np.arange(n), list(enters), list(follows), indexing="ij")
+        )
+        seconds = np.zeros(len(way))
+        first = end = np.zeros(len(way), dtype=np.int8)
+        for step, cuts in zip(self.steps, self._cuts, strict=True):
+            piece = _Piece(self, step, i, cuts)
+            pins, uploaded = piece.pins(ways)
+            seconds += piece.seconds(pins[way], uploaded[way], piece.beyond(enter, -1), piece.beyond(follow, 1))
+            first, end = piece.ends(ways)
+        enter_state = self._state(enter, first[way].astype(np.intp))
+        leave_state = np.zeros_like(enter_state) if last else self._state(end[way].astype(np.intp), follow)
+        arcs = LayerClass(
+            enter=enter_state,
+            leave=leave_state,
+            seconds=seconds,
+            nbytes=self._bytes(segment, ways)[way],
+        )
+        return ways, way, arcs
+
+    def _bytes(self, segment: Segment, ways: Ways) -> NDArray[np.int64]:
+        """(ways, accelerators) bytes."""
+        costs = self.costs
+        small = sum(costs.graph.tensor[costs.small[s]].nbytes for s in segment.small)
+        cache = self.kv_bytes[segment.layer] if segment.layer >= 0 else 0
+        sizes = costs.nbytes[list(segment.targets)]
+        columns = [
+            ((ways.targets == d) * sizes).sum(axis=1) + small * (ways.small == d) + cache * (ways.cache == d)
+            for d in range(1, len(costs.names))
+        ]
+        return np.stack(columns, axis=1).astype(np.int64) if columns else np.zeros((len(ways.small), 0), np.int64)
+
+    # ---- states ---------------------------------------------------------------------------------------------------
+
+    def _state(self, before: NDArray[np.intp], after: NDArray[np.intp]) -> NDArray[np.int16]:
+        """Number of the cut between two pinned operators with these homes."""
+        return (before * self._state_devices + after).astype(np.int16)
+
+
+class _Piece:
+    """A segment in one stage."""
+
+    def __init__(self, segments: Segments, step: _Step, i: int, cuts: Sequence[int]) -> None:
+        self.all, self.step, self.costs = segments, step, segments.costs
+        start, end = (0 if i == 0 else cuts[i]), cuts[i + 1]
+        self.block = Block(step.at, start, end, step.logits)
+        graph = step.at.graph
+        self.segment = segments.segments[i]
+        self.target = {t: c for c, t in enumerate(self.segment.targets)}
+        self.graph, self.start, self.end, self.is_last = graph, start, end, i == len(segments.segments) - 1
+        self._check_outside(cuts[i - 1] if i > 1 else 0)
+
+    def _check_outside(self, previous: int) -> None:
+        """The state of the cut must tell where everything runs that the segment reads."""
+        graph, at = self.graph, self.start
+        last_pin = int(graph.before[at - 1]) if at else -1
+        for producer in self.block.outside:
+            fixed = graph.pinned[producer] and graph.gets_rows[producer]
+            if producer < last_pin and not fixed:
+                name = graph.operators[producer].name
+                raise NotLayered(f"operator {name!r} is read beyond the next layer; the exact planner cannot cut there")
+
+    def _homes(self, ways: Ways, op: int) -> NDArray[np.int8]:
+        """(ways,) home of a pinned operator, the number of devices for a host weight that may be uploaded."""
+        graph, n = self.graph, len(ways.small)
+        if graph.target[op] >= 0:
+            home = ways.targets[:, self.target[int(graph.target[op])]]
+            upload = bool(self.all.upload[graph.target[op]])
+            return np.where((home == 0) & upload, len(self.costs.names), home).astype(np.int8)
+        if graph.gets_rows[op]:
+            return np.zeros(n, dtype=np.int8)
+        return ways.cache if graph.cache_layer[op] >= 0 else ways.small
+
+    def ends(self, ways: Ways) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
+        """Homes of the segment's first and last pinned operator."""
+        graph = self.graph
+        pinned = [op for op in range(self.start, self.end) if graph.pinned[op] and not graph.gets_rows[op]]
+        return self._homes(ways, pinned[0]), self._homes(ways, pinned[-1])
+
+    def beyond(self, home: NDArray[np.intp], side: int) -> Ids:
+        """Where the nearest pinned operator before (-1) or after (1) the segment runs, for homes of its weight."""
+        tokens = self.step.at.tokens
+        at = (int(self.graph.before[self.start - 1]) if self.start else -1) if side < 0 else self.end
+        large = 0 <= at < len(tokens) and tokens[at] >= OFFLOAD_MIN_TOKENS
+        uploader = self.costs.uploader if large else 0
+        return np.where(home == len(self.costs.names), uploader, home).astype(np.int8)
+
+    def pins(self, ways: Ways) -> tuple[Ids, Mask]:
+        """(ways, operators) device ids of pinned operators, and which of them upload their weight."""
+        pins = np.zeros((len(ways.small), self.block.n), dtype=np.int8)
+        uploaded = np.zeros(pins.shape, dtype=bool)
+        uploader = self.costs.uploader
+        for op in range(self.start, self.end):
+            if not self.graph.pinned[op]:
+                continue
+            home = self._homes(ways, op)
+            may, column = home == len(self.costs.names), op - self.start
+            moves = may & (uploader > 0) & (self.step.at.tokens[op] >= OFFLOAD_MIN_TOKENS)
+            pins[:, column] = np.where(moves, uploader, np.where(may, 0, home))
+            uploaded[:, column] = moves
+        return pins, uploaded
+
+    def seconds(self, pins: Ids, uploaded: Mask, enter: Ids, follow: Ids) -> Floats:
+        """(arcs,) seconds of all runs of the stage; `enter` and `follow` are the devices beyond the two cuts."""
+        graph, start, end = self.graph, self.start, self.end
+        # Columns: the segment, the pinned operators beyond its cuts.
+        padded = np.concatenate([pins, enter[:, None], follow[:, None]], axis=1)
+        n = self.block.n
+        before, after = graph.before[start:end] - start, graph.after[start:end] - start
+        before = np.where(before >= 0, before, n)
+        after = np.where((after >= 0) & (after < n), after, n + 1)
+        ids = spread(padded, before, after)
+        outside = [self._outside(p, pins, enter) for p in self.block.outside]
+        ids = np.concatenate([ids, *(o[:, None] for o in outside)], axis=1).astype(np.int8)
+        (depth, times), *others = self.step.depths
+        once = self.block.seconds(self.costs, ids, uploaded, depth, follow if self._goes_on() else None)
+        runs = times + sum(times for _, times in others)
+        total = runs * (once.total - once.attention) + times * once.attention
+        for depth, times in others:
+            total += times * self.block.attention_seconds(self.costs, ids, depth)
+        return total
+
+    def _goes_on(self) -> bool:
+        """Whether the operator after the segment runs: without logits the end of the graph does not."""
+        graph, end = self.graph, self.end
+        if self.is_last:
+            return False
+        return self.step.logits or not (graph.output_rows[end] or graph.is_output[end])
+
+    def _outside(self, producer: int, pins: Ids, enter: Ids) -> Ids:
+        graph = self.graph
+        if graph.gets_rows[producer]:
+            return np.zeros(len(pins), dtype=np.int8)
+        if graph.pinned[producer]:
+            return enter
+        first = pins[:, int(graph.after[self.start]) - self.start]
+        return np.where(enter > 0, enter, first)
+
+
+# ---- cutting -------------------------------------------------------------------------------------------------------
+
+
+def _steps(costs: CostModel, workload: Workload) -> list[_Step]:
+    n = max(0, workload.n_generate - 1)
+    chunks = workload.chunks(costs.context.n_ubatch)
+    steps = []
+    if n or not chunks:
+        steps = [_Step(costs.stage(workload.n_parallel, decode=True), ((workload.middle, float(n)),), True)]
+    for tokens, times in Counter(tokens for tokens, _ in chunks[:-1]).items():
+        depths = tuple((depth, 1.0) for size, depth in chunks[:-1] if size == tokens)
+        assert len(depths) == times
+        steps.append(_Step(costs.stage(tokens), depths, False))
+    if chunks:
+        steps.append(_Step(costs.stage(chunks[-1][0]), ((chunks[-1][1], 1.0),), True))
+    return steps
+
+
+def _reads(op: Operator, at: StageCosts) -> tuple[int, ...]:
+    """How far back each producer is; rows of an embedding are the same for all layers, wherever they were read."""
+    return tuple(-1 if at.graph.pinned[p] and at.graph.gets_rows[p] else op.index - p for p in op.producers)
+
+
+def _cuts(at: StageCosts, n_layer: int) -> list[int]:
+    """Operators before which the graph is cut: the first pinned one of every layer and of the head; then the end."""
+    graph = at.graph
+    first: dict[int, int] = {}
+    last = -1
+    for op in graph.operators:
+        if graph.pinned[op.index] and not graph.gets_rows[op.index] and op.layer is not None:
+            first.setdefault(op.layer, op.index)
+            last = op.index
+    head = next((op for op in range(last + 1, len(graph.operators)) if graph.pinned[op]), None)
+    cuts = [first.get(il, -1) for il in range(n_layer)] + ([] if head is None else [head])
+    if -1 in cuts or sorted(cuts) != cuts or head is None:
+        raise NotLayered("the layers of this model are not computed one after the other")
+    return [*cuts, len(graph.operators)]
+
+
+def _segments(at: StageCosts, cuts: Sequence[int], costs: CostModel) -> list[Segment]:
+    graph = at.graph
+    result = []
+    for i, (start, end) in enumerate(pairwise(cuts)):
+        inside = slice(start, end)
+        targets = tuple(sorted({int(t) for t in graph.target[inside] if t >= 0}))
+        rows = graph.gets_rows[inside]
+        small = tuple(sorted({int(s) for s, r in zip(graph.small[inside], rows, strict=True) if s >= 0 and not r}))
+        layer = i if i < costs.graph.n_layer else -1
+        result.append(Segment(targets, small, layer))
+    return result
