@@ -2,8 +2,8 @@
 
 python bench/cells.py --out FILE [--devices CPU,RPC,Vulkan0] [--archs ...] [--budgets 40%,80%] [--depths 0,2048,8192]
 
-A cell is a model, a device, a budget and a depth. In each one the planner makes its candidates; the chosen plan, OATO's,
-the exact one and the stock rivals (-ngl, llama.cpp's own --fit, the CPU) run interleaved in processes of their own, the
+A cell is a model, a device, a budget and a depth. In each one the planner makes its candidates: the chosen plan,
+the others and the stock rivals (-ngl, llama.cpp's own --fit, the CPU) run interleaved in processes of their own, the
 rivals on unpatched llama.cpp where it has the device. The machine is profiled once per model and device, just before.
 One JSON line per cell and engine; --tables FILE.jsonl prints the tables of a recorded file instead.
 """
@@ -17,6 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -159,7 +160,7 @@ def _distinct(plans: Any) -> dict[str, PlacementPlan]:
 
 
 def _stock(plan: PlacementPlan, base: LoadParams, device: str) -> Engine:
-    """Unpatched llama.cpp with the flags of a stock candidate; Vulkan is only in our build, which is upstream's without a map."""
+    """Unpatched llama.cpp with a stock candidate's flags; Vulkan is in our build only, upstream's without a map."""
     params = plan.planner["params"]
     lib = runtime.lib_dir() if device.startswith("Vulkan") else find_baseline_lib()
     overrides = tuple((pattern, "CPU") for pattern, _ in params.get("overrides", ()))
@@ -206,57 +207,75 @@ def _ratio(line: dict[str, Any]) -> float:
 
 def tables(lines: list[dict[str, Any]]) -> str:
     """Both tables as markdown."""
-    out = [
-        "## Never slower",
-        "",
-        f"Request = TTFT of {N_PROMPT} tokens + {N_GENERATE - 1} x TPOT, medians; above 1x is faster.",
-        "",
-    ]
-    out += [
-        "| model | device | budget | depth | chosen | request s | best stock | request s | ratio |",
-        "|---|---|---|--:|---|--:|---|--:|--:|",
-    ]
+    return "\n".join([*_never_slower(lines), "", *_errors(lines)]) + "\n"
+
+
+def _never_slower(lines: list[dict[str, Any]]) -> list[str]:
+    head = ("model", "device", "budget", "depth", "chosen", "request s", "best stock", "request s", "ratio")
+    out = ["## Never slower", "", f"Request = TTFT of {N_PROMPT} tokens + {N_GENERATE - 1} x TPOT, medians of"]
+    out[-1] += " interleaved rounds; above 1x the chosen plan is faster."
+    out += ["", _row(head), _row(["---"] * len(head))]
     for line in lines:
         stock, seconds = _best_stock(line)
-        out.append(
-            f"| {line['arch']} | {line['device']} | {line['budget'] or '-'} | {line['depth']} | {line['chosen']} "
-            f"| {_chosen(line)['request_s']:.3f} | {stock} | {seconds:.3f} | {_ratio(line):.3f}x |"
-        )
-    ratios = sorted(_ratio(line) for line in lines)
-    losing = [r for r in ratios if r < 0.98]
-    out += ["", f"{len(ratios)} cells, {len(losing)} below 0.98x; min {ratios[0]:.3f}x, median {statistics.median(ratios):.3f}x, "
-            f"max {ratios[-1]:.3f}x.", "", "## Prediction error", ""]  # fmt: skip
+        own = _chosen(line)["request_s"]
+        cells = (line["chosen"], f"{own:.3f}", stock, f"{seconds:.3f}", f"{_ratio(line):.3f}x")
+        out.append(_row((*_where(line), *cells)))
+    ratios = sorted(map(_ratio, lines))
+    losing = sum(r < 0.98 for r in ratios)
+    middle = statistics.median(ratios)
     out += [
-        "Predicted against measured, percent of the measured median; all plans that were run, and the chosen ones alone.",
         "",
+        f"{len(ratios)} cells, {losing} below 0.98x; min {ratios[0]:.3f}x, median {middle:.3f}x, "
+        f"max {ratios[-1]:.3f}x.",
     ]
-    out += ["| model | device | budget | depth | plan | TTFT ms | predicted | error | TPOT ms | predicted | error |",
-            "|---|---|---|--:|---|--:|--:|--:|--:|--:|--:|"]  # fmt: skip
-    every: dict[str, list[float]] = {"TTFT": [], "TPOT": [], "chosen TTFT": [], "chosen TPOT": []}
+    return out
+
+
+def _errors(lines: list[dict[str, Any]]) -> list[str]:
+    head = (
+        "model",
+        "device",
+        "budget",
+        "depth",
+        "plan",
+        "TTFT ms",
+        "predicted",
+        "error",
+        "TPOT ms",
+        "predicted",
+        "error",
+    )
+    out = ["## Prediction error", "", "Predicted against the measured median, in percent of it.", ""]
+    out += [_row(head), _row(["---"] * len(head))]
+    every: dict[str, list[float]] = {kind: [] for kind in ("TTFT", "TPOT", "chosen TTFT", "chosen TPOT")}
     for line in lines:
         for name, e in line["engines"].items():
             if not e["predicted"]:
                 continue
-            errors = {k: 100 * (e["predicted"][f"{k.lower()}_s"] / e[f"{k.lower()}_s"] - 1) for k in ("TTFT", "TPOT")}
-            for kind, error in errors.items():
+            cells = []
+            for kind in ("TTFT", "TPOT"):
+                key = f"{kind.lower()}_s"
+                error = 100 * (e["predicted"][key] / e[key] - 1)
+                cells += [f"{1e3 * e[key]:.2f}", f"{1e3 * e['predicted'][key]:.2f}", f"{error:+.1f} %"]
                 every[kind].append(abs(error))
                 if e is _chosen(line):
                     every[f"chosen {kind}"].append(abs(error))
-            cells = [
-                f"{1e3 * e[k]:.2f} | {1e3 * e['predicted'][k]:.2f} | {errors[n]:+.1f} %"
-                for k, n in (("ttft_s", "TTFT"), ("tpot_s", "TPOT"))
-            ]
-            out.append(
-                f"| {line['arch']} | {line['device']} | {line['budget'] or '-'} | {line['depth']} | {name} | {' | '.join(cells)} |"
-            )
+            out.append(_row((*_where(line), name, *cells)))
     out.append("")
     for kind, values in every.items():
-        if values:
-            p90 = sorted(values)[min(len(values) - 1, int(0.9 * len(values)))]
-            out.append(
-                f"- {kind}: {len(values)} values, median {statistics.median(values):.1f} %, p90 {p90:.1f} %, max {max(values):.1f} %"
-            )
-    return "\n".join(out) + "\n"
+        ordered = sorted(values)
+        p90 = ordered[min(len(ordered) - 1, int(0.9 * len(ordered)))]
+        middle = statistics.median(ordered)
+        out.append(f"- {kind}: {len(values)} values, median {middle:.1f} %, p90 {p90:.1f} %, max {ordered[-1]:.1f} %")
+    return out
+
+
+def _where(line: dict[str, Any]) -> tuple[str, ...]:
+    return line["arch"], line["device"], line["budget"] or "-", str(line["depth"])
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

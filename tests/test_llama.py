@@ -46,8 +46,9 @@ def profile(model: Path, device: str) -> Profile:
 
 @pytest.fixture(scope="module")
 def plan(model: Path, device: str, profile: Profile) -> PlacementPlan:
+    """With memory for the logits of all rows."""
     settings = Settings(n_ctx=256, n_batch=256, n_ubatch=256, n_threads=1)
-    return autoplan.plan_model(model, "50%", settings, Choices(device=device, profile=profile))
+    return autoplan.plan_model(model, "50%", settings, Choices(device=device, profile=profile, all_logits=True))
 
 
 # ---- without a plan: upstream ----------------------------------------------------------------------------------------
@@ -210,6 +211,13 @@ def test_plan_with_state_streaming_chat_and_logprobs(model: Path, plan: Placemen
     assert llm.create_chat_completion([{"role": "user", "content": "Hi"}], max_tokens=4)["choices"]
 
 
+def test_plan_without_memory_for_all_logits_says_so(model: Path, plan: PlacementPlan) -> None:
+    lean = replace(plan, context=replace(plan.context, n_outputs_max=1))
+    for wanted in ("logits_all", "embedding"):
+        with pytest.raises(OallamaError, match=r"no memory for the logits of all rows.*--all-logits"):
+            Llama(str(model), plan=lean, **{wanted: True}, **SMALL)
+
+
 def test_plan_with_embeddings(model: Path, profile: Profile, device: str) -> None:
     expected = Llama(str(model), embedding=True, flash_attn=True, **SMALL).embed([PROMPT, "another text"])
     llm = Llama(str(model), embedding=True, vram="50%", profile=profile, **SMALL)
@@ -308,7 +316,7 @@ def test_stale_profile(model: Path, profile: Profile) -> None:
 
 def test_budget_too_small_names_the_minimum(model: Path, profile: Profile, device: str) -> None:
     with pytest.raises(OallamaError, match=r"minimum is (\d+MiB)") as caught:
-        Llama(str(model), vram="1MiB", profile=profile, **SMALL)
+        Llama(str(model), vram="64KiB", profile=profile, **SMALL)
     minimum = str(caught.value).split("minimum is ")[1].split(" ")[0]
     at = Llama(str(model), vram=minimum, profile=profile, **SMALL).placement()[device]
     assert at.budget is not None and at.measured.total <= at.budget

@@ -38,17 +38,21 @@ def fit(
     choice does not count (compute buffers and the like), a first guess: a result over the budget raises it by the
     excess; one that needed less gives the room back if it may hold the smallest weight.
     """
-    charges, best = [*charge], None
+    charges, best, overran = [*charge], None, None
     for _ in range(MAX_ROUNDS):
         choice = choose([limit - c for limit, c in zip(drafts.limits, charges, strict=True)])
         if choice is None:
-            break
+            if best is not None or overran is None:
+                break
+            # Raised by too much: what chooses less needs smaller buffers.
+            charges = [(low + high) // 2 for low, high in zip(overran, charges, strict=True)]
+            continue
         measured = drafts.measure(drafts.by_placement(choice.placement, choice.affinity))
         over = drafts.excess(measured)
         if any(o > 0 for o in over):
             if best is not None:
                 break
-            charges = [c + max(o, 0) for c, o in zip(charges, over, strict=True)]
+            overran, charges = charges, [c + max(o, 0) for c, o in zip(charges, over, strict=True)]
             continue
         if best is None or measured.seconds < best.measured.seconds:
             best = Fitted(choice, measured)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from ..errors import OallamaError
-from ..plan import PlacementPlan
+from ..plan import HOST, PlacementPlan
 from .budget import format_bytes
 from .cost import Workload
 from .drafts import Drafts, Measured
@@ -73,10 +73,14 @@ def make_plans(space: Space, planner: PlannerName = "auto") -> Candidates:
             plans[name] = _checked(space, makers[name]())
         except OallamaError as error:
             failed[name] = error
-    if not plans or (planner != "cpu" and not any(len(plan.devices) > 1 for plan in plans.values())):
+    if not plans or (planner == "auto" and failed and not any(_uses_accelerator(plan) for plan in plans.values())):
         # Nothing that uses the accelerator fits: a mistake to be told, not a reason to use the CPU.
         raise next(iter(failed.values()))
     return Candidates({name: plans[name] for name in ranked(plans)}, failed)
+
+
+def _uses_accelerator(plan: PlacementPlan) -> bool:
+    return any(memory.total for name, memory in plan.predicted.devices.items() if name != HOST)
 
 
 def ranked(plans: Mapping[str, PlacementPlan]) -> list[str]:
