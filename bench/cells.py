@@ -36,15 +36,16 @@ from oallama.planning import Workload
 from oallama.profiling.profiler import forget
 from oallama.rpc import LocalRpcServer
 
-# Above the last-level cache share of this kind of machine, small enough for 8192 tokens of depth on two cores.
+# Larger than twice the last-level cache, as real models are: weights are timed cold.
 MODELS: dict[str, dict[str, Any]] = {
-    "llama": {"file_type": "Q8_0", "n_embd": 1024, "n_ff": 4096, "n_layer": 16, "n_head": 16},
-    "qwen2": {"file_type": "Q4_0", "n_embd": 1280, "n_ff": 5120, "n_layer": 18, "n_head": 20},
-    "minicpm3": {"file_type": "Q8_0", "n_embd": 1280, "n_ff": 3840, "n_layer": 16, "n_head": 20},
-    "qwen3moe": {"file_type": "Q8_0", "n_embd": 768, "n_layer": 12, "n_ff_expert": 512},
+    "llama": {"file_type": "Q8_0", "n_embd": 2048, "n_ff": 5632, "n_layer": 14, "n_head": 16},
+    "qwen2": {"file_type": "Q4_0", "n_embd": 2048, "n_ff": 7168, "n_layer": 20, "n_head": 16},
+    "minicpm3": {"file_type": "Q8_0", "n_embd": 1920, "n_ff": 5120, "n_layer": 16, "n_head": 30},
+    "qwen3moe": {"file_type": "Q8_0", "n_embd": 1280, "n_layer": 12, "n_ff_expert": 640},
 }
 N_PROMPT, N_GENERATE = 128, 32
 STOCK = ("layers", "fewer-layers", "fit")
+OURS = ("exact", "oato", "cpu")  # measured in every cell beside the chosen plan and the stock rivals
 
 
 def main() -> None:
@@ -55,6 +56,7 @@ def main() -> None:
     parser.add_argument("--budgets", default="40%,80%", help="of the model's bytes, weights + cache + buffers")
     parser.add_argument("--depths", default="0,2048,8192")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=0, help="of the host; the RPC server always has all")
     parser.add_argument("--tables", type=Path)
     options = parser.parse_args()
     if options.tables:
@@ -82,23 +84,26 @@ _profiled: set[tuple[str, str]] = set()
 def record(model: Path, arch: str, device: str, budget: str | None, depth: int, options: argparse.Namespace) -> None:
     """Measure one cell and append its lines."""
     n_ctx = -(-(depth + N_PROMPT + N_GENERATE + 1) // 256) * 256
-    settings = engine.Settings(n_ctx=n_ctx)
+    settings = engine.Settings(n_ctx=n_ctx, n_threads=options.threads)
     name = _rpc_device() if device == "RPC" else device
     graph = autoplan.read_graph(model, settings)
     if (arch, device) not in _profiled:
-        forget([name] if name != HOST else [])
+        forget([name] if name != HOST else [], options.threads)
         _profiled.add((arch, device))
-    choices = Choices(device=name, workload=Workload(N_PROMPT, N_GENERATE, depth), recheck=True)
+    choices = Choices(device=name, workload=Workload(N_PROMPT, N_GENERATE, depth), recheck=False)
     vram = None
     if budget is not None:
         whole = graph.weights_bytes + sum(_kv_bytes(graph, n_ctx))
         vram = int(whole * float(budget.rstrip("%")) / 100)
     found = autoplan.candidates(model, graph, vram, settings, choices)
+    chosen = next(iter(found.plans))
     with ExitStack() as stack, tempfile.TemporaryDirectory() as states:
         engines = {}
         for planner, plan in _distinct(found.plans).items():
+            if planner not in (chosen, *OURS, *STOCK):
+                continue
             server = stack.enter_context(LocalRpcServer(register=False)) if device == "RPC" else None
-            base = LoadParams(rpc_servers=(server.endpoint,) if server else ())
+            base = LoadParams(n_threads=options.threads, rpc_servers=(server.endpoint,) if server else ())
             engines[planner] = _stock(plan, base, device) if planner in STOCK else planned(
                 plan, runtime.lib_dir(), base, name=planner
             )  # fmt: skip
@@ -108,7 +113,8 @@ def record(model: Path, arch: str, device: str, budget: str | None, depth: int, 
         results = run_bench(model, [replace(e, name=n) for n, e in engines.items()], sweep)
     line: dict[str, Any] = {
         "arch": arch, "device": device, "budget": budget, "vram": vram, "depth": depth, "n_ctx": n_ctx,
-        "n_prompt": N_PROMPT, "n_generate": N_GENERATE, "chosen": next(iter(found.plans)),
+        "n_threads": options.threads or len(os.sched_getaffinity(0)),
+        "n_prompt": N_PROMPT, "n_generate": N_GENERATE, "chosen": chosen,
         "failed": {n: str(e) for n, e in found.failed.items()}, "engines": {}, "seconds": time.monotonic() - start,
     }  # fmt: skip
     for result in results:
@@ -170,7 +176,8 @@ def _stock(plan: PlacementPlan, base: LoadParams, device: str) -> Engine:
 
 
 def _stock_cpu(settings: engine.Settings) -> Engine:
-    return Engine("llama.cpp CPU", find_baseline_lib(), LoadParams(n_ctx=settings.n_ctx, devices=()), "--device none")
+    params = LoadParams(n_ctx=settings.n_ctx, n_threads=settings.n_threads, devices=())
+    return Engine("llama.cpp CPU", find_baseline_lib(), params, "--device none")
 
 
 _server: list[LocalRpcServer] = []
@@ -185,6 +192,8 @@ def _rpc_device() -> str:
 def _kv_bytes(graph: Any, n_ctx: int) -> list[int]:
     return [2 * n_ctx * s.n_head_kv * (s.head_dim_k + s.head_dim_v) if s else 0 for s in graph.attention]
 
+
+WHERE = ("model", "device", "host threads", "budget", "depth")
 
 # ---- tables --------------------------------------------------------------------------------------------------------
 
@@ -211,14 +220,15 @@ def tables(lines: list[dict[str, Any]]) -> str:
 
 
 def _never_slower(lines: list[dict[str, Any]]) -> list[str]:
-    head = ("model", "device", "budget", "depth", "chosen", "request s", "best stock", "request s", "ratio")
+    head = (*WHERE, "chosen", "request s", "best stock", "request s", "ratio", "its CPU alone s")
     out = ["## Never slower", "", f"Request = TTFT of {N_PROMPT} tokens + {N_GENERATE - 1} x TPOT, medians of"]
     out[-1] += " interleaved rounds; above 1x the chosen plan is faster."
     out += ["", _row(head), _row(["---"] * len(head))]
     for line in lines:
         stock, seconds = _best_stock(line)
         own = _chosen(line)["request_s"]
-        cells = (line["chosen"], f"{own:.3f}", stock, f"{seconds:.3f}", f"{_ratio(line):.3f}x")
+        cpu = line["engines"]["llama.cpp CPU"]["request_s"]
+        cells = (line["chosen"], f"{own:.3f}", stock, f"{seconds:.3f}", f"{_ratio(line):.3f}x", f"{cpu:.3f}")
         out.append(_row((*_where(line), *cells)))
     ratios = sorted(map(_ratio, lines))
     losing = sum(r < 0.98 for r in ratios)
@@ -232,19 +242,7 @@ def _never_slower(lines: list[dict[str, Any]]) -> list[str]:
 
 
 def _errors(lines: list[dict[str, Any]]) -> list[str]:
-    head = (
-        "model",
-        "device",
-        "budget",
-        "depth",
-        "plan",
-        "TTFT ms",
-        "predicted",
-        "error",
-        "TPOT ms",
-        "predicted",
-        "error",
-    )
+    head = (*WHERE, "plan", "TTFT ms", "predicted", "error", "TPOT ms", "predicted", "error")
     out = ["## Prediction error", "", "Predicted against the measured median, in percent of it.", ""]
     out += [_row(head), _row(["---"] * len(head))]
     every: dict[str, list[float]] = {kind: [] for kind in ("TTFT", "TPOT", "chosen TTFT", "chosen TPOT")}
@@ -271,7 +269,7 @@ def _errors(lines: list[dict[str, Any]]) -> list[str]:
 
 
 def _where(line: dict[str, Any]) -> tuple[str, ...]:
-    return line["arch"], line["device"], line["budget"] or "-", str(line["depth"])
+    return line["arch"], line["device"], str(line["n_threads"]), line["budget"] or "-", str(line["depth"])
 
 
 def _row(cells: Iterable[str]) -> str:

@@ -4,12 +4,17 @@
 #include "ggml.h"
 
 #include <algorithm>
+#include <chrono>
 #include <stdexcept>
 
 namespace {
 
-constexpr int     n_products  = 32;   // in one graph
-constexpr int64_t chain_width = 1024; // a product of 2 MiB of weights, and an activation of oa_switch_bytes
+constexpr int    n_products   = 16; // in one graph
+constexpr int    min_rounds   = 5;
+constexpr int    max_rounds   = 40;
+constexpr double max_switch_s = 2.0;
+// A product of 32 MiB of weights works so long that the other side's threads fall asleep, as they do in a model.
+constexpr int64_t chain_width = oa_switch_bytes / sizeof(float);
 
 ggml_context_ptr make_context(size_t n_tensors) {
     return ggml_context_ptr(ggml_init({ n_tensors * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true }));
@@ -47,33 +52,46 @@ struct side {
 };
 
 // A chain of matrix-vector products of which every second one runs on `odd`.
-oa_timing time_chain(const side & even, const side & odd, ggml_backend_t device, ggml_backend_t cpu) {
-    const ggml_context_ptr       ctx        = make_context(n_products + 8);
-    ggml_backend_t               backends[] = { device, cpu };
-    const ggml_backend_sched_ptr sched(
-        ggml_backend_sched_new(backends, nullptr, 2, GGML_DEFAULT_GRAPH_SIZE, false, false));
+class chain {
+  public:
+    chain(const side & even, const side & odd, ggml_backend_t device, ggml_backend_t cpu) :
+        ctx_(make_context(n_products + 8)) {
+        ggml_backend_t backends[] = { device, cpu };
+        sched_.reset(ggml_backend_sched_new(backends, nullptr, 2, GGML_DEFAULT_GRAPH_SIZE, false, false));
+        graph_ = ggml_new_graph(ctx_.get());
+        last_  = ggml_new_tensor_1d(ctx_.get(), GGML_TYPE_F32, chain_width);
+        ggml_set_input(last_);
+        ggml_backend_sched_set_tensor_backend(sched_.get(), last_, even.backend);
+        for (int i = 0; i < n_products; ++i) {
+            const side & s = i % 2 ? odd : even;
+            last_          = ggml_mul_mat(ctx_.get(), s.weight, last_);
+            ggml_backend_sched_set_tensor_backend(sched_.get(), last_, s.backend);
+        }
+        ggml_set_output(last_);
+        ggml_build_forward_expand(graph_, last_);
+        if (!ggml_backend_sched_alloc_graph(sched_.get(), graph_)) {
+            throw std::runtime_error("not enough memory for the hand-over probe");
+        }
+    }
 
-    ggml_cgraph * graph = ggml_new_graph(ctx.get());
-    ggml_tensor * cur   = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, chain_width);
-    ggml_set_input(cur);
-    ggml_backend_sched_set_tensor_backend(sched.get(), cur, even.backend);
-    for (int i = 0; i < n_products; ++i) {
-        const side & s = i % 2 ? odd : even;
-        cur            = ggml_mul_mat(ctx.get(), s.weight, cur);
-        ggml_backend_sched_set_tensor_backend(sched.get(), cur, s.backend);
+    double seconds() const {
+        const auto start = std::chrono::steady_clock::now();
+        ggml_backend_sched_graph_compute_async(sched_.get(), graph_);
+        ggml_backend_sched_synchronize(sched_.get());
+        oa_wait_for(last_);
+        return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     }
-    ggml_set_output(cur);
-    ggml_build_forward_expand(graph, cur);
-    if (!ggml_backend_sched_alloc_graph(sched.get(), graph)) {
-        throw std::runtime_error("not enough memory for the hand-over probe");
-    }
-    return oa_measure(
-        [&] {
-            ggml_backend_sched_graph_compute_async(sched.get(), graph);
-            ggml_backend_sched_synchronize(sched.get());
-            oa_wait_for(cur);
-        },
-        1.0, 15, 0.1, 2.0);
+
+  private:
+    ggml_context_ptr       ctx_;
+    ggml_backend_sched_ptr sched_;
+    ggml_cgraph *          graph_;
+    ggml_tensor *          last_;
+};
+
+double median(std::vector<double> values) {
+    std::sort(values.begin(), values.end());
+    return 0.5 * (values[(values.size() - 1) / 2] + values[values.size() / 2]);
 }
 
 } // namespace
@@ -102,17 +120,24 @@ std::vector<oa_link_timing> oa_link_bench(const std::string & device, const std:
     return result;
 }
 
-oa_timing oa_switch_bench(const std::string & device, int n_threads) {
+double oa_switch_bench(const std::string & device, int n_threads) {
     const ggml_backend_ptr dev = oa_make_backend(oa_require_device(device), n_threads);
     const ggml_backend_ptr cpu = oa_make_backend(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), n_threads);
     const side             on_device(dev.get()), on_cpu(cpu.get());
 
-    oa_timing       mixed    = time_chain(on_device, on_cpu, dev.get(), cpu.get());
-    const oa_timing device_s = time_chain(on_device, on_device, dev.get(), cpu.get());
-    const oa_timing cpu_s    = time_chain(on_cpu, on_cpu, dev.get(), cpu.get());
-    // The products of the mixed chain are half of one and half of the other; what is left is the price of its changes.
-    const double products = 0.5 * (device_s.median_s + cpu_s.median_s);
-    mixed.median_s        = std::max(0.0, mixed.median_s - products) / (n_products - 1);
-    mixed.spread_s        = (mixed.spread_s + device_s.spread_s + cpu_s.spread_s) / (n_products - 1);
-    return mixed;
+    const chain         mixed(on_device, on_cpu, dev.get(), cpu.get());
+    const chain         device_only(on_device, on_device, dev.get(), cpu.get());
+    const chain         cpu_only(on_cpu, on_cpu, dev.get(), cpu.get());
+    std::vector<double> changes;
+    double              spent = 0.0;
+    for (int round = 0; round < max_rounds && (round <= min_rounds || spent < max_switch_s); ++round) {
+        // In turn: the three must see the same machine, whose speed drifts by more than a change costs.
+        const double whole = mixed.seconds(), a = device_only.seconds(), b = cpu_only.seconds();
+        if (round > 0) {
+            // The products of the mixed chain are half of one and half of the other; what is left is its changes.
+            changes.push_back((whole - 0.5 * (a + b)) / (n_products - 1));
+        }
+        spent += whole + a + b;
+    }
+    return std::max(0.0, median(std::move(changes)));
 }

@@ -15,6 +15,6 @@ std::vector<oa_link_timing> oa_link_bench(const std::string & device, const std:
 
 // Seconds one change between `device` and the CPU adds to a graph in which both sides work, the copy of
 // oa_switch_bytes, scheduling and waking threads included.
-oa_timing oa_switch_bench(const std::string & device, int n_threads);
+double oa_switch_bench(const std::string & device, int n_threads);
 
-constexpr size_t oa_switch_bytes = 1024 * sizeof(float);
+constexpr size_t oa_switch_bytes = 4096 * sizeof(float);

@@ -13,7 +13,7 @@ namespace {
 
 constexpr size_t max_output_bytes = 64u << 20; // of all repeats of one graph together
 constexpr int    max_repeats      = 4096;      // operators in one graph
-constexpr int    max_cold_tokens  = 8;
+constexpr int    max_cold_tokens  = 32;
 constexpr double graph_s          = 0.03; // a graph this long makes launch and synchronisation negligible
 constexpr double longest_graph_s  = 0.2;  // even if that leaves some copies warm
 constexpr double min_measured_s   = 0.1;
@@ -146,7 +146,7 @@ oa_timing oa_op_bench::mul_mat(const oa_mul_mat_spec & spec, double max_s) {
     const int64_t        n_exp    = std::max<int64_t>(1, spec.n_expert);
     const size_t         nbytes   = ggml_row_size(type, spec.k) * spec.m * n_exp;
     const int64_t        n_rows   = spec.n_tokens * std::max<int64_t>(1, spec.n_used);
-    const int            n_copies = copies_needed(cold_bytes_, nbytes);
+    const int            n_copies = copies_needed(cold_bytes(spec.n_tokens), nbytes);
     const int            n_most   = most_repeats(size_t(spec.m) * n_rows * sizeof(float));
 
     const ggml_context_ptr     weights_ctx = make_context(n_copies);

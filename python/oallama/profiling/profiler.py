@@ -36,7 +36,7 @@ Progress = Callable[[float, float, str], None]  # done, total (arbitrary units),
 
 _MAX_SECONDS = 0.6  # per task, warm-up excluded
 _MIN_COLD_BYTES = 64 << 20
-_MAX_COLD_BYTES = 256 << 20
+_MAX_COLD_BYTES = 1 << 30
 _SAVE_EVERY = 8
 
 
@@ -233,7 +233,7 @@ class Probe:
     def _switch_seconds(self) -> float:
         """What a device change costs beyond the copy itself, which predictions add by its own size."""
         core = engine.core()
-        whole = core.switch_bench(self._device, self._n_threads)["median_s"]
+        whole = core.switch_bench(self._device, self._n_threads)
         rows = core.link_bench(self._device, [core.SWITCH_BYTES])
         copies = [float(row["median_s"]) for row in rows if row["memory"] == "pageable"]
         return max(0.0, float(whole) - sum(copies) / len(copies))

@@ -11,6 +11,8 @@ from oallama.planning.operators import OperatorGraph
 
 LINK_SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)
 SMALL_OP_TIERS = (1, 32, 512)
+# Fused attention changes its form between 32 tokens and a full micro-batch; a straight line would miss it by half.
+ATTENTION_TIER = 128
 # Without flash attention llama.cpp keeps V transposed, which it cannot do with a quantised cache.
 UNFUSED_V_TYPES = ("f16", "bf16", "f32")
 
@@ -66,10 +68,11 @@ def tasks_for(
                 n_used=op.n_used if moe else 0,
             )
             shapes[task] = None
+    tiers = {*graph.tiers, min(ATTENTION_TIER, max(graph.tiers))}
     forms = (True, False) if type_v in UNFUSED_V_TYPES else (True,)
     for attention in {a: None for a in graph.attention if a is not None}:
         few = {min(depths), max(depths)}  # large batches grow evenly with depth
-        points = {(tier, max(depth, tier)) for tier in graph.tiers for depth in (depths if tier == 1 else few)}
+        points = {(tier, max(depth, tier)) for tier in tiers for depth in (depths if tier == 1 else few)}
         for (tier, depth), flash in product(sorted(points), forms):
             task = _task(
                 "attention",
