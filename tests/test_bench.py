@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -440,7 +441,10 @@ def test_rpc_server_s_memory_is_measured(lib, model):
     try:
         time.sleep(1)
         params = LoadParams(n_threads=1, rpc_servers=(f"127.0.0.1:{port}",))
-        (result,) = run_bench(model, [layer_split(params, 3, None, lib)], Sweep((8,), (0,), (2,), repeats=1, warmup=0))
+        sweep = Sweep((8,), (0,), (2,), repeats=1, warmup=0)
+        (result,) = run_bench(model, [layer_split(params, 3, None, lib)], sweep)
+        moved = replace(params, override_tensor=((r"\.ffn_.*", "CPU"),))
+        (less,) = run_bench(model, [layer_split(moved, 3, None, lib)], sweep)
     finally:
         process.kill()
         process.wait()
@@ -448,6 +452,7 @@ def test_rpc_server_s_memory_is_measured(lib, model):
     measured = result.loaded.device_bytes()
     assert devices and 0 < measured[devices[0]] < 200 * MIB
     assert sum(result.loaded.memory[f"RPC0[127.0.0.1:{port}]"].values()) == measured[devices[0]]
+    assert 0 < less.loaded.device_bytes()[devices[0]] < measured[devices[0]]
 
 
 def test_nvidia_smi_is_read(tmp_path, monkeypatch):

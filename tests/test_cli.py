@@ -87,6 +87,8 @@ def test_make_model(tmp_path: Path) -> None:
     made = json.loads(oallama("make-model", path, "--arch", "qwen2", "--set", "n_layer=2", "--json").stdout)
     assert made == {"path": str(path), "size_bytes": path.stat().st_size}
     assert "MiB" in oallama("make-model", path, "--type", "Q8_0").stdout
+    assert "sparse" in oallama("make-model", path, "--shape", "llama3-8b", "--sparse").stdout
+    assert path.stat().st_size > 8 * 2**30 and path.stat().st_blocks * 512 < 64 * MIB
 
 
 def test_profile(tiny: Callable[..., Path], tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from oallama import autoplan
 from oallama.cli.app import app
 from oallama.engine import Settings
 from oallama.errors import OallamaError
-from oallama.profiling.datasheet import FOLDER, Accelerator, Cpu, Datasheet, Link, make_profile, shipped
+from oallama.profiling.datasheet import FOLDER, Accelerator, Cpu, Datasheet, Link, make_profile
 from oallama.profiling.profile import Profile
 from synthetic import SMALL, graph
 
@@ -121,7 +121,7 @@ def test_shipped_datasheets_load_under_their_name(name):
     assert sheet.name == name and sheet.sources and sheet.accelerators
     gpu, cpu = sheet.accelerators[0].roofline, sheet.cpu.roofline
     assert gpu.bytes_s > cpu.bytes_s and gpu.flops > cpu.flops
-    assert Datasheet.load(shipped(name)) == sheet
+    assert Datasheet.load(FOLDER / f"{name}.json") == sheet
 
 
 def test_unknown_name_lists_the_shipped_ones():
@@ -153,7 +153,7 @@ def test_unknown_name_lists_the_shipped_ones():
     ],
 )
 def test_nonsense_is_refused(tmp_path, change, words):
-    content = json.loads(shipped("rtx4090-xeon4314").read_text())
+    content = json.loads((FOLDER / "rtx4090-xeon4314.json").read_text())
     *way, key, value = change
     place = content
     for step in way:

@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 from oallama.errors import OallamaError
 from oallama.profiling.curves import log_log, piecewise_linear
-from oallama.profiling.profile import AttentionTime, DeviceInfo, LinkTime, OperatorTime, Profile, SwitchTime
+from oallama.profiling.profile import (
+    RECORDED,
+    AttentionTime,
+    DeviceInfo,
+    LinkTime,
+    OperatorTime,
+    Profile,
+    SwitchTime,
+)
 from synthetic import DEVICE, graph, profile
 
 
@@ -236,6 +244,18 @@ def test_a_free_device_change_and_an_older_file_are_fine(tmp_path):
     path.write_text(json.dumps(content))
     loaded = Profile.load(path)
     assert loaded.switch_time(DEVICE) == 0 and loaded.source == "measured"
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in RECORDED.glob("*.json")))
+def test_recorded_profiles_load_by_name(name):
+    recorded = Profile.load(name)
+    assert recorded.source == "measured" and recorded.operators and recorded.attention
+    assert all(recorded.switch_time(d.name) is not None for d in recorded.devices if d.name != "CPU")
+
+
+def test_unknown_name_lists_the_recorded_ones():
+    with pytest.raises(OallamaError, match=r"no recorded profile is called 'my-machine': take one of .*xeon"):
+        Profile.load("my-machine")
 
 
 def test_missing_file_directory_and_binary(tmp_path):

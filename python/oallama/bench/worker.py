@@ -128,6 +128,12 @@ class Ggml:
         return have[name]
 
 
+class TensorOverride(ctypes.Structure):
+    """llama_model_tensor_buft_override, which llama-cpp-python leaves out."""
+
+    _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
+
+
 class Session:
     """The engine with at most one model and context."""
 
@@ -227,9 +233,8 @@ class Session:
             keep_alive.append((ctypes.c_void_p * (len(handles) + 1))(*handles, None))
             native.devices = ctypes.cast(keep_alive[-1], ctypes.c_void_p)
         if params.get("override_tensor"):
-            override = self.lib.llama_model_tensor_buft_override
-            rows = [(p.encode(), self.ggml.buffer_type(b)) for p, b in params["override_tensor"]]
-            keep_alive.append((override * (len(rows) + 1))(*(override(*row) for row in rows)))
+            rows = [TensorOverride(p.encode(), self.ggml.buffer_type(b)) for p, b in params["override_tensor"]]
+            keep_alive.append((TensorOverride * (len(rows) + 1))(*rows))  # ends with zeros
             native.tensor_buft_overrides = ctypes.cast(keep_alive[-1], ctypes.c_void_p)
         return native, keep_alive
 

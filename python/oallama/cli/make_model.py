@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from oallama.errors import OallamaError
-from oallama.modelmaker import ARCHITECTURES, FILE_TYPES, SHAPES, make_model
+from oallama.modelmaker import ARCHITECTURES, FILE_TYPES, SHAPES, make_model, make_sparse_model
 from oallama.planning import format_bytes
 
 from .options import Json
@@ -26,9 +27,26 @@ def make(
     set: Annotated[
         list[str] | None, typer.Option(metavar="NAME=N", help="Change a hyper-parameter, e.g. n_layer=8; repeatable.")
     ] = None,
+    sparse: Annotated[
+        bool, typer.Option("--sparse", help="A hole in place of the weights: for planning, takes no disk space.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Write a model with random weights and a real tokenizer."""
+    if sparse:
+        if arch or seed or set:
+            raise OallamaError("--sparse writes a published shape as it is: leave out --arch, --seed and --set")
+        make_sparse_model(path, shape=shape, file_type=type)
+    else:
+        _make(path, arch, shape, type, seed, set or [])
+    size = path.stat().st_size
+    if json:
+        print_json({"path": str(path), "size_bytes": size})
+    else:
+        out.print(f"{path}: {format_bytes(size)}{', sparse' if sparse else ''}", soft_wrap=True)
+
+
+def _make(path: Path, arch: str | None, shape: str, type: str, seed: int, settings: Sequence[str]) -> None:
     with progress_bar(f"writing {path.name}") as report:
         make_model(
             path,
@@ -36,14 +54,9 @@ def make(
             shape=shape,
             file_type=type,
             seed=seed,
-            overrides=dict(map(_setting, set or ())),
+            overrides=dict(map(_setting, settings)),
             progress=lambda done, total: report(done, total, f"{format_bytes(done)} of {format_bytes(total)}"),
         )
-    size = path.stat().st_size
-    if json:
-        print_json({"path": str(path), "size_bytes": size})
-    else:
-        out.print(f"{path}: {format_bytes(size)}", soft_wrap=True)
 
 
 def _setting(text: str) -> tuple[str, int]:

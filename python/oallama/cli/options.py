@@ -23,7 +23,10 @@ Vram = Annotated[
     typer.Option(help='Memory of the accelerator to use: "8GiB", "75%" (of the weights), bytes, or "auto".'),
 ]
 Plan = Annotated[Path | None, typer.Option(help="Plan file of `oallama plan -o`.")]
-Profile = Annotated[Path | None, typer.Option(help="Profile file; default: this machine's, measured when missing.")]
+Profile = Annotated[
+    Path | None,
+    typer.Option(help="Profile: a file or a recorded one's name; default: this machine's, measured when missing."),
+]
 Device = Annotated[str | None, typer.Option(help="Accelerator to plan for; default: the first one.")]
 Rpc = Annotated[list[str] | None, typer.Option(help="RPC server HOST:PORT whose devices to use; may be repeated.")]
 LocalRpc = Annotated[bool, typer.Option("--local-rpc", help="Start an RPC device on this machine as the accelerator.")]

@@ -78,6 +78,7 @@ SHAPES: dict[str, dict[str, Shape]] = {
         "tiny": _qwen3moe(2, 256, 512, 4, 2, 64, 16, 4, 256, 4096),
         "small": _qwen3moe(12, 768, 2048, 12, 4, 64, 32, 4, 256, 32768),
         "qwen3-30b-a3b": _qwen3moe(48, 2048, 6144, 32, 4, 128, 128, 8, 768, 151936),
+        "qwen3-235b-a22b": _qwen3moe(94, 4096, 12288, 64, 4, 128, 128, 8, 1536, 151936),
     },
 }
 ARCHITECTURES = tuple(SHAPES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -11,7 +12,7 @@ from .drafts import Drafts
 from .fitting import Choice, Fitted, fit
 from .layered import Infeasible
 from .segments import Segments
-from .solve import solve
+from .solve import lower_bound, solve
 from .space import Space, too_small
 from .stage import Mask, Placement
 
@@ -23,24 +24,29 @@ def exact(space: Space) -> tuple[Drafts, Fitted]:
     that stops paying. Raises BudgetTooSmall when nothing fits, NotLayered when the model has no layers one after the
     other.
     """
-    sizes = space.sizes()
-    tried = [
-        _Exact(space, space.drafts(replace(space.ours, flash_attn=form, n_ubatch=sizes[0])), upload)
+    kv_bytes, (size, *smaller) = _kv_bytes(space), space.sizes()
+    pairs = [
+        _Exact(space, space.drafts(replace(space.ours, flash_attn=form, n_ubatch=size)), upload, kv_bytes)
         for form in space.forms()
         for upload in (False, True)
     ]
-    tried = [t for t in tried if t.uploads == bool(t.mask.any())]
-    best = min(tried, key=lambda t: t.seconds)
-    for size in sizes[1:]:
+    pairs = sorted((p for p in pairs if p.uploads == bool(p.mask.any())), key=lambda p: p.bound)
+    best, solved = pairs[0], pairs[:1]
+    for pair in pairs[1:]:
+        if pair.bound < best.seconds:
+            solved.append(pair)
+            best = min(best, pair, key=lambda p: p.seconds)
+    for size in smaller:
         if best.leaves_nothing:
             break
-        smaller = _Exact(space, space.drafts(replace(best.drafts.costs.context, n_ubatch=size)), best.uploads)
-        tried.append(smaller)
-        if smaller.seconds < best.seconds:
-            best = smaller
-        elif np.isfinite(best.seconds):
+        context = replace(best.drafts.costs.context, n_ubatch=size)
+        finer = _Exact(space, space.drafts(context), best.uploads, kv_bytes)
+        if np.isfinite(best.seconds) and (finer.bound >= best.seconds or finer.seconds >= best.seconds):
             break
-    for candidate in sorted(tried, key=lambda t: t.seconds):
+        solved.append(finer)
+        best = min(best, finer, key=lambda p: p.seconds)
+    unsolved = [p for p in pairs if p not in solved]
+    for candidate in [*sorted(solved, key=lambda p: p.seconds), *unsolved]:
         drafts, smallest = candidate.drafts, int(candidate.drafts.costs.nbytes.min())
         found = fit(drafts, candidate.choose, candidate.charge, smallest)
         # Little on a device may need smaller buffers there than everything on it does.
@@ -51,14 +57,30 @@ def exact(space: Space) -> tuple[Drafts, Fitted]:
     raise too_small(drafts, drafts.measure(drafts.by_placement(drafts.uniform(1, drafts.uniform(0).targets))))
 
 
+def _kv_bytes(space: Space) -> list[int]:
+    """KV cache by layer: the dry run's total, shared out by the values that the layers' attention stores.
+
+    Zeros where it comes on top of the budget. Neither attention's form nor the micro-batch changes it.
+    """
+    drafts = space.drafts(space.ours)
+    graph, names = drafts.costs.graph, drafts.accelerators
+    if not names or drafts.budgets[names[0]].bytes_total is None:
+        return [0] * graph.n_layer
+    whole = space.whole(drafts, 1, np.zeros(len(drafts.costs.targets), dtype=bool))
+    total = sum(m.kv for m in whole.memory.values())
+    values = [s.n_head_kv * (s.head_dim_k + s.head_dim_v) if s else 0 for s in graph.attention]
+    return [-(-total * v // max(1, sum(values))) for v in values]
+
+
 class _Exact:
     """The exact choice for one context, with or without uploads of weights that live on the host.
 
-    seconds: of the choice before its dry run, infinite when there is none.
+    bound: seconds it cannot be below, whatever its compute buffers take. seconds: of the choice before its dry run,
+    infinite when there is none.
     """
 
-    def __init__(self, space: Space, drafts: Drafts, uploads: bool) -> None:
-        self.space, self.drafts, self.uploads = space, drafts, uploads
+    def __init__(self, space: Space, drafts: Drafts, uploads: bool, kv_bytes: Sequence[int]) -> None:
+        self.space, self.drafts, self.uploads, self.kv_bytes = space, drafts, uploads, kv_bytes
         targets = len(drafts.costs.targets)
         self.mask: Mask = drafts.costs.upload_pays(space.workload) if uploads else np.zeros(targets, dtype=bool)
 
@@ -80,6 +102,10 @@ class _Exact:
             else 0
             for d, name in enumerate(drafts.accelerators, 1)
         ]
+
+    @cached_property
+    def bound(self) -> float:
+        return lower_bound(self.segments.instance(self.drafts.limits), time_limit_s=self.space.time_limit_s)
 
     @cached_property
     def _first(self) -> Choice | None:
@@ -104,7 +130,7 @@ class _Exact:
 
     @cached_property
     def segments(self) -> Segments:
-        return Segments(self.drafts.costs, self.space.workload, self.mask, self._kv_bytes())
+        return Segments(self.drafts.costs, self.space.workload, self.mask, self.kv_bytes)
 
     def choose(self, capacity: list[int]) -> Choice | None:
         if any(c < 0 for c in capacity):
@@ -134,13 +160,3 @@ class _Exact:
             if i not in inside and name not in self.drafts.host_only:
                 small[i] = home
         return replace(placement, small=small)
-
-    def _kv_bytes(self) -> list[int]:
-        """KV cache by layer: the dry run's total, shared out by the values that the layers' attention stores."""
-        graph = self.drafts.costs.graph
-        names = self.drafts.accelerators
-        if not names or not self._counts_kv(names[0]):
-            return [0] * graph.n_layer
-        total = sum(m.kv for m in self.space.whole(self.drafts, 1, self.mask).memory.values())
-        values = [s.n_head_kv * (s.head_dim_k + s.head_dim_v) if s else 0 for s in graph.attention]
-        return [-(-total * v // max(1, sum(values))) for v in values]

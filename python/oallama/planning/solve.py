@@ -46,14 +46,30 @@ def solve(
     if method not in ("auto", "dp", "milp"):
         raise OallamaError(f"method: expected auto, dp or milp, not {method!r}")
     deadline = time.monotonic() + time_limit_s
+    trellis, least, dual = _priced(instance, deadline)
+    return _Solver(trellis, least, dual, gap, deadline).run(method)
+
+
+def lower_bound(instance: Instance, *, time_limit_s: float = 2.0) -> float:
+    """Seconds that no choice within the capacities can be below, from prices alone; infinite where nothing fits.
+
+    Raises OallamaError for an invalid instance, and where no path matches states at all.
+    """
+    try:
+        return _priced(instance, time.monotonic() + time_limit_s)[2].bound
+    except Infeasible:
+        return float("inf")
+
+
+def _priced(instance: Instance, deadline: float) -> tuple[Trellis, Bytes, Dual]:
+    """The instance's trellis, the fewest bytes to its end, and the best prices."""
     check(instance)
     trellis = Trellis.of(instance)
     if not np.isfinite(trellis.potentials(np.zeros(len(trellis.capacity))).value):
         raise OallamaError(f"no way through the {len(trellis.layers)} layers: states left and entered never match")
     least, smallest = trellis.least_bytes()
     _check_each(smallest, trellis.capacity)
-    dual = maximise(trellis, smallest, deadline=deadline)
-    return _Solver(trellis, least, dual, gap, deadline).run(method)
+    return trellis, least, maximise(trellis, smallest, deadline=deadline)
 
 
 class _Solver:

@@ -22,9 +22,10 @@ from ..planning.operators import OperatorGraph
 from . import roofline
 from .profile import AttentionTime, DeviceInfo, OperatorTime, Profile, SwitchTime
 from .roofline import Roofline
+from .shipped import HERE, find
 
 SCHEMA = "oallama.datasheet/1"
-FOLDER = Path(__file__).parent / "datasheets"
+FOLDER = HERE / "datasheets"
 DEPTHS = (1, 128, 1024, 4096, 16384, 65536)
 
 
@@ -127,9 +128,7 @@ class Datasheet:
         Raises OallamaError when there is none of that name, and for a file that is corrupt, of another version, or has
         numbers no machine can have.
         """
-        path = Path(source)
-        if not path.suffix and not path.exists():
-            path = shipped(str(source))
+        path = find(source, FOLDER, "datasheet")
         content = read_json_object(path, "datasheet", f"start from a shipped one in {FOLDER}")
         try:
             if content.pop("schema", None) != SCHEMA:
@@ -149,14 +148,6 @@ class Datasheet:
             raise OallamaError(f"datasheet {path} has no {e}; see the shipped ones in {FOLDER}") from None
         except (TypeError, ValueError, AttributeError) as e:
             raise OallamaError(f"datasheet {path}: {e}; see the shipped ones in {FOLDER}") from None
-
-
-def shipped(name: str) -> Path:
-    """The file of a datasheet that comes with oallama. Raises OallamaError listing the names there are."""
-    names = sorted(path.stem for path in FOLDER.glob("*.json"))
-    if name not in names:
-        raise OallamaError(f"no datasheet is called {name!r}: take one of {', '.join(names)}, or the path of a file")
-    return FOLDER / f"{name}.json"
 
 
 Part = TypeVar("Part", Cpu, Link, Accelerator)

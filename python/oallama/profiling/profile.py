@@ -18,12 +18,14 @@ from typing import Any, NamedTuple, TypeVar
 from ..errors import OallamaError
 from ..jsonfile import read_json_object, write_text_atomic
 from .curves import log_log, piecewise_linear
+from .shipped import HERE, find
 from .validation import check_entry, check_profile
 
 SCHEMA = "oallama.profile/1"
 REMEDY = "record one with `oallama profile MODEL.gguf`"
 # Pseudo operator: the median time of one of the small operators (norm, add, rope, ...) at a token count.
 OTHER = "OTHER"
+RECORDED = HERE / "recorded"
 # Where the times of a profile come from.
 SOURCES = ("measured", "datasheet")
 
@@ -293,12 +295,13 @@ class Profile:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Profile:
-        """Read a profile.
+        """Read a profile: a path, or the name of a recorded one that comes with oallama (`RECORDED`).
 
         Raises OallamaError when it is missing, corrupt or of another version, and for what no machine can have: a
         device listed twice or not at all, a time that is not above zero and finite (a device change may cost nothing),
         a size below one.
         """
+        path = find(path, RECORDED, "recorded profile")
         content = read_json_object(path, "profile", REMEDY)
         if content.get("schema") != SCHEMA:
             raise OallamaError(f"profile {path} has schema {content.get('schema')!r}, expected {SCHEMA!r}; {REMEDY}")

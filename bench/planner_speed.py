@@ -1,0 +1,86 @@
+"""How long the exact planner takes on large models, and what it proves.
+
+python bench/planner_speed.py [--out FILE.jsonl] [--repeats 3]
+
+Published shapes in sparse files (no weight is stored), a profile computed from a datasheet, dry runs on a
+stand-in device. One JSON line per model and planner: the seconds of everything (medians), of them in dry runs, and
+the gap that was proven. Reading the model's graph is timed apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from oallama import autoplan, engine
+from oallama.autoplan import Choices
+from oallama.bench.machine import describe
+from oallama.modelmaker import make_sparse_model
+from oallama.profiling.datasheet import Datasheet, make_profile
+
+# shape, file type, budget, context
+MODELS = (("qwq-32b", "Q4_K_M", "16GiB", 16384), ("qwen3-235b-a22b", "Q4_K_M", "22GiB", 16384))
+PLANNERS = ("exact", "auto")
+
+
+class Stopwatch:
+    """Adds up the seconds of calls to a function."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call, self.seconds, self.calls = call, 0.0, 0
+
+    def __call__(self, *arguments: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return self._call(*arguments)
+        finally:
+            self.seconds += time.perf_counter() - start
+            self.calls += 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("bench/results/planner-speed.jsonl"))
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--datasheet", default="rtx4090-xeon4314")
+    options = parser.parse_args()
+    sheet, dry_run = Datasheet.load(options.datasheet), engine.dry_run
+    for shape, file_type, budget, n_ctx in MODELS:
+        with tempfile.TemporaryDirectory() as folder:
+            path = make_sparse_model(Path(folder) / f"{shape}.gguf", shape=shape, file_type=file_type)
+            settings = engine.Settings(n_ctx=n_ctx, n_threads=sheet.cpu.cores)
+            start = time.perf_counter()
+            graph = autoplan.read_graph(path, settings)
+            read_s = time.perf_counter() - start
+            profile = make_profile(graph, sheet)
+            for planner in PLANNERS:
+                runs = []
+                for _ in range(options.repeats):
+                    watch = engine.dry_run = Stopwatch(dry_run)  # type: ignore[assignment]
+                    start = time.perf_counter()
+                    choices = Choices(planner=planner, profile=profile, elsewhere=True)  # type: ignore[arg-type]
+                    plan = autoplan.plan_graph(path, graph, budget, settings, choices)
+                    runs.append((time.perf_counter() - start, watch.seconds, watch.calls))
+                line = {
+                    "shape": shape, "file_type": file_type, "budget": budget, "n_ctx": n_ctx, "planner": planner,
+                    "datasheet": options.datasheet, "targets": len(graph.targets(1)), "layers": graph.n_layer,
+                    "read_graph_s": read_s, "seconds": [run[0] for run in runs],
+                    "median_s": statistics.median(run[0] for run in runs),
+                    "dry_runs_s": statistics.median(run[1] for run in runs), "dry_runs": runs[0][2],
+                    "chosen": plan.planner, "request_s": plan.predicted.request_s,
+                }  # fmt: skip
+                print({k: v for k, v in line.items() if k != "chosen"}, plan.planner, flush=True)
+                with options.out.open("a") as file:
+                    file.write(json.dumps({**line, "machine": describe(sys.argv)}) + "\n")
+    engine.dry_run = dry_run
+
+
+if __name__ == "__main__":
+    main()
