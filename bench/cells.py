@@ -34,7 +34,7 @@ from oallama.modelmaker import make_model
 from oallama.plan import HOST, PlacementPlan
 from oallama.planning import Workload
 from oallama.profiling.profiler import forget
-from oallama.rpc import LocalRpcServer
+from oallama.rpc import LocalRpcServer, share_processor
 
 # Larger than twice the last-level cache, as real models are: weights are timed cold.
 MODELS: dict[str, dict[str, Any]] = {
@@ -62,6 +62,7 @@ def main() -> None:
     if options.tables:
         print(tables([json.loads(line) for line in options.tables.read_text().splitlines()]))
         return
+    share_processor()
     depths = [int(d) for d in options.depths.split(",")]
     for arch in options.archs.split(","):
         with tempfile.TemporaryDirectory() as folder:

@@ -56,16 +56,33 @@ std::vector<uint8_t> make_data(const ggml_tensor * t) {
     return data;
 }
 
-void fill_ids(ggml_tensor * ids, int64_t n_expert, uint32_t seed) {
-    std::mt19937         rng(seed);
-    std::vector<int32_t> experts(n_expert), values;
-    std::iota(experts.begin(), experts.end(), 0);
-    for (int64_t token = 0; token < ids->ne[1]; ++token) {
-        std::shuffle(experts.begin(), experts.end(), rng);
-        values.insert(values.end(), experts.begin(), experts.begin() + ids->ne[0]);
+// Chooses experts as a router might. Decode deals them like cards, all of a copy before any comes back: its next reads
+// are the coldest. The tokens of a batch choose independently of each other.
+class router {
+  public:
+    explicit router(int64_t n_expert) : experts_(n_expert), next_(n_expert) {
+        std::iota(experts_.begin(), experts_.end(), 0);
     }
-    ggml_backend_tensor_set(ids, values.data(), 0, ggml_nbytes(ids));
-}
+
+    void fill(ggml_tensor * ids) {
+        const int64_t        n_used = ids->ne[0], n_tokens = ids->ne[1];
+        std::vector<int32_t> values;
+        for (int64_t token = 0; token < n_tokens; ++token) {
+            if (n_tokens > 1 || next_ + n_used > int64_t(experts_.size())) {
+                std::shuffle(experts_.begin(), experts_.end(), rng_);
+                next_ = 0;
+            }
+            values.insert(values.end(), experts_.begin() + next_, experts_.begin() + next_ + n_used);
+            next_ += n_used;
+        }
+        ggml_backend_tensor_set(ids, values.data(), 0, ggml_nbytes(ids));
+    }
+
+  private:
+    std::vector<int32_t> experts_;
+    int64_t              next_;
+    std::mt19937         rng_{ 7 };
+};
 
 ggml_backend_buffer_ptr allocate(ggml_context * ctx, ggml_backend_buffer_type_t buft) {
     ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors_from_buft(ctx, buft));
@@ -148,6 +165,7 @@ oa_timing oa_op_bench::mul_mat(const oa_mul_mat_spec & spec, double max_s) {
     const int64_t        n_rows   = spec.n_tokens * std::max<int64_t>(1, spec.n_used);
     const int            n_copies = copies_needed(cold_bytes(spec.n_tokens), nbytes);
     const int            n_most   = most_repeats(size_t(spec.m) * n_rows * sizeof(float));
+    const int64_t        n_visits = moe ? std::max<int64_t>(1, n_exp / n_rows) : 1; // until all of a copy was read
 
     const ggml_context_ptr     weights_ctx = make_context(n_copies);
     std::vector<ggml_tensor *> weights;
@@ -176,26 +194,30 @@ oa_timing oa_op_bench::mul_mat(const oa_mul_mat_spec & spec, double max_s) {
     for (ggml_tensor * weight : weights) {
         ggml_backend_tensor_set(weight, data.data(), 0, data.size());
     }
-    int        next  = 0; // continue with the copies the graph before did not touch
-    const auto build = [&](int n_ops) {
-        auto                       ctx   = make_context(8 * n_ops + 16);
-        ggml_cgraph *              graph = ggml_new_graph_custom(ctx.get(), 4 * n_ops + 8, false);
-        ggml_tensor *              input = new_input(ctx.get());
-        std::vector<ggml_tensor *> ids;
+    std::vector<router> routers(moe ? n_copies : 0, router(n_exp));
+    int                 next  = 0; // continue with the copies the graph before did not touch
+    const auto          build = [&](int n_ops) {
+        auto                                       ctx = make_context(8 * n_ops + 16);
+        ggml_cgraph *                              graph = ggml_new_graph_custom(ctx.get(), 4 * n_ops + 8, false);
+        ggml_tensor *                              input = new_input(ctx.get());
+        std::vector<std::pair<int, ggml_tensor *>> choices; // of which copy
         for (int i = 0; i < n_ops; ++i) {
-            ggml_tensor * op = new_op(ctx.get(), weights[next++ % n_copies], input);
-            ids.push_back(op->src[2]);
+            const int     copy = next++ % n_copies;
+            ggml_tensor * op   = new_op(ctx.get(), weights[copy], input);
+            choices.emplace_back(copy, op->src[2]);
             ggml_build_forward_expand(graph, op);
         }
         auto       p      = allocate_graph(std::move(ctx), graph);
         const auto values = make_data(input);
         ggml_backend_tensor_set(input, values.data(), 0, values.size());
-        for (int i = 0; moe && i < n_ops; ++i) {
-            fill_ids(ids[i], n_exp, uint32_t(i));
+        for (const auto & [copy, ids] : choices) {
+            if (moe) {
+                routers[copy].fill(ids);
+            }
         }
         return p;
     };
-    return measure(build, std::min(n_copies, n_most), n_most, max_s);
+    return measure(build, int(std::min<int64_t>(n_copies * n_visits, n_most)), n_most, max_s);
 }
 
 // llama.cpp turns flash attention off for a layer whose device lacks it for these heads or cache types.
