@@ -74,6 +74,29 @@ def test_kv_stays_on_the_device_of_its_layer(tiny: Callable[..., Path], rpc) -> 
     assert ignored[device]["kv"] == 0 and ignored["CPU"]["kv"] == memory[device]["kv"]
 
 
+def test_rope_factors_follow_the_layers_that_read_them(tiny: Callable[..., Path], rpc) -> None:
+    """Every layer has a copy; on another device than the layer's it would split the graph at each one."""
+    path, device = tiny("minicpm3"), rpc.devices[0]
+    settings = engine.Settings(n_ctx=256, devices=(device,))
+    graph = autoplan.read_graph(path, settings)
+    factors = sum(t.nbytes for t in graph.tensors if t.name.startswith("rope_factors"))
+    on_cpu = engine.dry_run(path, settings, table_for(path))
+
+    one_layer = table_for(path, change=lambda line: line.replace("layer 0 CPU", f"layer 0 {device}"))
+    memory = engine.dry_run(path, settings, one_layer)
+    assert factors <= memory[device]["weights"] < factors + 1024  # one copy each, padded
+    assert memory["CPU"]["weights"] == on_cpu["CPU"]["weights"]  # the other layers still read theirs
+
+    no_layer = engine.dry_run(
+        path,
+        settings,
+        table_for(
+            path, change=lambda s: s.replace("rope_factors_short.weight CPU", f"rope_factors_short.weight {device}")
+        ),
+    )
+    assert no_layer[device]["weights"] == 0
+
+
 PROGRAMS = {
     "llama-bench": ["-p", "8", "-n", "2", "-r", "1", "-ngl", "0"],
     "llama-perplexity": ["-c", "64", "-b", "64", "--chunks", "1", "-fit", "off", "-f", str(ALICE)],

@@ -164,13 +164,14 @@ ggml_backend_dev_t oa_backend_map_layer(int il, int n_layer) {
     return find_device(it->second);
 }
 
-ggml_backend_dev_t oa_backend_map_tensor(const std::string & name, bool tied) {
+ggml_backend_dev_t oa_backend_map_tensor(const std::string & name, bool tied, int copy_of) {
     if (!t_load.map) {
         return nullptr;
     }
     const std::string key = tied ? tied_output : name;
     t_load.seen.insert(key);
-    return find_device(find_tensor(key).device);
+    const tensor_entry & entry = find_tensor(key);
+    return copy_of >= 0 ? oa_backend_map_layer(copy_of, t_load.n_layer) : find_device(entry.device);
 }
 
 void oa_backend_map_mark(ggml_tensor * tensor, bool tied) {

@@ -24,7 +24,9 @@ void oa_backend_map_begin();
 ggml_backend_dev_t oa_backend_map_layer(int il, int n_layer);
 
 // Home of a weight; `tied` marks the token embedding read a second time, as the output matrix. nullptr without a map.
-ggml_backend_dev_t oa_backend_map_tensor(const std::string & name, bool tied);
+// `copy_of` >= 0: each layer reads a copy of its own (rope factors), which follows that layer instead of the table; on
+// the other device it would make the scheduler split the graph at every layer.
+ggml_backend_dev_t oa_backend_map_tensor(const std::string & name, bool tied, int copy_of);
 
 // Stamps the mode of the table onto the loaded tensor.
 void oa_backend_map_mark(ggml_tensor * tensor, bool tied);
