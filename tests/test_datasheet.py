@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from oallama import autoplan
+from oallama import autoplan, engine
 from oallama.cli.app import app
 from oallama.engine import Settings
 from oallama.errors import OallamaError
@@ -110,6 +110,22 @@ def test_a_plan_made_from_it_names_its_source(tiny):
     plan = autoplan.plan_model(path, "100%", settings, choices)
     assert "CUDA0" in plan.devices
     assert any("datasheet" in note for note in plan.predicted.notes)
+
+
+@pytest.mark.parametrize(
+    ("here", "expected"),
+    [
+        ({"Vulkan0": "Vulkan", "RPC3": "RPC"}, "RPC3"),  # a Vulkan driver may refuse matrices that CUDA holds
+        ({"RPC3": "RPC", "CUDA1": "CUDA"}, "CUDA1"),
+        ({"CUDA1": "CUDA", "CUDA0": "CUDA"}, "CUDA0"),
+    ],
+)
+def test_allocators_asked_for_a_device_that_is_elsewhere(monkeypatch, tiny, here, expected):
+    path, settings = tiny("llama", "F16"), Settings(n_ctx=256)
+    made = [engine.Device(name, "", "gpu", backend, 1, 1, False, False) for name, backend in here.items()]
+    monkeypatch.setattr(engine, "devices", lambda: made)
+    profile = make_profile(autoplan.read_graph(path, settings), SHEET)
+    assert autoplan._stand_ins(("CUDA0",), profile) == (expected,)
 
 
 # ---- files ---------------------------------------------------------------------------------------------------------

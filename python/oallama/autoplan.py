@@ -82,11 +82,14 @@ class Choices:
     reserve: Mapping[str, int] = field(default_factory=dict)
 
 
-def read_graph(path: PathOrText, settings: Settings) -> OperatorGraph:
-    """The operators of a model, without loading a weight. Raises OallamaError when llama.cpp cannot load the file."""
-    tiers = sorted({min(n, settings.n_ubatch) for n in TIERS})
+def read_graph(path: PathOrText, settings: Settings, tiers: Sequence[int] = TIERS) -> OperatorGraph:
+    """The operators of a model, without loading a weight. Raises OallamaError when llama.cpp cannot load the file.
+
+    tiers: token counts, those above the micro-batch taken as one micro-batch.
+    """
+    counts = sorted({min(n, settings.n_ubatch) for n in tiers})
     # One sequence: with more, llama.cpp reserves graphs only for multiples of their number, of the same operators.
-    raw = engine.read_graphs(os.fspath(path), replace(settings, n_seq_max=1), tiers)
+    raw = engine.read_graphs(os.fspath(path), replace(settings, n_seq_max=1), counts)
     return OperatorGraph.from_engine(raw, model=model_fingerprint(raw))
 
 
@@ -209,12 +212,14 @@ def candidates(
         ratios = check_drift(profile, [*accelerators, HOST], settings.n_threads)
         if drift := describe_drift(ratios, recorded=profile.created):
             profile = profile.scaled(ratios)
-    budgets = _budgets(vram, accelerators, graph, profile if choices.elsewhere else None)
+    elsewhere = profile if choices.elsewhere else None
+    budgets = _budgets(vram, accelerators, graph, elsewhere)
     budgets = {name: budget.less(choices.reserve.get(name, 0)) for name, budget in budgets.items()}
-    here = _Here(path, settings, accelerators, choices.elsewhere)
+    here = _Here(path, settings, accelerators, elsewhere)
     graphs = {settings.flash_attn: graph}
     if settings.flash_attn == "auto" and settings.type_v in UNFUSED_V_TYPES and not choices.paper:
-        graphs["off"] = read_graph(path, replace(settings, flash_attn="off"))
+        ends = (min(graph.tiers), max(graph.tiers))  # all that predictions need
+        graphs["off"] = read_graph(path, replace(settings, flash_attn="off"), ends)
     limits = {name: budget.bytes_total for name, budget in budgets.items()}
     space = Space(
         graphs=graphs,
@@ -268,9 +273,11 @@ def _budgets(
 class _Here:
     """This machine's allocators, which answer for the machine of the plan."""
 
-    def __init__(self, path: PathOrText, settings: Settings, accelerators: tuple[str, ...], elsewhere: bool) -> None:
+    def __init__(
+        self, path: PathOrText, settings: Settings, accelerators: tuple[str, ...], elsewhere: Profile | None
+    ) -> None:
         self._path, self._settings, self._accelerators = os.fspath(path), settings, accelerators
-        stand_ins = _stand_ins(accelerators) if elsewhere else accelerators
+        stand_ins = _stand_ins(accelerators, elsewhere) if elsewhere else accelerators
         self._stand_in = dict(zip(accelerators, stand_ins, strict=True))
 
     def memory(self, plan: PlacementPlan) -> dict[str, dict[str, int]]:
@@ -341,17 +348,22 @@ def depths_for(n_ctx: int) -> list[int]:
     return [depth for i, depth in enumerate(DEPTHS) if i == 0 or DEPTHS[i - 1] < n_ctx]
 
 
-def _stand_ins(devices: tuple[str, ...]) -> tuple[str, ...]:
-    """Devices of this machine whose allocators answer for those that are elsewhere."""
-    here = [d.name for d in engine.devices()]
-    if all(name in here for name in devices):
-        return devices
-    spare = [d.name for d in engine.devices() if d.type in ACCELERATOR_TYPES][: len(devices)]
+def _stand_ins(names: tuple[str, ...], profile: Profile) -> tuple[str, ...]:
+    """Devices of this machine whose allocators answer for those of the profile.
+
+    The device of that name or another of its backend, else an RPC device: that one takes every tensor, while a device
+    of another backend may refuse what the real one would hold.
+    """
     from oallama.rpc import LocalRpcServer
 
-    while len(spare) < len(devices):
-        spare += LocalRpcServer().devices
-    return tuple(spare)
+    spare = {d.name: d.backend for d in engine.devices() if d.type in ACCELERATOR_TYPES}
+    found = []
+    for name in names:
+        backend = profile.device(name).backend
+        ranks = {here: (here != name, kind != backend) for here, kind in spare.items() if kind in (backend, "RPC")}
+        found.append(min(ranks, key=lambda here: ranks[here]) if ranks else LocalRpcServer().devices[0])
+        spare.pop(found[-1], None)
+    return tuple(found)
 
 
 def check_settings(plan: PlacementPlan, settings: Settings) -> None:
