@@ -206,6 +206,11 @@ def test_unknown_device(model: Path, command: tuple[str, ...]) -> None:
     fails("unknown device 'CUDA7'; devices here: CPU", name, model, *rest, "--device", "CUDA7")
 
 
+def test_device_named_twice(model: Path, profile_file: Path) -> None:
+    twice = ("--device", "RPC0,RPC0", "--profile", profile_file)
+    fails("a device may be named once; got RPC0, RPC0", "plan", model, "--elsewhere", *twice)
+
+
 def test_rpc_server_that_does_not_answer(model: Path) -> None:
     fails("no RPC server answers at '127.0.0.1:1'", "devices", "--rpc", "127.0.0.1:1")
     fails("no RPC server answers at 'nonsense'", "devices", "--rpc", "nonsense")

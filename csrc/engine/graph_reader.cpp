@@ -124,8 +124,8 @@ oa_model_graphs oa_read_graphs(const std::string & path, const llama_model_param
     for (const uint32_t n : n_tokens) {
         ggml_cgraph * gf = llama_graph_reserve(skeleton.context(), n, 1, 1);
         if (gf == nullptr) {
-            throw std::runtime_error("llama.cpp could not build the graph of " + path + " for " + std::to_string(n) +
-                                     " tokens");
+            throw std::runtime_error("cannot build the graph of " + path + " for " + std::to_string(n) + " tokens in " +
+                                     std::to_string(params.n_ctx) + " of context\n" + skeleton.errors());
         }
         result.graphs.push_back(read(gf, n));
     }

@@ -15,6 +15,9 @@ class oa_model_skeleton {
     llama_model *   model() const { return model_.get(); }
     llama_context * context() const { return context_.get(); }
 
+    // What llama.cpp logged as errors, one a line.
+    std::string errors() const { return log_.errors(); }
+
   private:
     oa_log_capture    log_; // first in, last out: freeing a model logs too
     llama_model_ptr   model_;

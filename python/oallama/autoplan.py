@@ -9,7 +9,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -127,10 +128,7 @@ def choose_devices(wanted: str | None) -> tuple[str, ...]:
         OallamaError: for an unknown or repeated name, or without a name when there is no accelerator.
     """
     if wanted is not None:
-        names = [engine.device(name.strip()).name for name in wanted.split(",")]
-        if len(set(names)) != len(names):
-            raise OallamaError(f"a device may be named once; got {wanted}")
-        return tuple(name for name in names if name != HOST)
+        return _accelerators(engine.device(name.strip()).name for name in wanted.split(","))
     found = find_accelerator()
     if found is None:
         raise OallamaError(
@@ -219,7 +217,8 @@ def candidates(
     graphs = {settings.flash_attn: graph}
     if settings.flash_attn == "auto" and settings.type_v in UNFUSED_V_TYPES and not choices.paper:
         ends = (min(graph.tiers), max(graph.tiers))  # all that predictions need
-        graphs["off"] = read_graph(path, replace(settings, flash_attn="off"), ends)
+        with suppress(OallamaError):  # at a million tokens its scores alone exceed this machine's memory
+            graphs["off"] = read_graph(path, replace(settings, flash_attn="off"), ends)
     limits = {name: budget.bytes_total for name, budget in budgets.items()}
     space = Space(
         graphs=graphs,
@@ -312,6 +311,14 @@ class _Here:
         return replace(plan, predicted=replace(plan.predicted, notes=(*plan.predicted.notes, *notes)))
 
 
+def _accelerators(named: Iterable[str]) -> tuple[str, ...]:
+    """Raises OallamaError for a repeated name."""
+    names = list(named)
+    if len(set(names)) != len(names):
+        raise OallamaError(f"a device may be named once; got {', '.join(names)}")
+    return tuple(name for name in names if name != HOST)
+
+
 def _profile_and_devices(
     graph: OperatorGraph, settings: Settings, choices: Choices, progress: Progress | None
 ) -> tuple[Profile, tuple[str, ...]]:
@@ -320,8 +327,7 @@ def _profile_and_devices(
             raise OallamaError("planning for another machine needs its profile: give it with --profile FILE")
         profile = load_profile(choices.profile, settings.n_threads, elsewhere=True)
         wanted = choices.device or next((d.name for d in profile.devices if d.type in ACCELERATOR_TYPES), HOST)
-        names = [profile.device(name.strip()).name for name in wanted.split(",")]
-        return profile, tuple(name for name in names if name != HOST)
+        return profile, _accelerators(profile.device(name.strip()).name for name in wanted.split(","))
     accelerators = choose_devices(choices.device)
     return profile_for(graph, replace(choices, device=",".join(accelerators) or HOST), settings, progress), accelerators
 
