@@ -184,8 +184,12 @@ void oa_backend_map_mark(ggml_tensor * tensor, bool tied) {
     }
 }
 
+bool oa_backend_map_obeyed(const ggml_tensor * weight) {
+    return weight != nullptr && (weight->flags & OA_TENSOR_FLAG_MAPPED) != 0;
+}
+
 void oa_backend_map_mark_cache(const ggml_tensor * weight, ggml_tensor * k, ggml_tensor * v) {
-    if (weight == nullptr || (weight->flags & OA_TENSOR_FLAG_MAPPED) == 0) {
+    if (!oa_backend_map_obeyed(weight)) {
         return;
     }
     for (ggml_tensor * cache : { k, v }) {
