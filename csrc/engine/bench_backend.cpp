@@ -76,13 +76,15 @@ oa_timing summarise(const std::vector<double> & samples) {
 
 } // namespace
 
-oa_timing oa_measure(const std::function<void()> & once, double divisor, int min_repeats, double min_s, double max_s) {
+oa_timing oa_measure(const std::function<void()> & once, double divisor, int min_repeats, double min_s, double max_s,
+                     const std::function<void()> & before) {
     using clock = std::chrono::steady_clock;
     once();
 
     std::vector<double> samples;
     double              total = 0.0;
     while (true) {
+        before();
         const auto start = clock::now();
         once();
         const double seconds = std::chrono::duration<double>(clock::now() - start).count();

@@ -20,10 +20,19 @@ ggml_context_ptr make_context(size_t n_tensors) {
     return ggml_context_ptr(ggml_init({ n_tensors * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true }));
 }
 
+// What a host does between two copies of a graph: computes. Threads and cores that carry out copies fall asleep
+// meanwhile.
+void work_a_while() {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(1);
+    while (std::chrono::steady_clock::now() < end) {
+    }
+}
+
 void measure_both(std::vector<oa_link_timing> & out, ggml_tensor * t, void * host, const char * memory, size_t nbytes) {
-    const auto time = [](const std::function<void()> & f) { return oa_measure(f, 1.0, 5, 0.02, 1.0); };
-    // A remote device may acknowledge a write before it has arrived: wait by a tiny read, whose own time is taken off.
-    const oa_timing wait = time([&] { oa_wait_for(t); });
+    const auto time = [](const std::function<void()> & f) { return oa_measure(f, 1.0, 5, 0.02, 1.0, work_a_while); };
+    // A remote device may acknowledge a write before it has arrived: wait by a tiny read, whose own time, awake, is
+    // taken off.
+    const oa_timing wait = oa_measure([&] { oa_wait_for(t); }, 1.0, 5, 0.02, 1.0);
     oa_timing       h2d  = time([&] {
         ggml_backend_tensor_set(t, host, 0, nbytes);
         oa_wait_for(t);

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
+# Here, not at first use: its compiled modules swallow a Ctrl-C while they load.
+from numpy.random import default_rng
+
 from .encoder import encode
 from .tensors import TensorSpec
 
@@ -75,7 +78,7 @@ class Weights:
     def _float32(self, spec: TensorSpec, index: int) -> np.ndarray:
         if spec.values is not None:
             return np.array(spec.values, np.float32)
-        rng = np.random.default_rng([self._seed, 1, index])
+        rng = default_rng([self._seed, 1, index])
         data = rng.standard_normal(spec.n_rows * spec.ne[0], np.float32) * np.float32(spec.std) + np.float32(spec.mean)
         if spec.random_sign:
             data *= rng.choice(np.array([-1, 1], np.float32), len(data))
@@ -84,7 +87,7 @@ class Weights:
     def _fill(self, pool: _Pool) -> None:
         if self._values is None:
             most = max(p.n_blocks * GGML_QUANT_SIZES[p.ggml_type][0] for p in self._pools.values())
-            rng = np.random.default_rng([self._seed, 0])
+            rng = default_rng([self._seed, 0])
             self._values = rng.standard_normal(most + _PHASE * len(self._pools), np.float32)
         start = _PHASE * list(self._pools.values()).index(pool)
         n_values = pool.n_blocks * GGML_QUANT_SIZES[pool.ggml_type][0]
