@@ -31,8 +31,8 @@ ggml_backend_dev_t oa_backend_map_tensor(const std::string & name, bool tied, in
 // Stamps the mode of the table onto the loaded tensor.
 void oa_backend_map_mark(ggml_tensor * tensor, bool tied);
 
-// Whether the model, known by any of its weights, obeys a map. Upstream pins some norms to the device of their layer's KV
-// cache; under a map they run beside what they read and feed, as planned.
+// Whether the model, known by any of its weights, obeys a map. Upstream pins some norms to the device of their layer's
+// KV cache; under a map they run beside what they read and feed, as planned.
 bool oa_backend_map_obeyed(const ggml_tensor * weight);
 
 // Marks the KV cache of a layer (k or v may be null) if the model obeys a map.
