@@ -455,6 +455,11 @@ def test_rpc_server_s_memory_is_measured(lib, model):
     assert 0 < less.loaded.device_bytes()[devices[0]] < measured[devices[0]]
 
 
+def test_reports_do_not_say_where_the_checkout_lay():
+    argv = ["bench/cells.py", "--out", str(machine.REPOSITORY / "bench" / "cells.jsonl"), "--lib=/opt/lib"]
+    assert machine.describe(argv)["argv"] == ["bench/cells.py", "--out", "bench/cells.jsonl", "--lib=/opt/lib"]
+
+
 def test_nvidia_smi_is_read(tmp_path, monkeypatch):
     smi = tmp_path / "nvidia-smi"
     smi.write_text(

@@ -366,7 +366,7 @@ def _stand_ins(names: tuple[str, ...], profile: Profile) -> tuple[str, ...]:
     found = []
     for name in names:
         backend = profile.device(name).backend
-        ranks = {here: (here != name, kind != backend) for here, kind in spare.items() if kind in (backend, "RPC")}
+        ranks = {here: (kind != backend, here != name) for here, kind in spare.items() if kind in (backend, "RPC")}
         found.append(min(ranks, key=lambda here: ranks[here]) if ranks else LocalRpcServer().devices[0])
         spare.pop(found[-1], None)
     return tuple(found)

@@ -23,12 +23,17 @@ def describe(argv: list[str]) -> dict[str, Any]:
     """All of a report's lines have in common; argv is the command line that asked for the measurement."""
     return {
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "argv": argv,
+        "argv": [portable(argument) for argument in argv],
         **repository(),
         "hardware": hardware(),
         "versions": versions(),
         "variables": {k: v for k, v in sorted(os.environ.items()) if k.startswith(ENGINE_VARIABLES)},
     }
+
+
+def portable(path: str) -> str:
+    """A path inside the checkout relative to it: where the checkout lay says nothing to who reads a report."""
+    return path.replace(f"{REPOSITORY}{os.sep}", "")
 
 
 def repository() -> dict[str, Any]:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..jsonfile import write_text_atomic
+from .machine import portable
 from .results import Comparison, Result, Sample, compare, error_percent
 from .stats import Ratio, Summary
 
@@ -137,7 +138,7 @@ def record(result: Result, results: Sequence[Result], token_times: bool = False)
         "placement": result.placement,
         "baseline": result.baseline,
         "plan_hash": result.plan_hash,
-        "lib_dir": result.lib_dir,
+        "lib_dir": portable(result.lib_dir),
         "params": result.params,
         "env": result.env,
         "model": loaded.model if loaded else None,
