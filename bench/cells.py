@@ -2,9 +2,9 @@
 
 python bench/cells.py --out FILE [--devices CPU,RPC,Vulkan0] [--archs ...] [--budgets 40%,80%] [--depths 0,2048,8192]
 
-A cell is a model, a device, a budget and a depth. In each one the planner makes its candidates: the chosen plan,
-those of --also and the stock rivals (-ngl, llama.cpp's own --fit, the CPU) run interleaved in processes of their own,
-the rivals on unpatched llama.cpp where it has the device. The machine is profiled once per model and device, just before.
+A cell is a model, a device, a budget and a depth. In each one the planner makes its candidates: the chosen plan, those
+of --also and the stock rivals (-ngl, llama.cpp's own --fit, the CPU) run interleaved in processes of their own, the
+rivals on unpatched llama.cpp where it has the device. The machine is profiled once per model and device, just before.
 One JSON line per cell and engine; --tables FILE.jsonl prints the tables of a recorded file instead.
 """
 
@@ -45,8 +45,8 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 N_PROMPT, N_GENERATE = 128, 32
 STOCK = ("layers", "fewer-layers", "fit")
-# Read into memory, not mapped: where the kernel takes back pages of files that rest, a mapped model decodes slower after
-# a while than when it was loaded, whatever the engine.
+# Read into memory, not mapped: where the kernel takes back pages of files that rest, a mapped model decodes slower
+# after a while than when it was loaded, whatever the engine.
 LOAD = LoadParams(load_mode="none")
 
 
