@@ -195,6 +195,18 @@ def test_tpot_grows_with_depth_and_request_adds_up():
     assert predictor.request(placement, Workload(64, 10)) == pytest.approx(expected)
 
 
+def test_only_unfused_attention_works_on_positions_beyond_the_last_token():
+    def seconds(fused: bool) -> list[float]:
+        model = costs(Shape(n_head_kv=8, n_head=8, head_dim=128, fused=fused), flash=(fused,))
+        shape = next(s for s in model.graph.attention if s)
+        return [float(model.attention_s(shape, 1, depth)[0]) for depth in (1100, 1250, 1400)]
+
+    first, second, third = seconds(fused=True)
+    assert first < second < third
+    first, second, third = seconds(fused=False)
+    assert first == second < third
+
+
 def test_notes_say_what_is_missing():
     model = graph()
     full = profile(model)

@@ -92,6 +92,19 @@ ggml_backend_buffer_ptr allocate(ggml_context * ctx, ggml_backend_buffer_type_t 
     return buffer;
 }
 
+// What each token may see: all rows up to its own, the last token the last row. Fused attention skips the others.
+void fill_mask(ggml_tensor * mask) {
+    const int64_t      n_kv = mask->ne[0], n_tokens = mask->ne[1];
+    std::vector<float> values(n_kv * n_tokens, 0.0f);
+    for (int64_t token = 0; token < n_tokens; ++token) {
+        const int64_t seen = std::max<int64_t>(1, n_kv - n_tokens + token + 1);
+        std::fill(values.begin() + token * n_kv + seen, values.begin() + (token + 1) * n_kv, -INFINITY);
+    }
+    std::vector<ggml_fp16_t> halves(mask->type == GGML_TYPE_F16 ? values.size() : 0);
+    ggml_fp32_to_fp16_row(values.data(), halves.data(), int64_t(halves.size()));
+    ggml_backend_tensor_set(mask, halves.empty() ? (const void *) values.data() : halves.data(), 0, ggml_nbytes(mask));
+}
+
 // A cache [head_dim * n_head, n_kv] as attention reads it: [head_dim, n_kv, n_head], strided.
 ggml_tensor * heads_of(ggml_context * ctx, ggml_tensor * cache, int64_t head_dim, int64_t n_head) {
     ggml_tensor * rows =
@@ -278,7 +291,9 @@ oa_timing oa_op_bench::attention(const oa_attention_spec & spec, double max_s) {
             require_support(op);
             ggml_build_forward_expand(graph, op);
         }
-        return allocate_graph(std::move(ctx), graph);
+        auto p = allocate_graph(std::move(ctx), graph);
+        fill_mask(mask);
+        return p;
     };
     return measure(build, std::min(n_copies, n_most), n_most, max_s);
 }

@@ -23,7 +23,8 @@ from .reduced import Link, reduced_links
 from .stage import OFFLOAD_MIN_TOKENS, Mask, Placement, StageGraph
 
 Floats = NDArray[np.float64]
-KV_ROWS = 256  # llama.cpp attends to the cache in multiples of this many positions
+# llama.cpp attends to the cache in multiples of this many positions. The fused form skips those beyond the last token.
+KV_ROWS = 256
 
 
 @dataclass(frozen=True)
@@ -131,8 +132,9 @@ class CostModel:
         return down + (self.link_s(to, "h2d", nbytes) if to else 0.0)
 
     def attention_s(self, shape: AttentionShape, n_tokens: int, depth: int) -> Floats:
-        """(devices,) seconds of one layer's attention, over the positions llama.cpp attends to at that depth."""
-        rows = min(max(KV_ROWS, -(-depth // KV_ROWS) * KV_ROWS), max(self.context.n_ctx, 1))
+        """(devices,) seconds of one layer's attention when the last token sees `depth` positions."""
+        rows = depth if self.flash else -(-depth // KV_ROWS) * KV_ROWS
+        rows = max(1, min(rows, self.context.n_ctx))
         key = (shape, n_tokens, rows)
         if key not in self._attention:
             types = self.context.type_k, self.context.type_v
