@@ -43,6 +43,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "minicpm3": {"file_type": "Q8_0", "n_embd": 1920, "n_ff": 5120, "n_layer": 16, "n_head": 30},
     "qwen3moe": {"file_type": "Q8_0", "n_embd": 1280, "n_layer": 12, "n_ff_expert": 640},
 }
+# As large, of the narrow matrices of the shape "small": for a device as slow as Vulkan on lavapipe.
+NARROW = {"llama": 72, "qwen2": 48, "minicpm3": 48, "qwen3moe": 24}
 N_PROMPT, N_GENERATE = 128, 32
 STOCK = ("layers", "fewer-layers", "fit")
 # Read into memory, not mapped: where the kernel takes back pages of files that rest, a mapped model decodes slower
@@ -60,6 +62,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--also", default="exact", help="planners measured beside the chosen plan and the stock rivals")
     parser.add_argument("--threads", type=int, default=0, help="of the host; the RPC server always has all")
+    parser.add_argument("--narrow", action="store_true", help="many narrow layers, for a device as slow as lavapipe")
+    parser.add_argument("--reload", action="store_true", help="one engine in memory at a time, as in use")
     parser.add_argument("--tables", type=Path)
     options = parser.parse_args()
     if options.tables:
@@ -70,8 +74,13 @@ def main() -> None:
     for arch in options.archs.split(","):
         with tempfile.TemporaryDirectory() as folder:
             spec = dict(MODELS[arch])
+            file_type = spec.pop("file_type")
             model = make_model(
-                Path(folder) / f"{arch}.gguf", arch=arch, shape="small", file_type=spec.pop("file_type"), overrides=spec
+                Path(folder) / f"{arch}.gguf",
+                arch=arch,
+                shape="small",
+                file_type=file_type,
+                overrides={"n_layer": NARROW[arch]} if options.narrow else spec,
             )
             for device in options.devices.split(","):
                 for budget in options.budgets.split(",") if device != HOST else [None]:
@@ -112,7 +121,14 @@ def record(model: Path, arch: str, device: str, budget: str | None, depth: int, 
                 plan, runtime.lib_dir(), base, name=planner
             )  # fmt: skip
         engines["llama.cpp CPU"] = _stock_cpu(settings)
-        sweep = Sweep((N_PROMPT,), (depth,), (N_GENERATE + 1,), repeats=options.repeats, state_dir=states)
+        sweep = Sweep(
+            (N_PROMPT,),
+            (depth,),
+            (N_GENERATE + 1,),
+            repeats=options.repeats,
+            interleave="reload" if options.reload else "loaded",
+            state_dir=states,
+        )
         start = time.monotonic()
         results = run_bench(model, [replace(e, name=n) for n, e in engines.items()], sweep)
     line: dict[str, Any] = {

@@ -256,6 +256,15 @@ def test_cpu_alone_can_be_fastest():
     assert plan(machine=no_gain, planner="auto").planner["name"] == "cpu"
 
 
+def test_a_slow_device_is_left_alone_also_where_others_do_not_fit():
+    """Exact fits and says the CPU: that llama.cpp's own buffers are too large for the budget is no reason to fail."""
+    slow = profile(MODEL, gpu=Speed(1e9, 1e10), cpu=GPU)
+    context = replace(CONTEXT, n_ctx=32768)
+    found = make_plans(space(MODEL, 200_000, machine=slow, context=context, memory=FakeMemory(MODEL, compute=1000)))
+    assert isinstance(found.failed["oato"], BudgetTooSmall)
+    assert found.best.devices == (HOST,)
+
+
 def test_auto_survives_a_budget_too_small_for_oato():
     context = replace(CONTEXT, n_ctx=32768)
     found = make_plans(space(MODEL, 200_000, machine=MACHINE, context=context, memory=FakeMemory(MODEL, compute=1000)))
@@ -350,6 +359,21 @@ def test_a_tie_goes_to_the_plan_with_less_traffic():
 
     plans = {"a": timed(1.0, 0.3), "b": timed(1 + TIE / 2, 0.1), "c": timed(1 + 2 * TIE, 0.0)}
     assert ranked(plans) == ["b", "a", "c"]
+
+
+def test_a_tie_goes_to_the_form_of_attention_of_llama_cpp():
+    """A form that saves less than TIE is not worth a plan of its own."""
+    graphs = {"auto": MODEL, "off": graph(Shape(fused=False))}
+    machine = profile(MODEL, gpu=Speed(1e9, 1e10), cpu=GPU, flash=(True, False))
+
+    def forms(factor: float) -> list[str]:
+        unfused = tuple(a if a.flash else replace(a, median_s=a.median_s * factor) for a in machine.attention)
+        found = make_plans(space(MODEL, machine=replace(machine, attention=unfused), graphs=graphs))
+        assert found.best.devices == (HOST,)
+        return [found.plans["exact"].context.flash_attn, found.best.context.flash_attn]
+
+    assert forms(0.2) == ["off", "auto"]
+    assert forms(0.01) == ["off", "off"]
 
 
 def test_the_fit_of_llama_cpp_is_a_candidate():

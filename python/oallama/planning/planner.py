@@ -24,7 +24,7 @@ from .stock import StockFlags, cpu_ffn, cpu_moe
 PlannerName = Literal["auto", "exact", "oato", "layers", "fewer-layers", "fit", "cpu-moe", "cpu-ffn", "cpu", "all"]
 DEFAULT_WORKLOAD = Workload()
 PLANNERS: tuple[str, ...] = get_args(PlannerName)
-# Predictions this close are equal: the plan with less traffic between devices is taken, it is the safer one.
+# Predictions this close are equal: taken is the safer plan, with less traffic or with llama.cpp's own attention.
 TIE = 0.02
 
 
@@ -73,7 +73,7 @@ def make_plans(space: Space, planner: PlannerName = "auto") -> Candidates:
             plans[name] = _checked(space, makers[name]())
         except OallamaError as error:
             failed[name] = error
-    if not plans or (planner == "auto" and failed and not any(_uses_accelerator(plan) for plan in plans.values())):
+    if not plans or ("exact" in failed and not any(_uses_accelerator(plan) for plan in plans.values())):
         # Nothing that uses the accelerator fits: a mistake to be told, not a reason to use the CPU.
         raise next(iter(failed.values()))
     return Candidates({name: plans[name] for name in ranked(plans)}, failed)
@@ -84,13 +84,18 @@ def _uses_accelerator(plan: PlacementPlan) -> bool:
 
 
 def ranked(plans: Mapping[str, PlacementPlan]) -> list[str]:
-    """Names by predicted request time; of those within TIE of the fastest, the least traffic between devices first."""
+    """Names by predicted request time; of those within TIE of the fastest, the least traffic between devices first.
+
+    Without traffic, llama.cpp's own form of attention is before the other.
+    """
     fastest = min(plan.predicted.request_s for plan in plans.values())
 
     def key(name: str) -> tuple[float, ...]:
         plan = plans[name]
         seconds = plan.predicted.request_s
-        return (0, _traffic(plan), len(plan.devices), seconds) if seconds <= fastest * (1 + TIE) else (1, seconds)
+        if seconds > fastest * (1 + TIE):
+            return 1, seconds
+        return 0, _traffic(plan), len(plan.devices), plan.context.flash_attn == "off", seconds
 
     return sorted(plans, key=key)
 
@@ -146,12 +151,13 @@ def _checked(space: Space, plan: PlacementPlan) -> PlacementPlan:
 
 
 def _cpu(space: Space) -> PlacementPlan:
-    """No accelerator at all, in the faster form of attention."""
+    """No accelerator at all, in the requested form of attention unless the other is faster by more than TIE."""
     found = []
     for form in space.forms():
         drafts = space.drafts(replace(space.ours, flash_attn=form), host_only=True)
         found.append((drafts, drafts.measure(drafts.by_placement(drafts.uniform(0)))))
-    drafts, measured = min(found, key=lambda f: f[1].seconds)
+    fastest = min(measured.seconds for _, measured in found)
+    drafts, measured = next(f for f in found if f[1].seconds <= fastest * (1 + TIE))
     return drafts.finish(measured, "cpu", {"flash_attn": drafts.costs.context.flash_attn})
 
 
