@@ -455,9 +455,11 @@ def test_rpc_server_s_memory_is_measured(lib, model):
     assert 0 < less.loaded.device_bytes()[devices[0]] < measured[devices[0]]
 
 
-def test_reports_do_not_say_where_the_checkout_lay():
-    argv = ["bench/cells.py", "--out", str(machine.REPOSITORY / "bench" / "cells.jsonl"), "--lib=/opt/lib"]
-    assert machine.describe(argv)["argv"] == ["bench/cells.py", "--out", "bench/cells.jsonl", "--lib=/opt/lib"]
+def test_reports_do_not_say_where_files_lay():
+    inside = str(machine.REPOSITORY / "bench" / "cells.jsonl")
+    argv = ["bench/cells.py", "--out", inside, f"--tables={inside}", "/tmp/x/a=b.jsonl", "--vram=RPC0=2GiB", "--reload"]
+    expected = ["bench/cells.py", "--out", "bench/cells.jsonl", "--tables=bench/cells.jsonl"]
+    assert machine.describe(argv)["argv"] == [*expected, "a=b.jsonl", "--vram=RPC0=2GiB", "--reload"]
 
 
 def test_nvidia_smi_is_read(tmp_path, monkeypatch):

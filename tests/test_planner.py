@@ -258,10 +258,19 @@ def test_cpu_alone_can_be_fastest():
 
 def test_a_slow_device_is_left_alone_also_where_others_do_not_fit():
     """Exact fits and says the CPU: that llama.cpp's own buffers are too large for the budget is no reason to fail."""
+
+    class LogitsOfAllRows(FakeMemory):
+        def __call__(self, plan):
+            found = super().__call__(plan)
+            if DEVICE in found and plan.context.n_outputs_max != 1:
+                found[DEVICE]["compute"] += 10**9
+            return found
+
     slow = profile(MODEL, gpu=Speed(1e9, 1e10), cpu=GPU)
     context = replace(CONTEXT, n_ctx=32768)
-    found = make_plans(space(MODEL, 200_000, machine=slow, context=context, memory=FakeMemory(MODEL, compute=1000)))
-    assert isinstance(found.failed["oato"], BudgetTooSmall)
+    memory = LogitsOfAllRows(MODEL, compute=1000)
+    found = make_plans(space(MODEL, 200_000, machine=slow, context=context, memory=memory, n_outputs_max=1))
+    assert set(found.failed) == {"oato", "layers", "fewer-layers", "cpu-ffn"}
     assert found.best.devices == (HOST,)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 from datetime import datetime, timezone
@@ -27,13 +28,21 @@ def describe(argv: list[str]) -> dict[str, Any]:
         **repository(),
         "hardware": hardware(),
         "versions": versions(),
-        "variables": {k: v for k, v in sorted(os.environ.items()) if k.startswith(ENGINE_VARIABLES)},
+        "variables": {k: portable(v) for k, v in sorted(os.environ.items()) if k.startswith(ENGINE_VARIABLES)},
     }
 
 
-def portable(path: str) -> str:
-    """A path inside the checkout relative to it: where the checkout lay says nothing to who reads a report."""
-    return path.replace(f"{REPOSITORY}{os.sep}", "")
+def portable(argument: str) -> str:
+    """An argument (a path, or --option=path) without the place of the file: that says nothing to who reads a report.
+
+    A path inside the checkout is given relative to it, any other absolute one by its name.
+    """
+    value = re.sub(r"^--[\w-]+=", "", argument)
+    path = Path(value)
+    if not path.is_absolute():
+        return argument
+    name = path.relative_to(REPOSITORY) if path.is_relative_to(REPOSITORY) else path.name
+    return f"{argument.removesuffix(value)}{name}"
 
 
 def repository() -> dict[str, Any]:
