@@ -107,7 +107,7 @@ stage_memcheck() {
         return
     fi
     # A plan with weights on both sides: uploads, host operators and our hooks all run.
-    .venv/bin/oallama plan $tiny --vram 50% -o build/gpu-suite/tiny-plan.json
+    .venv/bin/oallama plan $tiny --vram 50% --planner oato -o build/gpu-suite/tiny-plan.json
     compute-sanitizer --tool memcheck --target-processes all --error-exitcode 9 \
         .venv/bin/oallama run $tiny "memcheck" --plan build/gpu-suite/tiny-plan.json -n 8
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -23,9 +24,13 @@ TOKENS = [int(t) for t in np.random.default_rng(7).integers(300, 1000, size=70)]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hide NVIDIA GPUs from tests that are about other devices; `-m cuda` runs those that are about them."""
+    """Hide NVIDIA GPUs from tests that are about other devices; `-m cuda` runs those that are about them.
+
+    A shell's background job (`make test &`) ignores Ctrl-C and hands that on: programs under test must not.
+    """
     if config.getoption("-m") != "cuda":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ SMALL = ("--ctx", "256", "--threads", "1")
 def start(*arguments: str | Path, cache: Path | None = None, **options: Any) -> subprocess.Popen[str]:
     env = {k: v for k, v in os.environ.items() if k != "OALLAMA_DEBUG"}
     env |= {"XDG_CACHE_HOME": str(cache)} if cache else {}
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [*CLI, *map(str, arguments)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -44,6 +44,19 @@ def start(*arguments: str | Path, cache: Path | None = None, **options: Any) -> 
         env=env,
         **options,
     )
+    started.append(process)
+    return process
+
+
+started: list[subprocess.Popen[str]] = []
+
+
+@pytest.fixture(autouse=True)
+def end_what_was_started() -> Iterator[None]:
+    """A program that a failed test left behind would slow down everything after it."""
+    yield
+    while started:
+        started.pop().kill()
 
 
 def fails(expected: str, *arguments: str | Path, **options: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,15 @@ def test_counters_and_predictions_of_one_request(model: Path, plan: PlacementPla
     # The cache holds the last request only: the prompt of both is as long as it can be, the depth somewhere inside.
     assert times.predicted_prefill_s == pytest.approx(0.02 * n_prompt)
     assert 1.0 < times.predicted_tpot_s < 1.0 + 1e-3 * (n_prompt + 5)
+    llm.close()
+
+
+def test_no_prediction_for_prompts_shorter_than_any_predicted(model: Path, plan: PlacementPlan) -> None:
+    later = replace(plan, predicted=replace(plan.predicted, ttft_s={1000: 10.0}))
+    llm = Llama(str(model), plan=later, **SMALL)
+    run(llm, 2)
+    times = llm.placement().times
+    assert times.prefill_s > 0 and times.predicted_prefill_s is None and times.predicted_tpot_s > 0
     llm.close()
 
 

@@ -94,9 +94,12 @@ def times_of(context: int, plan: PlacementPlan | None) -> RunTimes | None:
 
 
 def _predicted_prefill(plan: PlacementPlan, n_prompt: int, used: int) -> float | None:
-    """Of `n_prompt` tokens at the speed of one prompt that fills the cache no further than it is filled now."""
+    """Of `n_prompt` tokens at the speed of one prompt that fills the cache no further than it is filled now.
+
+    None below the shortest prompt the plan predicts: a few tokens are faster than any of its points.
+    """
     longest = min(n_prompt, used)
-    if not plan.predicted.ttft_s or longest < 1:
+    if longest < min(plan.predicted.ttft_s, default=longest + 1):
         return None
     return piecewise_linear(sorted(plan.predicted.ttft_s.items()), longest) * n_prompt / longest
 

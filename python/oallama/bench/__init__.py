@@ -1,6 +1,6 @@
 """TTFT and TPOT of engines side by side: interleaved runs, reports, and unpatched llama.cpp as the baseline."""
 
-from .baselines import all_on_device, baselines, cpu_only, find_baseline_lib, layer_split
+from .baselines import all_on_device, baselines, cpu_only, find_baseline_lib, fitted, layer_split
 from .engines import Engine, LoadParams
 from .planned import planned
 from .plot import write_plot
@@ -21,6 +21,7 @@ __all__ = [
     "cpu_only",
     "csv_text",
     "find_baseline_lib",
+    "fitted",
     "jsonl",
     "layer_split",
     "markdown",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,6 +42,26 @@ def layer_split(
         placement=f"-ngl {n_gpu_layers}",
         predicted_bytes=predicted_bytes,
         baseline=True,
+    )
+
+
+def fitted(
+    params: LoadParams,
+    n_gpu_layers: int,
+    overrides: Sequence[tuple[str, str]],
+    predicted_bytes: dict[str, int] | None = None,
+    lib_dir: str | os.PathLike[str] | None = None,
+) -> Engine:
+    """llama.cpp's --fit for the same bytes: `n_gpu_layers` and `overrides` are what common/fit.cpp answered."""
+    tensors = f", {len(overrides)} tensor overrides" if overrides else ""
+    return Engine(
+        name="llama.cpp --fit",
+        lib_dir=lib_dir or find_baseline_lib(),
+        params=replace(
+            params, n_gpu_layers=n_gpu_layers, override_tensor=tuple((pattern, "CPU") for pattern, _ in overrides)
+        ),
+        placement=f"--fit: -ngl {n_gpu_layers}{tensors}",
+        predicted_bytes=predicted_bytes,
     )
 
 

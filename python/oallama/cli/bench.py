@@ -18,9 +18,9 @@ from oallama.bench.report import record
 from oallama.engine import Settings
 from oallama.errors import OallamaError
 from oallama.plan import HOST, PlacementPlan
-from oallama.planning import OperatorGraph
+from oallama.planning import OperatorGraph, Workload
 
-from .comparison import Rivals, interleave_for, results_table
+from .comparison import Rivals, interleave_for, results_table, stock_plans
 from .options import (
     Device,
     FlashAttn,
@@ -28,6 +28,7 @@ from .options import (
     LocalRpc,
     Model,
     Plan,
+    Planner,
     Profile,
     Rpc,
     Threads,
@@ -48,6 +49,7 @@ def bench(
         typer.Option("--vram", "--budget", help=f"Budget; repeatable. Default {', '.join(BUDGETS)}."),
     ] = None,
     plan: Plan = None,
+    planner: Planner = "auto",
     baseline: Annotated[
         bool, typer.Option(help="Measure unpatched llama.cpp, too (`make baseline` builds it).")
     ] = True,
@@ -72,7 +74,7 @@ def bench(
     ),
     json: Json = False,
 ) -> None:
-    """Measure a model under budgets, interleaved with llama.cpp's layer split, the CPU alone and all on the device."""
+    """Measure a model under budgets, interleaved with llama.cpp: layer split, --fit, the CPU and the device alone."""
     if baseline:
         find_baseline_lib()
     sweep = Sweep(
@@ -82,12 +84,20 @@ def bench(
     wanted = settings(ctx or sweep.n_ctx(), None, None, type_k, type_v, flash_attn, threads)
     if plan:
         made = autoplan.load_plan(plan)
-        wanted = replace(wanted, **vars(made.context))
-        autoplan.check_plan(made, model, wanted)
+        context = made.context
+        autoplan.check_plan(made, model, replace(wanted, **vars(context)))
+        # llama.cpp gets the same cache; its micro-batch and form of attention are its own.
+        same = {name: getattr(context, name) for name in ("n_ctx", "n_batch", "n_seq_max", "type_k", "type_v")}
+        wanted = replace(wanted, **same)
     graph = autoplan.read_graph(model, wanted)
     warn_if_busy()
     wanted = autoplan.resolve(wanted, graph.n_ctx_train)
-    choices = Choices(device=connection.device, profile=profile, planner="oato")
+    choices = Choices(
+        device=connection.device,
+        profile=profile,
+        planner=planner,  # type: ignore[arg-type]  # make_plan names the planners there are
+        workload=_middle(sweep),
+    )
     jobs: list[PlacementPlan | str] = [made] if plan else list(budget or BUDGETS)
     every: list[Result] = []
     for job in jobs:
@@ -106,7 +116,7 @@ def bench(
 def _rivals(
     model: Path, graph: OperatorGraph, job: PlacementPlan | str, wanted: Settings, choices: Choices, baseline: bool
 ) -> Rivals:
-    """The plan of a job, and the layer split that the same total bytes admit."""
+    """The plan of a job, and what llama.cpp does with the same total bytes."""
     if isinstance(job, PlacementPlan):
         plan, label = job, job.hash[:8]
         choices = replace(choices, device=next((d for d in plan.devices if d != HOST), HOST))
@@ -114,12 +124,15 @@ def _rivals(
         label = job
         with progress_bar("profiling") as report:
             plan = autoplan.plan_graph(model, graph, job, wanted, choices, report)
-    if not baseline or not plan.budgets:
-        return Rivals(plan, None, label)
-    total = plan.budgets[plan.devices[0]]
-    with progress_bar("profiling") as report:
-        layers = autoplan.plan_graph(model, graph, total, wanted, replace(choices, planner="layers"), report)
-    return Rivals(plan, layers, label)
+    if not baseline or choices.device == HOST:
+        return Rivals(plan, {}, label)
+    return Rivals(plan, stock_plans(model, graph, plan, label, wanted, choices), label)
+
+
+def _middle(sweep: Sweep) -> Workload:
+    """The request in the middle of the sweep, for which plans are made."""
+    prompt, gen, depth = (sorted(values)[len(values) // 2] for values in (sweep.prompts, sweep.gens, sweep.depths))
+    return Workload(prompt, gen, depth)
 
 
 def _report(results: list[Result], label: str, folder: Path, json: bool) -> None:

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from rich.console import Group
 from rich.text import Text
 
-from oallama import engine, runtime
-from oallama.bench import Engine, LoadParams, Result, all_on_device, compare, cpu_only, find_baseline_lib, layer_split
+from oallama import autoplan, engine, runtime
+from oallama.autoplan import Choices
+from oallama.bench import (
+    Engine,
+    LoadParams,
+    Result,
+    all_on_device,
+    compare,
+    cpu_only,
+    find_baseline_lib,
+    fitted,
+    layer_split,
+)
 from oallama.bench.planned import planned
 from oallama.engine import Settings
+from oallama.errors import OallamaError
 from oallama.plan import HOST, PlacementPlan
-from oallama.planning import format_bytes
+from oallama.planning import OperatorGraph, format_bytes
 from oallama.rpc import LocalRpcServer
 
 from .terminal import say, seconds, table
@@ -25,47 +38,83 @@ _SHARE_OF_FREE = 0.9
 
 @dataclass(frozen=True)
 class Rivals:
-    """A plan and stock llama.cpp's own placement under the same budget (planner "layers"); None: no baselines."""
+    """A plan, and stock llama.cpp's own placements in the same device bytes: "layers", perhaps "fit"; or none."""
 
     plan: PlacementPlan
-    layers: PlacementPlan | None
+    stock: Mapping[str, PlacementPlan]
     label: str = ""
 
     def engines(
         self, settings: Settings, endpoints: tuple[str, ...], local_rpc: bool, stack: ExitStack, everything: bool = True
     ) -> list[Engine]:
-        """The layer split, the plan and the CPU alone; with `everything` also all on the device.
+        """The layer split, --fit, the plan and the CPU alone; with `everything` also all on the device.
 
-        endpoints: RPC servers of the user, shared by all engines. local_rpc: each engine gets a loopback server of its
-        own, which lives as long as `stack`.
+        Stock engines run in the context that was asked for, the plan in its own. endpoints: RPC servers of the user,
+        shared by all engines. local_rpc: each engine gets a loopback server of its own, which lives as long as `stack`.
         """
 
-        def params() -> LoadParams:
+        def params(plan: PlacementPlan) -> LoadParams:
             servers = endpoints
             if local_rpc:
-                server = stack.enter_context(LocalRpcServer(threads=settings.n_threads, register=False))
-                servers = (*endpoints, server.endpoint)
-            context = self.plan.context
+                servers = (*endpoints, stack.enter_context(LocalRpcServer(register=False)).endpoint)
             return LoadParams(
-                n_ctx=context.n_ctx,
-                n_batch=context.n_batch,
-                n_ubatch=context.n_ubatch,
+                n_ctx=plan.context.n_ctx,
+                n_batch=plan.context.n_batch,
+                n_ubatch=plan.context.n_ubatch,
                 n_threads=settings.n_threads,
-                flash_attn=context.flash_attn,
-                type_k=context.type_k,
-                type_v=context.type_v,
+                flash_attn=plan.context.flash_attn,
+                type_k=plan.context.type_k,
+                type_v=plan.context.type_v,
                 rpc_servers=servers,
-                devices=tuple(name for name in self.plan.devices if name != HOST),
+                devices=_accelerators(plan),
             )
 
-        ours = planned(self.plan, runtime.lib_dir(), params(), placement=f"plan {self.label or self.plan.hash[:8]}")
-        if self.layers is None:
+        label = f"plan {self.label or self.plan.hash[:8]}"
+        ours = planned(self.plan, runtime.lib_dir(), params(self.plan), placement=label)
+        if not self.stock:
             return [ours]
-        lib = find_baseline_lib()
-        n_gpu_layers = int(self.layers.planner["params"].get("n_gpu_layers", 0))
-        predicted = {name: m.total for name, m in self.layers.predicted.devices.items() if name != HOST}
-        rivals = [layer_split(params(), n_gpu_layers, predicted, lib), ours, cpu_only(params(), lib)]
-        return [*rivals, all_on_device(params(), lib)] if everything else rivals
+        lib, layers = find_baseline_lib(), self.stock["layers"]
+        engines = [layer_split(params(layers), _n_gpu_layers(layers), _device_bytes(layers), lib)]
+        if fit := self.stock.get("fit"):
+            overrides = fit.planner["params"]["overrides"]
+            engines.append(fitted(params(fit), _n_gpu_layers(fit), overrides, _device_bytes(fit), lib))
+        engines += [ours, cpu_only(params(layers), lib)]
+        return [*engines, all_on_device(params(layers), lib)] if everything else engines
+
+
+def stock_plans(
+    path: Path, graph: OperatorGraph, plan: PlacementPlan, budget: str, settings: Settings, choices: Choices
+) -> dict[str, PlacementPlan]:
+    """llama.cpp's layer split and its --fit in the device bytes of `plan`'s budget.
+
+    `budget`: what to take when the plan uses the CPU alone. --fit is left out where it does the same or fails. Raises
+    OallamaError where no layer split fits.
+    """
+    layers = autoplan.plan_graph(
+        path, graph, next(iter(plan.budgets.values()), budget), settings, replace(choices, planner="layers")
+    )
+    try:
+        total = next(iter(layers.budgets.values()))
+        fit = autoplan.plan_graph(path, graph, total, settings, replace(choices, planner="fit"))
+    except OallamaError as error:
+        say(f"llama.cpp's --fit is left out: {error}")
+        return {"layers": layers}
+    if fit.to_backend_map() == layers.to_backend_map():
+        say(f"llama.cpp's --fit does the same as its layer split ({_n_gpu_layers(layers)} layers)")
+        return {"layers": layers}
+    return {"layers": layers, "fit": fit}
+
+
+def _accelerators(plan: PlacementPlan) -> tuple[str, ...]:
+    return tuple(name for name in plan.devices if name != HOST)
+
+
+def _n_gpu_layers(plan: PlacementPlan) -> int:
+    return int(plan.planner["params"]["n_gpu_layers"])
+
+
+def _device_bytes(plan: PlacementPlan) -> dict[str, int]:
+    return {name: plan.predicted.devices[name].total for name in _accelerators(plan)}
 
 
 def interleave_for(asked: str, engines: Sequence[Engine], plan: PlacementPlan) -> str:

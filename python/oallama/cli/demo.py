@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -19,11 +20,11 @@ from oallama.engine import Settings
 from oallama.errors import OallamaError
 from oallama.modelmaker import make_model
 from oallama.plan import PlacementPlan
-from oallama.planning import OperatorGraph, compare, format_bytes
+from oallama.planning import OperatorGraph, Workload, compare, format_bytes
 from oallama.planning.render import render_plan
 from oallama.rpc import share_processor
 
-from .comparison import Rivals, interleave_for, results_table
+from .comparison import Rivals, interleave_for, results_table, stock_plans
 from .devices import devices_table
 from .options import Rpc, Threads, connect, settings
 from .profile import profile_table
@@ -35,10 +36,12 @@ SHAPE = {"n_layer": 16, "n_embd": 1024, "n_ff": 2816, "n_head": 16, "n_head_kv":
 RESULTS = Path("build/demo")
 PROMPT = "The quick brown fox"
 SWEEP = Sweep(prompts=(64,), gens=(16,), repeats=3)
+WORKLOAD = Workload(n_prompt=SWEEP.prompts[0], n_generate=SWEEP.gens[0])
 STEPS = 6
 NO_GPU = (
     "There is no GPU on this machine. A loopback RPC server takes its place: a second device with memory of its own, "
-    "but with the same processor behind it. Do not expect it to beat the CPU alone."
+    "but with the same processor behind it. The host uses half of the threads, so that the device is the faster side, "
+    "as a GPU would be; so do all engines measured here."
 )
 
 
@@ -60,19 +63,20 @@ def demo(
     if local:
         out.print(NO_GPU)
         chosen = connect(None, True).device
+        threads = threads or max(1, len(os.sched_getaffinity(0)) // 2)
     out.print(devices_table(engine.devices()))
     wanted = settings(ctx, threads=threads)
     graph = autoplan.read_graph(path, wanted)
-    run = _Run(path, graph, autoplan.resolve(wanted, graph.n_ctx_train), Choices(device=chosen, planner="oato"))
+    run = _Run(path, graph, autoplan.resolve(wanted, graph.n_ctx_train), Choices(device=chosen, workload=WORKLOAD))
     _step(3, "Profile")
     warn_if_busy()
     run.profile()
     _step(4, f"Plan under a budget of {vram}")
-    plan, layers = run.plan(vram)
+    rivals = run.plan(vram)
     _step(5, "Generate")
-    run.generate(plan)
+    run.generate(rivals.plan)
     _step(6, "Measure against unpatched llama.cpp at the same device bytes")
-    run.measure(Rivals(plan, layers, vram), connection.endpoints, local)
+    run.measure(rivals, connection.endpoints, local)
 
 
 def _has_accelerator() -> bool:
@@ -116,18 +120,18 @@ class _Run:
             measured = autoplan.profile_for(self.graph, self.choices, self.settings, report)
         out.print(profile_table(measured, self.graph))
 
-    def plan(self, vram: str) -> tuple[PlacementPlan, PlacementPlan]:
-        """OATO's plan and stock llama.cpp's layers in the same bytes; prints the first and what is predicted of all."""
+    def plan(self, vram: str) -> Rivals:
+        """The fastest plan and what stock llama.cpp does in the same bytes; prints the plan and what is predicted."""
         plan = autoplan.plan_graph(self.model, self.graph, vram, self.settings, self.choices)
-        total = plan.budgets[plan.devices[0]]
-        rival = replace(self.choices, planner="layers")
-        layers = autoplan.plan_graph(self.model, self.graph, total, self.settings, rival)
+        stock = stock_plans(self.model, self.graph, plan, vram, self.settings, self.choices)
         cpu = autoplan.plan_graph(self.model, self.graph, None, self.settings, replace(self.choices, planner="cpu"))
         plan.save(RESULTS / "plan.json")
         out.print(render_plan(plan))
-        verdict = compare({"this plan": plan, "llama.cpp's layer split": layers, "the CPU alone": cpu})
+        names = {"layers": "llama.cpp's layer split", "fit": "llama.cpp's --fit"}
+        rivals = {names[name]: stock_plan for name, stock_plan in stock.items()}
+        verdict = compare({"this plan": plan, **rivals, "the CPU alone": cpu})
         out.print(f"[bold]Verdict:[/] {escape(verdict.sentence)}.")
-        return plan, layers
+        return Rivals(plan, stock, vram)
 
     def generate(self, plan: PlacementPlan) -> None:
         from oallama.llama import Llama

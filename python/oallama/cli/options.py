@@ -13,11 +13,13 @@ import typer
 from oallama import engine, runtime
 from oallama.engine import Settings
 from oallama.errors import OallamaError
+from oallama.planning.planner import PLANNERS
 from oallama.rpc import LocalRpcServer, share_processor
 
 DEFAULT_CTX = 4096
 
 Model = Annotated[Path, typer.Argument(help="GGUF file.", show_default=False)]
+Planner = Annotated[str, typer.Option(help=f"{', '.join(PLANNERS)}; auto: the fastest of them.")]
 Vram = Annotated[
     str | None,
     typer.Option(help='Memory of the accelerator to use: "8GiB", "75%" (of the weights), bytes, or "auto".'),

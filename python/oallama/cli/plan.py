@@ -14,7 +14,6 @@ from oallama.errors import OallamaError
 from oallama.plan import PlacementPlan
 from oallama.planning import Workload
 from oallama.planning.explain import render_candidates
-from oallama.planning.planner import PLANNERS
 from oallama.planning.render import render_plan
 from oallama.verify import verify as run_verify
 
@@ -25,6 +24,7 @@ from .options import (
     FlashAttn,
     LocalRpc,
     Model,
+    Planner,
     Profile,
     Rpc,
     Threads,
@@ -44,7 +44,7 @@ FORMATS = ("table", "json", "llama.cpp", "llama-bench", "map")
 def plan(
     model: Model,
     vram: Vram = None,
-    planner: Annotated[str, typer.Option(help=f"{', '.join(PLANNERS)}; auto: the fastest of them.")] = "auto",
+    planner: Planner = "auto",
     explain: Annotated[
         bool, typer.Option("--explain", help="Show every candidate and why the plan was chosen.")
     ] = False,
