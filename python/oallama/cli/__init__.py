@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 __all__ = ["main"]
 
@@ -13,9 +15,7 @@ INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script; ends the process with the command's exit code. `arguments`: default those of the process."""
     try:
-        from .app import app  # takes half a second, in which a Ctrl-C is as welcome as later
-
-        app(arguments, prog_name="oallama")
+        _imported_app()(arguments, prog_name="oallama")
     except KeyboardInterrupt:
         _say_interrupted()
         sys.exit(INTERRUPTED)
@@ -23,6 +23,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if end.code == INTERRUPTED:
             _say_interrupted()
         raise
+
+
+def _imported_app() -> Any:
+    """Takes half a second. A Ctrl-C meanwhile comes afterwards: a native module may turn it into an ImportError."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        from .app import app
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    return app
 
 
 def _say_interrupted() -> None:
