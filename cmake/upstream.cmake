@@ -43,7 +43,9 @@ add_subdirectory(${OALLAMA_UPSTREAM} upstream EXCLUDE_FROM_ALL)
 target_include_directories(ggml-base PRIVATE ${OALLAMA_CSRC}/engine)
 target_sources(ggml-base PRIVATE
     ${OALLAMA_CSRC}/engine/buffer_ledger.cpp
-    ${OALLAMA_CSRC}/engine/op_timer.cpp)
+    ${OALLAMA_CSRC}/engine/op_timer.cpp
+    ${OALLAMA_CSRC}/engine/stream_lane.cpp
+    ${OALLAMA_CSRC}/engine/weight_stream.cpp)
 target_include_directories(ggml-cpu PRIVATE ${OALLAMA_CSRC}/engine)
 target_include_directories(llama PRIVATE ${OALLAMA_CSRC}/engine)
 target_sources(llama PRIVATE ${OALLAMA_CSRC}/engine/backend_map.cpp)

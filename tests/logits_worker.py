@@ -2,7 +2,7 @@
 
 Reads one JSON job per line from stdin and writes the logits of every token as a float32 .npy. Imports llama_cpp and
 numpy only: it must run on the unpatched build, too. Job keys: model, out, tokens, n_decode, and optionally table,
-devices, rpc, n_gpu_layers, n_ubatch, flash_attn, type_k, type_v, use_extra_bufts, n_threads.
+devices, rpc, n_ctx, n_gpu_layers, n_ubatch, flash_attn, type_k, type_v, use_extra_bufts, n_threads.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def logits(job: dict[str, Any]) -> np.ndarray:
     model_params.devices = ctypes.addressof(array)
     model_params.n_gpu_layers = job.get("n_gpu_layers", -1)
     model_params.use_extra_bufts = job.get("use_extra_bufts", True)
-    params.n_ctx = 512
+    params.n_ctx = job.get("n_ctx", 512)
     params.n_batch = params.n_ubatch = job.get("n_ubatch", 64)
     params.n_threads = params.n_threads_batch = job.get("n_threads", 2)
     params.flash_attn_type = job.get("flash_attn", -1)

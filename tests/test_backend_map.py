@@ -45,6 +45,22 @@ def test_a_complete_table_loads(arch: str, tiny: Callable[..., Path]) -> None:
         ("layer 0 CPU", "layer zero CPU", "line 2: expected 'layer <number> <device>': 'layer zero CPU'"),
         ("layer 0 CPU", "layer 0 CPU\nlayer 0 CPU", "line 3: layer listed twice"),
         ("tensor blk.0.attn_q.weight CPU host", "tensor blk.0.attn_q.weight CPU maybe", "resident|host|upload"),
+        (
+            "tensor blk.0.attn_q.weight CPU host",
+            "tensor blk.0.attn_q.weight CPU stream",
+            "expected 'stream <tokens>', 1 to 2047",
+        ),
+        (
+            "tensor blk.0.attn_q.weight CPU host",
+            "tensor blk.0.attn_q.weight CPU stream 0",
+            "expected 'stream <tokens>', 1 to 2047",
+        ),
+        (
+            "tensor blk.0.attn_q.weight CPU host",
+            "tensor blk.0.attn_q.weight CPU stream 2048",
+            "expected 'stream <tokens>', 1 to 2047",
+        ),
+        ("tensor blk.0.attn_q.weight CPU host", "tensor blk.0.attn_q.weight CPU host 32", "resident|host|upload"),
         (HEADER.strip(), "# oallama backend map v9", "line 1: expected '# oallama backend map v1'"),
     ],
 )

@@ -19,7 +19,8 @@ constexpr const char * table_variable = "OALLAMA_BACKEND_MAP";
 
 struct tensor_entry {
     std::string device;
-    bool        host; // computed on the CPU, never uploaded
+    bool        host;        // computed on the CPU, never uploaded
+    int         stream_from; // tokens from which it is streamed; 0: never
 };
 
 struct backend_map {
@@ -63,6 +64,7 @@ std::shared_ptr<const backend_map> parse(const std::string & table) {
         }
         std::istringstream fields(line);
         std::string        kind, name, device, mode, rest;
+        int                from = 0;
         fields >> kind >> name >> device;
         if (kind == "layer") {
             char *     end = nullptr;
@@ -75,10 +77,14 @@ std::shared_ptr<const backend_map> parse(const std::string & table) {
             }
         } else if (kind == "tensor") {
             fields >> mode;
-            if (device.empty() || (mode != "resident" && mode != "host" && mode != "upload") || fields >> rest) {
-                throw bad("expected 'tensor <name> <device> resident|host|upload'");
+            const bool known = mode == "resident" || mode == "host" || mode == "upload";
+            if (mode == "stream" && !(fields >> from && from >= 1 && from <= OA_TENSOR_STREAM_MAX)) {
+                throw bad("expected 'stream <tokens>', 1 to " + std::to_string(OA_TENSOR_STREAM_MAX));
             }
-            if (!map->tensors.emplace(name, tensor_entry{ device, mode == "host" }).second) {
+            if (device.empty() || (!known && mode != "stream") || fields >> rest) {
+                throw bad("expected 'tensor <name> <device> resident|host|upload|stream <tokens>'");
+            }
+            if (!map->tensors.emplace(name, tensor_entry{ device, mode == "host", from }).second) {
                 throw bad("tensor listed twice");
             }
         } else {
@@ -171,16 +177,30 @@ ggml_backend_dev_t oa_backend_map_tensor(const std::string & name, bool tied, in
     const std::string key = tied ? tied_output : name;
     t_load.seen.insert(key);
     const tensor_entry & entry = find_tensor(key);
+    if (entry.stream_from && ggml_backend_dev_type(find_device(entry.device)) != GGML_BACKEND_DEVICE_TYPE_CPU) {
+        fail("'" + key + "' is streamed from '" + entry.device + "'; streamed weights live on the CPU");
+    }
     return copy_of >= 0 ? oa_backend_map_layer(copy_of, t_load.n_layer) : find_device(entry.device);
+}
+
+bool oa_backend_map_streams(const std::string & name, bool tied) {
+    return t_load.map && find_tensor(tied ? tied_output : name).stream_from > 0;
 }
 
 void oa_backend_map_mark(ggml_tensor * tensor, bool tied) {
     if (!t_load.map) {
         return;
     }
+    const tensor_entry & entry = find_tensor(tied ? tied_output : tensor->name);
     tensor->flags |= OA_TENSOR_FLAG_MAPPED;
-    if (find_tensor(tied ? tied_output : tensor->name).host) {
+    if (entry.host) {
         tensor->flags |= OA_TENSOR_FLAG_HOST;
+    }
+    if (entry.stream_from) {
+        // An embedding that is the output matrix, too, may be marked already; its rows are fetched on the host either
+        // way.
+        tensor->flags &= ~OA_TENSOR_FLAG_HOST;
+        tensor->flags |= OA_TENSOR_FLAG_STREAM | (entry.stream_from << OA_TENSOR_STREAM_SHIFT);
     }
 }
 

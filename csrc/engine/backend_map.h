@@ -28,6 +28,9 @@ ggml_backend_dev_t oa_backend_map_layer(int il, int n_layer);
 // the other device it would make the scheduler split the graph at every layer.
 ggml_backend_dev_t oa_backend_map_tensor(const std::string & name, bool tied, int copy_of);
 
+// Whether the weight is streamed: it must lie in memory as the device reads it, not repacked for the CPU.
+bool oa_backend_map_streams(const std::string & name, bool tied);
+
 // Stamps the mode of the table onto the loaded tensor.
 void oa_backend_map_mark(ggml_tensor * tensor, bool tied);
 

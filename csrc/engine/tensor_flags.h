@@ -9,3 +9,10 @@
 
 // A KV cache of such a model: the attention that reads it runs where it lives.
 #define OA_TENSOR_FLAG_CACHE (1 << 18)
+
+// The weight's home is the CPU; from this many tokens on (1 to 2047, the bits above) its operator runs on an
+// accelerator, to which it is streamed.
+#define OA_TENSOR_FLAG_STREAM (1 << 19)
+#define OA_TENSOR_STREAM_SHIFT 20
+#define OA_TENSOR_STREAM_MAX 2047
+#define OA_TENSOR_STREAM_FROM(flags) (((flags) >> OA_TENSOR_STREAM_SHIFT) & OA_TENSOR_STREAM_MAX)

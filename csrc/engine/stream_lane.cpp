@@ -1,0 +1,223 @@
+#include "stream_lane.h"
+
+#include "ggml-backend-impl.h"
+#include "ggml-impl.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+
+namespace {
+
+// Any address but null tells the graph allocator that a tensor has its memory; a dry run computes nothing.
+void * const nowhere = reinterpret_cast<void *>(uintptr_t(1) << 12);
+
+} // namespace
+
+oa_stream_lane::oa_stream_lane(ggml_backend_t backend, ggml_backend_buffer_type_t buft, int n_slots) :
+    backend_(backend), buft_(buft), wanted_slots_(size_t(n_slots)) {
+    const char * jitter = std::getenv("OALLAMA_STREAM_JITTER");
+    jitter_us_          = jitter ? std::atoi(jitter) : 0;
+}
+
+// The backend may be gone by now: llama_context frees its backends before its scheduler.
+oa_stream_lane::~oa_stream_lane() {
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        stop_ = true;
+    }
+    changed_.notify_all();
+    if (copier_.joinable()) {
+        copier_.join();
+    }
+}
+
+// ---- memory --------------------------------------------------------------------------------------------------------
+
+void oa_stream_lane::grow() {
+    for (const item & it : items_) {
+        const size_t align = ggml_backend_buft_get_alignment(buft_);
+        slot_size_         = std::max(slot_size_, GGML_PAD(ggml_backend_buft_get_alloc_size(buft_, it.copy), align));
+    }
+    n_slots_ = std::max(n_slots_, std::min(wanted_slots_, items_.size()));
+}
+
+void oa_stream_lane::plan() {
+    grow();
+    for (const item & it : items_) {
+        it.copy->data = nowhere;
+    }
+}
+
+bool oa_stream_lane::allocate() {
+    const size_t before = size();
+    grow();
+    if (size() > before || (size() > 0 && !buffer_)) {
+        forget();
+        slots_.clear();
+        buffer_.reset();
+        buffer_.reset(ggml_backend_buft_alloc_buffer(buft_, size()));
+        if (!buffer_) {
+            return false;
+        }
+        ctx_.reset(ggml_init({ n_slots_ * ggml_tensor_overhead(), nullptr, true }));
+        for (size_t i = 0; i < n_slots_; ++i) {
+            slot s;
+            s.bytes         = ggml_new_tensor_1d(ctx_.get(), GGML_TYPE_I8, int64_t(slot_size_));
+            s.bytes->buffer = buffer_.get();
+            s.bytes->data   = static_cast<char *>(ggml_backend_buffer_get_base(buffer_.get())) + i * slot_size_;
+            s.free.reset(ggml_backend_event_new(ggml_backend_get_device(backend_)));
+            slots_.push_back(std::move(s));
+        }
+    }
+    for (size_t i = 0; i < items_.size(); ++i) {
+        const slot & s         = slots_[i % slots_.size()];
+        items_[i].copy->buffer = buffer_.get();
+        items_[i].copy->data   = s.bytes->data;
+    }
+    return true;
+}
+
+// ---- the computation -----------------------------------------------------------------------------------------------
+
+void oa_stream_lane::begin() {
+    if (items_.empty()) {
+        return;
+    }
+    const auto same = [](const ggml_tensor * weight, const item & it) { return weight == it.weight; };
+    // After a failed computation jobs are left that nobody will read.
+    if (running_ || ahead_.size() > items_.size() || !std::equal(ahead_.begin(), ahead_.end(), items_.begin(), same)) {
+        forget();
+    }
+    running_     = true;
+    next_submit_ = 0;
+    next_free_   = 0;
+    base_        = n_queued_ - int64_t(ahead_.size());
+    queue(ahead_.size(), items_.size());
+    ahead_.clear();
+    if (!copier_.joinable()) {
+        copier_ = std::thread([this] { copy_jobs(); });
+    }
+}
+
+bool oa_stream_lane::wait(const ggml_tensor * input, int split) {
+    for (size_t i = next_submit_; i < items_.size() && items_[i].split == split; ++i) {
+        if (items_[i].weight == input) {
+            sleep_a_little();
+            std::unique_lock<std::mutex> lock(mutex_);
+            changed_.wait(lock, [&] { return n_copied_ > base_ + int64_t(i); });
+            return true;
+        }
+    }
+    return false;
+}
+
+void oa_stream_lane::submitted(int split) {
+    for (; next_submit_ < items_.size() && items_[next_submit_].split == split; ++next_submit_) {
+        if (ggml_backend_event_t event = slots_[next_submit_ % slots_.size()].free.get()) {
+            ggml_backend_event_record(event, backend_);
+        }
+        // The next item takes the slot of this one. The device has work meanwhile, and without it nothing else can go
+        // on.
+        if (next_submit_ + 2 > slots_.size()) {
+            release(next_submit_ + 2 - slots_.size());
+        }
+    }
+}
+
+// Items before `end` have been read: waits for the device, then gives their slots to the copier. Backends' events may
+// be touched by the thread that computes only (ggml-vulkan recycles command buffers in them).
+void oa_stream_lane::release(size_t end) {
+    for (; next_free_ < end; ++next_free_) {
+        if (ggml_backend_event_t event = slots_[next_free_ % slots_.size()].free.get()) {
+            ggml_backend_event_synchronize(event);
+        } else {
+            ggml_backend_synchronize(backend_);
+        }
+        sleep_a_little();
+        {
+            const std::lock_guard<std::mutex> lock(mutex_);
+            n_read_ = base_ + int64_t(next_free_) + 1;
+        }
+        changed_.notify_all();
+    }
+}
+
+void oa_stream_lane::end() {
+    if (items_.empty()) {
+        return;
+    }
+    running_             = false;
+    const size_t n_ahead = std::min(slots_.size(), items_.size());
+    queue(0, n_ahead);
+    for (size_t i = 0; i < n_ahead; ++i) {
+        ahead_.push_back(items_[i].weight);
+    }
+    release(items_.size());
+}
+
+void oa_stream_lane::queue(size_t from, size_t to) {
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        for (size_t i = from; i < to; ++i) {
+            jobs_.push_back({ items_[i].weight, i % slots_.size(),
+                              ggml_backend_buft_get_alloc_size(buft_, items_[i].copy), n_queued_++ });
+        }
+    }
+    changed_.notify_all();
+}
+
+void oa_stream_lane::forget() {
+    {
+        std::unique_lock<std::mutex> lock(mutex_);
+        jobs_.clear();
+        changed_.wait(lock, [&] { return !copying_; });
+        n_copied_ = n_read_ = n_queued_;
+    }
+    ahead_.clear();
+    running_ = false;
+    ggml_backend_synchronize(backend_); // what was handed to the device may still read slots
+}
+
+// ---- the copier ----------------------------------------------------------------------------------------------------
+
+void oa_stream_lane::copy_jobs() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    const auto                   ready = [&] { return !jobs_.empty() && slots_[jobs_.front().slot].tenant < n_read_; };
+    while (true) {
+        changed_.wait(lock, [&] { return stop_ || ready(); });
+        if (stop_) {
+            return;
+        }
+        const job next = jobs_.front();
+        jobs_.pop_front();
+        copying_ = true;
+        lock.unlock();
+        copy(next);
+        lock.lock();
+        slots_[next.slot].tenant = next.number;
+        n_copied_                = next.number + 1;
+        copying_                 = false;
+        changed_.notify_all();
+    }
+}
+
+void oa_stream_lane::copy(const job & job) {
+    const slot & to = slots_[job.slot];
+    sleep_a_little();
+    const size_t nbytes = ggml_nbytes(job.weight);
+    ggml_backend_tensor_set(to.bytes, job.weight->data, 0, nbytes);
+    if (job.nbytes > nbytes) {
+        // Some kernels read the padding behind the last row, where another weight was before.
+        const std::vector<uint8_t> zeros(job.nbytes - nbytes, 0);
+        ggml_backend_tensor_set(to.bytes, zeros.data(), nbytes, zeros.size());
+    }
+    sleep_a_little();
+}
+
+void oa_stream_lane::sleep_a_little() {
+    if (jitter_us_ > 0) {
+        thread_local std::minstd_rand random(std::random_device{}());
+        std::this_thread::sleep_for(std::chrono::microseconds(random() % unsigned(jitter_us_)));
+    }
+}

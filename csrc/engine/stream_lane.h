@@ -1,0 +1,94 @@
+// One device's part of a weight stream: its slots, the items of the current graph, and the thread that copies them.
+// weight_stream.h has the invariants. All calls but the copier's own come from the thread that computes.
+#pragma once
+
+#include "ggml-backend.h"
+#include "ggml-cpp.h"
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <random>
+#include <thread>
+#include <vector>
+
+class oa_stream_lane {
+  public:
+    oa_stream_lane(ggml_backend_t backend, ggml_backend_buffer_type_t buft, int n_slots);
+    ~oa_stream_lane();
+
+    oa_stream_lane(const oa_stream_lane &)             = delete;
+    oa_stream_lane & operator=(const oa_stream_lane &) = delete;
+
+    // The graph: forget the last one; a weight that `split` reads from `copy`.
+    void clear() { items_.clear(); }
+    void add(ggml_tensor * weight, ggml_tensor * copy, int split) { items_.push_back({ weight, copy, split }); }
+
+    // Memory for this graph's items and any before: plan, nothing is allocated (a dry run); allocate, false when there
+    // is not enough.
+    void   plan();
+    bool   allocate();
+    size_t size() const { return n_slots_ * slot_size_; }
+
+    // The computation, see weight_stream.h.
+    void begin();
+    bool wait(const ggml_tensor * input, int split);
+    void submitted(int split);
+    void end();
+
+  private:
+    struct item {
+        ggml_tensor * weight;
+        ggml_tensor * copy;
+        int           split;
+    };
+    struct slot {
+        ggml_tensor *          bytes = nullptr; // the whole slot as I8
+        ggml_backend_event_ptr free;            // its tenant has been read; null: the backend has no events
+        int64_t                tenant = -1;     // number of the job that was copied last
+    };
+    struct job {
+        const ggml_tensor * weight;
+        size_t              slot;
+        size_t              nbytes; // with the padding that kernels may read
+        int64_t             number;
+    };
+
+    void grow();
+    void queue(size_t from, size_t to);
+    void release(size_t end);
+    void forget();
+    void copy_jobs();
+    void copy(const job & job);
+    void sleep_a_little();
+
+    ggml_backend_t             backend_;
+    ggml_backend_buffer_type_t buft_;
+    const size_t               wanted_slots_;
+    int                        jitter_us_; // random delays on both sides, for tests
+
+    std::vector<item>                items_;
+    std::vector<const ggml_tensor *> ahead_; // copied ahead for the next graph, into slots 0, 1, ..
+    bool                             running_     = false;
+    size_t                           next_submit_ = 0; // item
+    size_t                           next_free_   = 0; // item
+    int64_t                          base_        = 0; // number of item 0's job
+    int64_t                          n_queued_    = 0; // jobs are numbered over all graphs
+
+    size_t                  n_slots_   = 0;
+    size_t                  slot_size_ = 0;
+    ggml_context_ptr        ctx_;
+    ggml_backend_buffer_ptr buffer_;
+    std::vector<slot>       slots_;
+
+    // Shared with the copier. A slot's tenant is written by the copier alone.
+    std::mutex              mutex_;
+    std::condition_variable changed_;
+    std::deque<job>         jobs_;
+    int64_t                 n_copied_ = 0;
+    int64_t                 n_read_   = 0; // jobs that the device has finished with, or that were forgotten
+    bool                    copying_  = false;
+    bool                    stop_     = false;
+    std::thread             copier_;
+};
