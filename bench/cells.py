@@ -25,7 +25,7 @@ from typing import Any
 
 from oallama import autoplan, engine, runtime
 from oallama.autoplan import Choices
-from oallama.bench import Engine, LoadParams, find_baseline_lib
+from oallama.bench import Engine, LoadParams, cpu_only, find_baseline_lib, fitted
 from oallama.bench.machine import describe
 from oallama.bench.planned import planned
 from oallama.bench.sweep import Sweep, run_bench
@@ -120,7 +120,7 @@ def record(model: Path, arch: str, device: str, budget: str | None, depth: int, 
             engines[planner] = _stock(plan, base, device) if planner in STOCK else planned(
                 plan, runtime.lib_dir(), base, name=planner
             )  # fmt: skip
-        engines["llama.cpp CPU"] = _stock_cpu(settings)
+        engines["llama.cpp CPU"] = cpu_only(replace(LOAD, n_ctx=settings.n_ctx, n_threads=settings.n_threads))
         sweep = Sweep(
             (N_PROMPT,),
             (depth,),
@@ -189,15 +189,9 @@ def _stock(plan: PlacementPlan, base: LoadParams, device: str) -> Engine:
     """Unpatched llama.cpp with a stock candidate's flags; Vulkan is in our build only, upstream's without a map."""
     params = plan.planner["params"]
     lib = runtime.lib_dir() if device.startswith("Vulkan") else find_baseline_lib()
-    overrides = tuple((pattern, "CPU") for pattern, _ in params.get("overrides", ()))
     names = tuple(name for name in plan.devices if name != HOST)
-    flags = replace(base, n_ctx=plan.context.n_ctx, n_gpu_layers=int(params["n_gpu_layers"]), devices=names)
-    return Engine("stock", lib, replace(flags, override_tensor=overrides), placement="stock", baseline=False)
-
-
-def _stock_cpu(settings: engine.Settings) -> Engine:
-    params = replace(LOAD, n_ctx=settings.n_ctx, n_threads=settings.n_threads, devices=())
-    return Engine("llama.cpp CPU", find_baseline_lib(), params, "--device none")
+    flags = replace(base, n_ctx=plan.context.n_ctx, devices=names)
+    return fitted(flags, int(params["n_gpu_layers"]), params.get("overrides", ()), lib_dir=lib)
 
 
 _server: list[LocalRpcServer] = []

@@ -2,7 +2,7 @@
 
 Reads one JSON job per line from stdin and writes the logits of every token as a float32 .npy. Imports llama_cpp and
 numpy only: it must run on the unpatched build, too. Job keys: model, out, tokens, n_decode, and optionally table,
-devices, rpc, n_ctx, n_gpu_layers, n_ubatch, flash_attn, type_k, type_v, use_extra_bufts, n_threads.
+devices, rpc, n_ctx, n_gpu_layers, n_ubatch, flash_attn, type_k, type_v, use_extra_bufts, n_threads, abort_at.
 """
 
 from __future__ import annotations
@@ -62,6 +62,8 @@ def logits(job: dict[str, Any]) -> np.ndarray:
     n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
     tokens, rows = list(job["tokens"]), []
     batch = llama_cpp.llama_batch_init(params.n_batch, 0, 1)
+    if job.get("abort_at"):
+        abort_once(context, batch, tokens[: params.n_batch], job["abort_at"])
     for at in range(0, len(tokens), params.n_batch):
         rows += decode(context, batch, tokens[at : at + params.n_batch], at, n_vocab)
     for step in range(job.get("n_decode", 0)):
@@ -73,11 +75,26 @@ def logits(job: dict[str, Any]) -> np.ndarray:
     return np.stack(rows)
 
 
+def abort_once(context: Any, batch: Any, tokens: list[int], at: int) -> None:
+    """Stop a computation when the host has been asked `at` times whether to go on, and forget what it did."""
+    asked = [0]
+
+    @llama_cpp.ggml_abort_callback
+    def stop(_data: Any) -> bool:
+        asked[0] += 1
+        return asked[0] >= at
+
+    llama_cpp.llama_set_abort_callback(context, stop, None)
+    fill(batch, tokens, 0)
+    status = llama_cpp.llama_decode(context, batch)
+    if status != 2:
+        raise SystemExit(f"llama_decode returned {status}, 2 was expected (asked {asked[0]} times)")
+    llama_cpp.llama_set_abort_callback(context, llama_cpp.ggml_abort_callback(), None)
+    llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
+
+
 def decode(context: Any, batch: Any, tokens: list[int], position: int, n_vocab: int) -> list[np.ndarray]:
-    batch.n_tokens = len(tokens)
-    for i, token in enumerate(tokens):
-        batch.token[i], batch.pos[i] = token, position + i
-        batch.n_seq_id[i], batch.seq_id[i][0], batch.logits[i] = 1, 0, 1
+    fill(batch, tokens, position)
     status = llama_cpp.llama_decode(context, batch)
     if status != 0:
         raise SystemExit(f"llama_decode returned {status}")
@@ -85,6 +102,13 @@ def decode(context: Any, batch: Any, tokens: list[int], position: int, n_vocab: 
         np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(context, i), shape=(n_vocab,)).copy()
         for i in range(len(tokens))
     ]
+
+
+def fill(batch: Any, tokens: list[int], position: int) -> None:
+    batch.n_tokens = len(tokens)
+    for i, token in enumerate(tokens):
+        batch.token[i], batch.pos[i] = token, position + i
+        batch.n_seq_id[i], batch.seq_id[i][0], batch.logits[i] = 1, 0, 1
 
 
 def main() -> None:

@@ -29,6 +29,7 @@ from oallama.profiling.profile import Profile
 CLI = [sys.executable, "-c", "from oallama.cli import main; main()"]
 SETTINGS = Settings(n_ctx=256, n_batch=256, n_ubatch=256, n_threads=1)
 SMALL = ("--ctx", "256", "--threads", "1")
+started: list[subprocess.Popen[str]] = []
 
 
 def start(*arguments: str | Path, cache: Path | None = None, **options: Any) -> subprocess.Popen[str]:
@@ -46,9 +47,6 @@ def start(*arguments: str | Path, cache: Path | None = None, **options: Any) -> 
     )
     started.append(process)
     return process
-
-
-started: list[subprocess.Popen[str]] = []
 
 
 @pytest.fixture(autouse=True)

@@ -1,11 +1,9 @@
 #include "stream_lane.h"
 
-#include "ggml-backend-impl.h"
-#include "ggml-impl.h"
-
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <random>
 
 namespace {
 
@@ -117,8 +115,7 @@ void oa_stream_lane::submitted(int split) {
         if (ggml_backend_event_t event = slots_[next_submit_ % slots_.size()].free.get()) {
             ggml_backend_event_record(event, backend_);
         }
-        // The next item takes the slot of this one. The device has work meanwhile, and without it nothing else can go
-        // on.
+        // The copy of item i + 1 needs the slot of i + 1 - n_slots; while this waits the device has item i to do.
         if (next_submit_ + 2 > slots_.size()) {
             release(next_submit_ + 2 - slots_.size());
         }

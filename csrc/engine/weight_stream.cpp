@@ -1,8 +1,5 @@
 #include "weight_stream.h"
 
-#include "ggml-backend-impl.h"
-#include "ggml-cpp.h"
-#include "ggml-impl.h"
 #include "stream_lane.h"
 #include "tensor_flags.h"
 

@@ -126,7 +126,8 @@ def _rivals(
             plan = autoplan.plan_graph(model, graph, job, wanted, choices, report)
     if not baseline or choices.device == HOST:
         return Rivals(plan, {}, label)
-    return Rivals(plan, stock_plans(model, graph, plan, label, wanted, choices), label)
+    with progress_bar("profiling") as report:
+        return Rivals(plan, stock_plans(model, graph, plan, label, wanted, choices, report), label)
 
 
 def _middle(sweep: Sweep) -> Workload:

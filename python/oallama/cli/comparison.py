@@ -11,7 +11,7 @@ from rich.console import Group
 from rich.text import Text
 
 from oallama import autoplan, engine, runtime
-from oallama.autoplan import Choices
+from oallama.autoplan import Choices, Progress
 from oallama.bench import (
     Engine,
     LoadParams,
@@ -83,16 +83,21 @@ class Rivals:
 
 
 def stock_plans(
-    path: Path, graph: OperatorGraph, plan: PlacementPlan, budget: str, settings: Settings, choices: Choices
+    path: Path,
+    graph: OperatorGraph,
+    plan: PlacementPlan,
+    budget: str,
+    settings: Settings,
+    choices: Choices,
+    progress: Progress | None = None,
 ) -> dict[str, PlacementPlan]:
     """llama.cpp's layer split and its --fit in the device bytes of `plan`'s budget.
 
-    `budget`: what to take when the plan uses the CPU alone. --fit is left out where it does the same or fails. Raises
-    OallamaError where no layer split fits.
+    `budget`: what to take when the plan uses the CPU alone, which has none. --fit is left out where it does the same or
+    fails. `progress` hears of what the profile lacks and is measured. Raises OallamaError where no layer split fits.
     """
-    layers = autoplan.plan_graph(
-        path, graph, next(iter(plan.budgets.values()), budget), settings, replace(choices, planner="layers")
-    )
+    own = next(iter(plan.budgets.values()), budget)
+    layers = autoplan.plan_graph(path, graph, own, settings, replace(choices, planner="layers"), progress)
     try:
         total = next(iter(layers.budgets.values()))
         fit = autoplan.plan_graph(path, graph, total, settings, replace(choices, planner="fit"))
