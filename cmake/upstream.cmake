@@ -45,6 +45,9 @@ target_sources(ggml-base PRIVATE
     ${OALLAMA_CSRC}/engine/buffer_ledger.cpp
     ${OALLAMA_CSRC}/engine/op_timer.cpp
     ${OALLAMA_CSRC}/engine/stream_lane.cpp
+    ${OALLAMA_CSRC}/engine/stream_reader.cpp
+    ${OALLAMA_CSRC}/engine/stream_source.cpp
+    ${OALLAMA_CSRC}/engine/trace.cpp
     ${OALLAMA_CSRC}/engine/weight_stream.cpp)
 target_include_directories(ggml-cpu PRIVATE ${OALLAMA_CSRC}/engine)
 target_include_directories(llama PRIVATE ${OALLAMA_CSRC}/engine)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from oallama import autoplan
@@ -43,4 +44,23 @@ def hand_plan(
             request_s=0.01 * n_prompt + (n_generate - 1) * (1 + 1e-3 * (n_prompt + n_generate / 2)),
         ),
         tied_output=graph.tied_output,
+    )
+
+
+def streamed_plan(model: Path, device: str) -> PlacementPlan:
+    """Every matrix and every KV cache on the host, streamed from one token on through two slots."""
+    plan = hand_plan(model, device, on_host=".weight", name="streamed")
+    tensors = {
+        name: TensorPlacement.whole(t.type, t.nbytes, HOST, "stream", stream_from=1)
+        if t.device == HOST and not name.startswith("token_embd")
+        else t
+        for name, t in plan.tensors.items()
+    }
+    return replace(
+        plan,
+        context=replace(CONTEXT, flash_attn="on"),
+        layers=(HOST,) * len(plan.layers),
+        tensors=tensors,
+        stream_slots=2,
+        stream_caches=True,
     )

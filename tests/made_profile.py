@@ -32,4 +32,5 @@ def made_profile(model: Path, device: str, settings: Settings, name: str | None 
         attention=rename(profile.attention),
         links=rename(profile.links),
         switches=rename(profile.switches),
+        overlaps=rename(profile.overlaps),
     )

@@ -21,6 +21,7 @@ from oallama.profiling.profile import (
     DeviceInfo,
     LinkTime,
     OperatorTime,
+    Overlap,
     Profile,
     SwitchTime,
 )
@@ -211,10 +212,12 @@ def profile(
     host_memory: int = 64 * 2**30,
     more: Mapping[str, Speed] | None = None,
     flash: Sequence[bool] = (True,),
+    overlap: float = 0.0,
 ) -> Profile:
     """Times of every target operator of `model` by rooflines, attention, links and switches.
 
-    more: further accelerators by name. flash: the forms of attention with times; fused is 1.25x as fast.
+    more: further accelerators by name. flash: the forms of attention with times; fused is 1.25x as fast. overlap: of
+    copies with computing.
     """
     operators, attention, links = [], [], []
     accelerators = {DEVICE: gpu, **(more or {})}
@@ -259,6 +262,7 @@ def profile(
         attention=tuple(attention),
         links=tuple(links),
         switches=tuple(SwitchTime(name, 2e-5) for name in accelerators),
+        overlaps=tuple(Overlap(name, overlap) for name in accelerators),
     )
 
 
@@ -268,7 +272,7 @@ class FakeMemory:
 
     compute: bytes on every device that computes, at a micro-batch of 512 tokens. logits: bytes more on the output
     layer's device per row with logits. split_extra: bytes more as soon as any target is on the host. What is uploaded
-    takes the room of the largest such weight on the first accelerator.
+    takes the room of the largest such weight on the first accelerator, what is streamed that of its slots.
     """
 
     model: OperatorGraph
@@ -289,11 +293,15 @@ class FakeMemory:
         computing = {*plan.layers, *(t.device for t in plan.tensors.values() if t.mode == "resident")}
         mixed = any(plan.tensors[op.weight].device == HOST for op in self.model.targets(1) if op.weight)
         uploads = [t.nbytes for t in plan.tensors.values() if t.mode == "upload"]
+        streams = [t.nbytes for t in plan.tensors.values() if t.mode == "stream"]
+        slots = min(plan.stream_slots, len(streams)) * max(streams, default=0)
         for i, name in enumerate(plan.devices):
+            if i == 0 and name != HOST:
+                result[name]["compute"] += slots
             if name == HOST or name not in computing:
                 continue
             buffers = self.compute * context.n_ubatch // 512 + self.split_extra * mixed
-            result[name]["compute"] = buffers + (max(uploads, default=0) if i == 0 else 0)
+            result[name]["compute"] += buffers + (max(uploads, default=0) if i == 0 else 0)
         result[plan.layers[-1]]["compute"] += self.logits * (context.n_outputs_max or context.n_ubatch)
         return result
 

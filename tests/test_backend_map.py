@@ -48,18 +48,15 @@ def test_a_complete_table_loads(arch: str, tiny: Callable[..., Path]) -> None:
         (
             "tensor blk.0.attn_q.weight CPU host",
             "tensor blk.0.attn_q.weight CPU stream",
-            "expected 'stream <tokens>', 1 to 2047",
+            "expected 'stream <tokens>', 1 or more",
         ),
         (
             "tensor blk.0.attn_q.weight CPU host",
             "tensor blk.0.attn_q.weight CPU stream 0",
-            "expected 'stream <tokens>', 1 to 2047",
+            "expected 'stream <tokens>', 1 or more",
         ),
-        (
-            "tensor blk.0.attn_q.weight CPU host",
-            "tensor blk.0.attn_q.weight CPU stream 2048",
-            "expected 'stream <tokens>', 1 to 2047",
-        ),
+        ("tensor blk.0.attn_q.weight CPU host", "slots 1", "expected 'slots <number>', 2 to 64"),
+        ("tensor blk.0.attn_q.weight CPU host", "caches resident", "expected 'caches stream'"),
         ("tensor blk.0.attn_q.weight CPU host", "tensor blk.0.attn_q.weight CPU host 32", "resident|host|upload"),
         (HEADER.strip(), "# oallama backend map v9", "line 1: expected '# oallama backend map v1'"),
     ],

@@ -44,7 +44,7 @@ def test_rivals_are_stock_placements_in_the_same_bytes(
     path, device = tiny(arch), rpc.devices[0]
     settings = engine.Settings(n_ctx=256, n_batch=256, n_threads=2)
     graph = autoplan.read_graph(path, settings)
-    choices = autoplan.Choices(device=device, profile=made_profile(path, device, settings))
+    choices = autoplan.Choices(device=device, profile=made_profile(path, device, settings), streams=False)
     plan = autoplan.plan_graph(path, graph, "60%", settings, choices)
     ours = replace(plan, context=replace(plan.context, flash_attn="off", n_ubatch=64))
     stock = stock_plans(path, graph, ours, "60%", settings, choices)

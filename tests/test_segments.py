@@ -243,17 +243,15 @@ def test_the_exact_planner_finds_the_optimum_of_the_dry_runs() -> None:
         machine = replace(machine, devices=tuple(replace(d, op_offload=False) for d in machine.devices))
         context = ContextSettings(n_ctx=rng.choice((64, 256)), n_ubatch=64)
         memory = FakeMemory(model, compute=80_000)
-        request = space(model, 1, machine=machine, memory=memory, context=context, workload=Workload(30, 8), gap=0.0)
+        asked = {"machine": machine, "memory": memory, "context": context, "workload": Workload(30, 8), "gap": 0.0}
+        request = space(model, 1, streams=False, **asked)
         drafts = request.drafts(request.ours)
         all_of_them, nothing = Everything(drafts.costs), np.zeros(len(drafts.costs.targets), bool)
         kv = [2 * context.n_ctx * s.n_head_kv * (s.head_dim_k + s.head_dim_v) for s in model.attention if s]
         need = all_of_them.nbytes(kv)[:, 0] + memory.compute * context.n_ubatch // 512
         budget = int(rng.uniform(need.min(), need.max()))
         seconds = all_of_them.requests(request.workload, nothing)[need <= budget]
-        limited = space(
-            model, budget, machine=machine, memory=memory, context=context, workload=Workload(30, 8), gap=0.0
-        )
-        _, found = exact(limited)
+        _, found = exact(space(model, budget, streams=False, **asked))
         assert found.measured.seconds == pytest.approx(seconds.min(), rel=1e-9)
         assert found.measured.on(DEVICE).total <= budget
         assert found.choice.params["gap"] == pytest.approx(0, abs=1e-9)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,24 +14,29 @@ import numpy as np
 import pytest
 
 from conftest import ARCHITECTURES, compute_logits
-from oallama import autoplan, engine
+from hand_plan import streamed_plan
+from oallama import Llama, autoplan, engine
 from oallama.bench.engines import Engine, LoadParams, Worker
 from oallama.errors import OallamaError
 from oallama.rpc import LocalRpcServer
 from test_placement import VULKAN, has_vulkan
 
 PROMPTS = (1, 31, 32, 33, 160)
-CONTEXT = {"n_ctx": 256, "n_ubatch": 64}
+CONTEXT = {"n_ctx": 256, "n_ubatch": 64, "flash_attn": 1}
 SEED = 11
 # Upstream's MUL_MAT_ID corrupts lavapipe's heap.
 ON_VULKAN = [arch for arch in ARCHITECTURES if arch != "qwen3moe"]
 
 
-def table(path: Path, device: str, streamed: Callable[[str], int]) -> str:
-    """All on `device`, but for weights that are streamed from `streamed(name)` tokens on (0: resident)."""
+def table(path: Path, device: str, streamed: Callable[[str], int], slots: int = 3, caches: bool = False) -> str:
+    """All on `device`, but for weights that are streamed from `streamed(name)` tokens on (0: resident).
+
+    caches: KV caches are on the host and streamed, too.
+    """
     graph = autoplan.read_graph(path, engine.Settings(n_ctx=64))
     targets = {op.weight for op in graph.targets(1)}
-    lines = ["# oallama backend map v1", *(f"layer {il} {device}" for il in range(graph.n_layer + 1))]
+    lines = ["# oallama backend map v1", f"slots {slots}", *["caches stream"] * caches]
+    lines += [f"layer {il} {'CPU' if caches else device}" for il in range(graph.n_layer + 1)]
     for tensor in graph.tensors:
         if tensor.name == "token_embd.weight":
             lines.append(f"tensor {tensor.name} CPU host")
@@ -47,12 +56,18 @@ def tokens(n: int) -> list[int]:
     return [int(t) for t in np.random.default_rng(SEED).integers(300, 1000, size=n)]
 
 
-def jobs(path: Path, device: str, folder: Path, wanted: list[Callable[[str], int]], **job: Any) -> list[dict[str, Any]]:
-    """For every prompt: all resident, then every table of `wanted`."""
+def jobs(path: Path, device: str, folder: Path, slots: int, **job: Any) -> list[dict[str, Any]]:
+    """For every prompt: all resident, then all streamed, some of them, and all with the KV caches."""
     result = []
-    for i, streamed in enumerate([lambda name: 0, *wanted]):
+    tables = [
+        table(path, device, lambda name: 0),
+        table(path, device, lambda name: 1, slots),
+        table(path, device, some, slots),
+        table(path, device, lambda name: 1, slots, caches=True),
+    ]
+    for i, text in enumerate(tables):
         file = folder / f"{path.stem}-{i}.map"
-        file.write_text(table(path, device, streamed))
+        file.write_text(text)
         result += [
             {"model": str(path), "table": str(file), "devices": [device], "tokens": tokens(n), **job} for n in PROMPTS
         ]
@@ -71,10 +86,10 @@ def assert_same(found: list[np.ndarray]) -> None:
 def test_streamed_is_resident_over_rpc(
     arch: str, slots: int, jitter_us: int, tiny: Callable[..., Path], lib: Path, tmp_path: Path
 ) -> None:
-    env = {"OALLAMA_STREAM_SLOTS": str(slots), "OALLAMA_STREAM_JITTER": str(jitter_us), "GGML_CPU_DISABLE_FUSION": "1"}
+    env = {"OALLAMA_STREAM_JITTER": str(jitter_us), "GGML_CPU_DISABLE_FUSION": "1"}
     path = tiny(arch, "Q4_0")
     with LocalRpcServer(threads=2, register=False) as server:
-        wanted = jobs(path, "RPC0", tmp_path, [lambda name: 1, some], rpc=[server.endpoint], **CONTEXT)
+        wanted = jobs(path, "RPC0", tmp_path, slots, rpc=[server.endpoint], **CONTEXT)
         assert_same(compute_logits(lib, wanted, tmp_path, env))
 
 
@@ -84,28 +99,27 @@ def test_streamed_is_resident_over_rpc(
 def test_streamed_is_resident_on_vulkan(
     arch: str, slots: int, jitter_us: int, tiny: Callable[..., Path], lib: Path, tmp_path: Path
 ) -> None:
-    env = {"OALLAMA_STREAM_SLOTS": str(slots), "OALLAMA_STREAM_JITTER": str(jitter_us), **VULKAN}
-    wanted = jobs(tiny(arch, "Q4_0"), "Vulkan0", tmp_path, [lambda name: 1, some], **CONTEXT)
+    env = {"OALLAMA_STREAM_JITTER": str(jitter_us), **VULKAN}
+    wanted = jobs(tiny(arch, "Q4_0"), "Vulkan0", tmp_path, slots, **CONTEXT)
     assert_same(compute_logits(lib, wanted, tmp_path, env))
 
 
 @pytest.mark.parametrize("slots", [2, 4])
-def test_a_dry_run_counts_the_slots(
-    slots: int, tiny: Callable[..., Path], lib: Path, rpc: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OALLAMA_STREAM_SLOTS", str(slots))
+def test_a_dry_run_counts_the_slots(slots: int, tiny: Callable[..., Path], lib: Path, rpc: Any) -> None:
     path, device = tiny("llama", "F16"), rpc.devices[0]
     settings = engine.Settings(n_ctx=256, n_ubatch=64, n_batch=64, devices=(device,))
-    streamed = table(path, device, lambda name: 1)
+    streamed = table(path, device, lambda name: 1, slots)
     memory = engine.dry_run(path, settings, streamed)[device]
-    weights = [t for t in autoplan.read_graph(path, settings).tensors if t.name != "token_embd.weight"]
-    assert memory["compute"] > slots * max(t.nbytes for t in weights) > memory["weights"]
+    graph = autoplan.read_graph(path, settings)
+    order = [graph.tensor[op.weight].nbytes for op in graph.targets(1) if op.weight]
+    # Weight i goes through slot i modulo slots; each slot is as large as the largest that goes through it.
+    sizes = sum(max(order[i::slots]) for i in range(slots))
+    resident = engine.dry_run(path, settings, table(path, device, lambda name: 0))[device]
+    assert sizes < memory["compute"] <= sizes + resident["compute"] + 2**16 and memory["weights"] < 2**16
     params = LoadParams(
         n_ctx=256, n_ubatch=64, n_batch=64, n_gpu_layers=-1, rpc_servers=(rpc.endpoint,), devices=(device,)
     )
-    with Worker(
-        Engine("streamed", lib, params, backend_map=streamed, env={"OALLAMA_STREAM_SLOTS": str(slots)})
-    ) as worker:
+    with Worker(Engine("streamed", lib, params, backend_map=streamed)) as worker:
         loaded = worker.load(path, params.resolved(256))
     # Logs give MiB with two decimals.
     assert loaded.device_bytes()[device] == pytest.approx(sum(memory.values()), abs=3 * 0.01 * 2**20)
@@ -132,6 +146,89 @@ def test_after_an_abort_in_the_middle_the_context_is_usable(
         whole, *aborted = compute_logits(lib, wanted, tmp_path, {"OALLAMA_STREAM_JITTER": "400"})
     for logits in aborted:
         assert np.array_equal(whole, logits)
+
+
+# ---- what can go wrong ---------------------------------------------------------------------------------------------
+
+
+def streaming_llama(path: Path, device: str, **more: Any) -> Llama:
+    return Llama(str(path), plan=streamed_plan(path, device), verbose=False, **more)
+
+
+@pytest.mark.parametrize("damage", ["cut off", "overwritten"])
+def test_a_file_that_changes_while_it_is_streamed_is_an_error(
+    damage: str, tiny: Callable[..., Path], rpc: Any, tmp_path: Path
+) -> None:
+    """Not garbage and not a crash; the context is usable once the file is whole again."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(tiny("llama").read_bytes())
+    llm = streaming_llama(path, rpc.devices[0], use_mmap=False)
+    before = path.stat()
+    tail = path.read_bytes()[4096:]
+    llm.eval(tokens(40))
+    expected = np.array(llm.scores[:40])
+    if damage == "cut off":
+        os.truncate(path, 4096)
+    else:
+        os.utime(path)
+    llm.reset()
+    with pytest.raises(OallamaError, match=r"model\.gguf.*(shorter|changed) while it was streamed"):
+        for _ in range(3):  # what was copied ahead is still good
+            llm.eval(tokens(40))
+            llm.reset()
+    with open(path, "r+b") as file:
+        file.seek(4096)
+        file.write(tail)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    llm.reset()
+    llm.eval(tokens(40))
+    assert np.array_equal(expected, llm.scores[:40])
+    llm.close()
+
+
+def test_devices_without_pinned_memory_say_so(tiny: Callable[..., Path], rpc: Any) -> None:
+    llm = streaming_llama(tiny("llama"), rpc.devices[0])
+    llm.eval(tokens(8))
+    (lane,) = (entry for entry in engine.core().stream_lanes() if entry["device"] == rpc.devices[0])
+    assert lane["pinned_nbytes"] == 0 and not lane["staging_pinned"] and lane["slots_nbytes"] > 0
+    assert lane["note"] == "the device has no pinned memory"
+    llm.close()
+    assert not any(entry["device"] == rpc.devices[0] for entry in engine.core().stream_lanes())
+
+
+PINNED = """
+import sys, resource
+from oallama import Llama, engine
+path, plan, n = sys.argv[1], sys.argv[2], int(sys.argv[3])
+llm = Llama(path, plan=plan, verbose=False)
+for _ in range(2):
+    llm.reset()
+    llm.eval(list(range(300, 340)))
+(lane,) = engine.core().stream_lanes()
+import json
+print(json.dumps([lane, [float(x) for x in llm.scores[39][:n]]]))
+"""
+
+
+@pytest.mark.skipif(not has_vulkan(), reason="needs Vulkan with lavapipe")
+def test_pinned_memory_up_to_its_limit(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    """With all weights, some of them or none in the pool the logits are the same."""
+    path, plan = tiny("llama"), tmp_path / "plan.json"
+    streamed = streamed_plan(path, "Vulkan0")
+    streamed.save(plan)
+    whole = sum(t.nbytes for t in streamed.tensors.values() if t.mode == "stream")
+    found = {}
+    for limit in (1 << 30, whole // 2, 0):
+        environment = {**os.environ, **VULKAN, "OALLAMA_PIN_LIMIT": str(limit)}
+        command = [sys.executable, "-c", PINNED, str(path), str(plan), "1000"]
+        result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        assert result.returncode == 0, result.stderr[-3000:]
+        found[limit] = json.loads(result.stdout)
+    lanes = {limit: lane for limit, (lane, _) in found.items()}
+    assert lanes[1 << 30]["pinned_nbytes"] == whole and lanes[1 << 30]["note"] == ""
+    assert 0 < lanes[whole // 2]["pinned_nbytes"] <= whole // 2 and "beyond the limit" in lanes[whole // 2]["note"]
+    assert lanes[0]["pinned_nbytes"] == 0
+    assert len({json.dumps(logits) for _, logits in found.values()}) == 1
 
 
 def test_streamed_weights_live_on_the_host(tiny: Callable[..., Path], rpc: Any) -> None:

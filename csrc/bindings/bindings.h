@@ -16,3 +16,5 @@ void register_graphs(py::module_ & m);
 void register_memory(py::module_ & m);
 void register_op_timer(py::module_ & m);
 void register_probes(py::module_ & m);
+void register_streams(py::module_ & m);
+void register_trace(py::module_ & m);

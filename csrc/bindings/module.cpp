@@ -11,4 +11,6 @@ PYBIND11_MODULE(_core, m) {
     register_memory(m);
     register_op_timer(m);
     register_probes(m);
+    register_streams(m);
+    register_trace(m);
 }

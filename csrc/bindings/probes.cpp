@@ -80,5 +80,8 @@ void register_probes(py::module_ & m) {
     m.def("switch_bench", &oa_switch_bench, py::arg("device"), py::arg("n_threads"),
           py::call_guard<py::gil_scoped_release>(),
           "Seconds one device change in a graph costs, the copy of SWITCH_BYTES included.");
+    m.def("overlap_bench", &oa_overlap_bench, py::arg("device"), py::arg("n_threads"),
+          py::call_guard<py::gil_scoped_release>(),
+          "Share (0 to 1) of the shorter of copies to a device and its computing that hides behind the longer.");
     m.attr("SWITCH_BYTES") = oa_switch_bytes;
 }

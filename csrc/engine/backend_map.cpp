@@ -1,6 +1,7 @@
 #include "backend_map.h"
 
 #include "ggml-backend.h"
+#include "stream_source.h"
 #include "tensor_flags.h"
 
 #include <cstdlib>
@@ -13,9 +14,11 @@
 
 namespace {
 
-constexpr const char * header         = "# oallama backend map v1";
-constexpr const char * tied_output    = "output.weight";
-constexpr const char * table_variable = "OALLAMA_BACKEND_MAP";
+constexpr const char * header          = "# oallama backend map v1";
+constexpr const char * tied_output     = "output.weight";
+constexpr const char * table_variable  = "OALLAMA_BACKEND_MAP";
+constexpr const char * token_embedding = "token_embd.weight";
+constexpr int          max_slots       = 64;
 
 struct tensor_entry {
     std::string device;
@@ -26,6 +29,8 @@ struct tensor_entry {
 struct backend_map {
     std::map<int, std::string>          layers;
     std::map<std::string, tensor_entry> tensors;
+    int                                 slots         = 3; // one is read, one is full, one is being filled
+    bool                                stream_caches = false;
 };
 
 // What one load has asked for so far.
@@ -78,8 +83,8 @@ std::shared_ptr<const backend_map> parse(const std::string & table) {
         } else if (kind == "tensor") {
             fields >> mode;
             const bool known = mode == "resident" || mode == "host" || mode == "upload";
-            if (mode == "stream" && !(fields >> from && from >= 1 && from <= OA_TENSOR_STREAM_MAX)) {
-                throw bad("expected 'stream <tokens>', 1 to " + std::to_string(OA_TENSOR_STREAM_MAX));
+            if (mode == "stream" && !(fields >> from && from >= 1)) {
+                throw bad("expected 'stream <tokens>', 1 or more");
             }
             if (device.empty() || (!known && mode != "stream") || fields >> rest) {
                 throw bad("expected 'tensor <name> <device> resident|host|upload|stream <tokens>'");
@@ -87,8 +92,19 @@ std::shared_ptr<const backend_map> parse(const std::string & table) {
             if (!map->tensors.emplace(name, tensor_entry{ device, mode == "host", from }).second) {
                 throw bad("tensor listed twice");
             }
+        } else if (kind == "slots") {
+            char * end = nullptr;
+            map->slots = int(std::strtol(name.c_str(), &end, 10));
+            if (name.empty() || *end != '\0' || map->slots < 2 || map->slots > max_slots || !device.empty()) {
+                throw bad("expected 'slots <number>', 2 to " + std::to_string(max_slots));
+            }
+        } else if (kind == "caches") {
+            map->stream_caches = true;
+            if (name != "stream" || !device.empty()) {
+                throw bad("expected 'caches stream'");
+            }
         } else {
-            throw bad("expected 'layer' or 'tensor'");
+            throw bad("expected 'layer', 'tensor', 'slots' or 'caches'");
         }
     }
     if (number == 0) {
@@ -183,11 +199,7 @@ ggml_backend_dev_t oa_backend_map_tensor(const std::string & name, bool tied, in
     return copy_of >= 0 ? oa_backend_map_layer(copy_of, t_load.n_layer) : find_device(entry.device);
 }
 
-bool oa_backend_map_streams(const std::string & name, bool tied) {
-    return t_load.map && find_tensor(tied ? tied_output : name).stream_from > 0;
-}
-
-void oa_backend_map_mark(ggml_tensor * tensor, bool tied) {
+void oa_backend_map_mark(ggml_tensor * tensor, bool tied, int fd, size_t offset) {
     if (!t_load.map) {
         return;
     }
@@ -200,7 +212,15 @@ void oa_backend_map_mark(ggml_tensor * tensor, bool tied) {
         // An embedding that is the output matrix, too, may be marked already; its rows are fetched on the host either
         // way.
         tensor->flags &= ~OA_TENSOR_FLAG_HOST;
-        tensor->flags |= OA_TENSOR_FLAG_STREAM | (entry.stream_from << OA_TENSOR_STREAM_SHIFT);
+        tensor->flags |= OA_TENSOR_FLAG_STREAM;
+        OA_STREAM_FROM(tensor)  = entry.stream_from;
+        OA_STREAM_SLOTS(tensor) = t_load.map->slots;
+        if (fd >= 0) {
+            oa_stream_source_set(tensor, fd, offset);
+        }
+    }
+    if (t_load.map->stream_caches && std::string(tensor->name) == token_embedding) {
+        tensor->flags |= OA_TENSOR_FLAG_STREAMS_CACHES;
     }
 }
 
@@ -208,13 +228,15 @@ bool oa_backend_map_obeyed(const ggml_tensor * weight) {
     return weight != nullptr && (weight->flags & OA_TENSOR_FLAG_MAPPED) != 0;
 }
 
-void oa_backend_map_mark_cache(const ggml_tensor * weight, ggml_tensor * k, ggml_tensor * v) {
-    if (!oa_backend_map_obeyed(weight)) {
+void oa_backend_map_mark_cache(const ggml_tensor * embedding, ggml_backend_buffer_type_t buft, ggml_tensor * k,
+                               ggml_tensor * v) {
+    if (!oa_backend_map_obeyed(embedding)) {
         return;
     }
+    const bool streams = (embedding->flags & OA_TENSOR_FLAG_STREAMS_CACHES) && ggml_backend_buft_is_host(buft);
     for (ggml_tensor * cache : { k, v }) {
         if (cache) {
-            cache->flags |= OA_TENSOR_FLAG_CACHE;
+            cache->flags |= OA_TENSOR_FLAG_CACHE | (streams ? OA_TENSOR_FLAG_STREAM : 0);
         }
     }
 }

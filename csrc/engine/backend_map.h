@@ -28,18 +28,16 @@ ggml_backend_dev_t oa_backend_map_layer(int il, int n_layer);
 // the other device it would make the scheduler split the graph at every layer.
 ggml_backend_dev_t oa_backend_map_tensor(const std::string & name, bool tied, int copy_of);
 
-// Whether the weight is streamed: it must lie in memory as the device reads it, not repacked for the CPU.
-bool oa_backend_map_streams(const std::string & name, bool tied);
-
-// Stamps the mode of the table onto the loaded tensor.
-void oa_backend_map_mark(ggml_tensor * tensor, bool tied);
+// Stamps the mode of the table onto the loaded tensor, which lies at `offset` of the open file `fd` (-1: in none).
+void oa_backend_map_mark(ggml_tensor * tensor, bool tied, int fd, size_t offset);
 
 // Whether the model, known by any of its weights, obeys a map. Upstream pins some norms to the device of their layer's
 // KV cache; under a map they run beside what they read and feed, as planned.
 bool oa_backend_map_obeyed(const ggml_tensor * weight);
 
-// Marks the KV cache of a layer (k or v may be null) if the model obeys a map.
-void oa_backend_map_mark_cache(const ggml_tensor * weight, ggml_tensor * k, ggml_tensor * v);
+// Marks the KV cache of a layer (k or v may be null), which will be in memory of type `buft`, if the model obeys a map.
+void oa_backend_map_mark_cache(const ggml_tensor * embedding, ggml_backend_buffer_type_t buft, ggml_tensor * k,
+                               ggml_tensor * v);
 
 // Fails the load when a device cannot hold what the table puts there.
 void oa_backend_map_require(bool ok, const std::string & what, ggml_backend_dev_t dev);

@@ -4,8 +4,10 @@
 #include "ggml.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <stdexcept>
+#include <thread>
 
 namespace {
 
@@ -13,6 +15,8 @@ constexpr int    n_products   = 16; // in one graph
 constexpr int    min_rounds   = 5;
 constexpr int    max_rounds   = 40;
 constexpr double max_switch_s = 2.0;
+constexpr double min_beside_s = 0.3; // for copies and computing side by side
+constexpr size_t beside_bytes = 16 << 20;
 // A product of 32 MiB of weights works so long that the other side's threads fall asleep, as they do in a model.
 constexpr int64_t chain_width = oa_switch_bytes / sizeof(float);
 
@@ -149,4 +153,49 @@ double oa_switch_bench(const std::string & device, int n_threads) {
         spent += whole + a + b;
     }
     return std::max(0.0, median(std::move(changes)));
+}
+
+double oa_overlap_bench(const std::string & device, int n_threads) {
+    using clock              = std::chrono::steady_clock;
+    const auto seconds_since = [](clock::time_point t) {
+        return std::chrono::duration<double>(clock::now() - t).count();
+    };
+
+    ggml_backend_dev_t     dev_ptr = oa_require_device(device);
+    const ggml_backend_ptr dev     = oa_make_backend(dev_ptr, n_threads);
+    const ggml_backend_ptr cpu     = oa_make_backend(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), n_threads);
+    const side             on_device(dev.get());
+    const chain            work(on_device, on_device, dev.get(), cpu.get());
+
+    const ggml_context_ptr        ctx    = make_context(1);
+    ggml_tensor *                 target = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I8, int64_t(beside_bytes));
+    const ggml_backend_buffer_ptr buffer(
+        ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), ggml_backend_dev_buffer_type(dev_ptr)));
+    if (!buffer) {
+        throw std::runtime_error("not enough memory on " + device + " for the overlap probe");
+    }
+    const std::vector<uint8_t> source(beside_bytes, 1);
+    const auto                 copy = [&] { ggml_backend_tensor_set(target, source.data(), 0, beside_bytes); };
+
+    work.seconds();
+    const double one_chain = oa_measure([&] { work.seconds(); }, 1.0, 5, 0.1, 1.0).median_s;
+    const double one_copy  = oa_measure(copy, 1.0, 5, 0.1, 1.0).median_s;
+
+    std::atomic<bool> stop{ false };
+    int               n_copies = 0, n_chains = 0;
+    const auto        start = clock::now();
+    std::thread       copier([&] {
+        while (!stop) {
+            copy();
+            ++n_copies;
+        }
+    });
+    while (n_chains < 2 || seconds_since(start) < min_beside_s) {
+        work.seconds();
+        ++n_chains;
+    }
+    stop = true;
+    copier.join();
+    const double done = n_chains * one_chain + n_copies * one_copy;
+    return std::clamp(done / seconds_since(start) - 1.0, 0.0, 1.0);
 }

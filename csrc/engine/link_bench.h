@@ -17,4 +17,8 @@ std::vector<oa_link_timing> oa_link_bench(const std::string & device, const std:
 // oa_switch_bytes, scheduling and waking threads included.
 double oa_switch_bench(const std::string & device, int n_threads);
 
+// Share of the shorter of copies to `device` and its computing that hides behind the longer when two threads drive
+// them: 0 one after the other, 1 side by side.
+double oa_overlap_bench(const std::string & device, int n_threads);
+
 constexpr size_t oa_switch_bytes = 4096 * sizeof(float);

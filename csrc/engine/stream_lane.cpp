@@ -1,8 +1,11 @@
 #include "stream_lane.h"
 
+#include "trace.h"
+
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <numeric>
 #include <random>
 
 namespace {
@@ -13,7 +16,8 @@ void * const nowhere = reinterpret_cast<void *>(uintptr_t(1) << 12);
 } // namespace
 
 oa_stream_lane::oa_stream_lane(ggml_backend_t backend, ggml_backend_buffer_type_t buft, int n_slots) :
-    backend_(backend), buft_(buft), wanted_slots_(size_t(n_slots)) {
+    backend_(backend), device_(ggml_backend_get_device(backend)), buft_(buft), wanted_slots_(size_t(n_slots)),
+    reader_(device_) {
     const char * jitter = std::getenv("OALLAMA_STREAM_JITTER");
     jitter_us_          = jitter ? std::atoi(jitter) : 0;
 }
@@ -33,11 +37,16 @@ oa_stream_lane::~oa_stream_lane() {
 // ---- memory --------------------------------------------------------------------------------------------------------
 
 void oa_stream_lane::grow() {
-    for (const item & it : items_) {
-        const size_t align = ggml_backend_buft_get_alignment(buft_);
-        slot_size_         = std::max(slot_size_, GGML_PAD(ggml_backend_buft_get_alloc_size(buft_, it.copy), align));
+    const size_t align = ggml_backend_buft_get_alignment(buft_);
+    sizes_.resize(std::max(sizes_.size(), std::min(wanted_slots_, items_.size())));
+    for (size_t i = 0; i < items_.size(); ++i) {
+        size_t & size = sizes_[i % sizes_.size()];
+        size          = std::max(size, GGML_PAD(ggml_backend_buft_get_alloc_size(buft_, items_[i].copy), align));
     }
-    n_slots_ = std::max(n_slots_, std::min(wanted_slots_, items_.size()));
+}
+
+size_t oa_stream_lane::size() const {
+    return std::accumulate(sizes_.begin(), sizes_.end(), size_t(0));
 }
 
 void oa_stream_lane::plan() {
@@ -48,9 +57,9 @@ void oa_stream_lane::plan() {
 }
 
 bool oa_stream_lane::allocate() {
-    const size_t before = size();
+    const std::vector<size_t> before = sizes_;
     grow();
-    if (size() > before || (size() > 0 && !buffer_)) {
+    if (sizes_ != before || (!sizes_.empty() && !buffer_)) {
         forget();
         slots_.clear();
         buffer_.reset();
@@ -58,14 +67,16 @@ bool oa_stream_lane::allocate() {
         if (!buffer_) {
             return false;
         }
-        ctx_.reset(ggml_init({ n_slots_ * ggml_tensor_overhead(), nullptr, true }));
-        for (size_t i = 0; i < n_slots_; ++i) {
+        ctx_.reset(ggml_init({ sizes_.size() * ggml_tensor_overhead(), nullptr, true }));
+        char * at = static_cast<char *>(ggml_backend_buffer_get_base(buffer_.get()));
+        for (const size_t size : sizes_) {
             slot s;
-            s.bytes         = ggml_new_tensor_1d(ctx_.get(), GGML_TYPE_I8, int64_t(slot_size_));
+            s.bytes         = ggml_new_tensor_1d(ctx_.get(), GGML_TYPE_I8, int64_t(size));
             s.bytes->buffer = buffer_.get();
-            s.bytes->data   = static_cast<char *>(ggml_backend_buffer_get_base(buffer_.get())) + i * slot_size_;
-            s.free.reset(ggml_backend_event_new(ggml_backend_get_device(backend_)));
+            s.bytes->data   = at;
+            s.free.reset(ggml_backend_event_new(device_));
             slots_.push_back(std::move(s));
+            at += size;
         }
     }
     for (size_t i = 0; i < items_.size(); ++i) {
@@ -83,8 +94,9 @@ void oa_stream_lane::begin() {
         return;
     }
     const auto same = [](const ggml_tensor * weight, const item & it) { return weight == it.weight; };
-    // After a failed computation jobs are left that nobody will read.
-    if (running_ || ahead_.size() > items_.size() || !std::equal(ahead_.begin(), ahead_.end(), items_.begin(), same)) {
+    // After a failed computation or copy jobs are left that nobody will read.
+    if (running_ || !error().empty() || ahead_.size() > items_.size() ||
+        !std::equal(ahead_.begin(), ahead_.end(), items_.begin(), same)) {
         forget();
     }
     running_     = true;
@@ -98,16 +110,23 @@ void oa_stream_lane::begin() {
     }
 }
 
-bool oa_stream_lane::wait(const ggml_tensor * input, int split) {
+oa_stream_state oa_stream_lane::wait(const ggml_tensor * input, int split) {
     for (size_t i = next_submit_; i < items_.size() && items_[i].split == split; ++i) {
         if (items_[i].weight == input) {
             sleep_a_little();
+            const int64_t                since = oa_trace_now();
             std::unique_lock<std::mutex> lock(mutex_);
-            changed_.wait(lock, [&] { return n_copied_ > base_ + int64_t(i); });
-            return true;
+            changed_.wait(lock, [&] { return n_copied_ > base_ + int64_t(i) || !error_.empty(); });
+            oa_trace_add(device(), "wait", input->name, 0, since);
+            return error_.empty() ? OA_STREAM_READY : OA_STREAM_FAILED;
         }
     }
-    return false;
+    return OA_STREAM_NONE;
+}
+
+std::string oa_stream_lane::error() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return error_;
 }
 
 void oa_stream_lane::submitted(int split) {
@@ -170,6 +189,7 @@ void oa_stream_lane::forget() {
         jobs_.clear();
         changed_.wait(lock, [&] { return !copying_; });
         n_copied_ = n_read_ = n_queued_;
+        error_.clear();
     }
     ahead_.clear();
     running_ = false;
@@ -180,7 +200,7 @@ void oa_stream_lane::forget() {
 
 void oa_stream_lane::copy_jobs() {
     std::unique_lock<std::mutex> lock(mutex_);
-    const auto                   ready = [&] { return !jobs_.empty() && slots_[jobs_.front().slot].tenant < n_read_; };
+    const auto ready = [&] { return error_.empty() && !jobs_.empty() && slots_[jobs_.front().slot].tenant < n_read_; };
     while (true) {
         changed_.wait(lock, [&] { return stop_ || ready(); });
         if (stop_) {
@@ -193,7 +213,8 @@ void oa_stream_lane::copy_jobs() {
         copy(next);
         lock.lock();
         slots_[next.slot].tenant = next.number;
-        n_copied_                = next.number + 1;
+        error_                   = reader_.error();
+        n_copied_                = error_.empty() ? next.number + 1 : n_copied_;
         copying_                 = false;
         changed_.notify_all();
     }
@@ -202,13 +223,20 @@ void oa_stream_lane::copy_jobs() {
 void oa_stream_lane::copy(const job & job) {
     const slot & to = slots_[job.slot];
     sleep_a_little();
-    const size_t nbytes = ggml_nbytes(job.weight);
-    ggml_backend_tensor_set(to.bytes, job.weight->data, 0, nbytes);
+    const size_t  nbytes = ggml_nbytes(job.weight);
+    const int64_t since  = oa_trace_now();
+    reader_.start(job.weight);
+    oa_stream_reader::piece piece;
+    for (size_t at = 0; reader_.next(piece); at += piece.nbytes) {
+        ggml_backend_tensor_set(to.bytes, piece.data, at, piece.nbytes);
+        reader_.done();
+    }
     if (job.nbytes > nbytes) {
         // Some kernels read the padding behind the last row, where another weight was before.
         const std::vector<uint8_t> zeros(job.nbytes - nbytes, 0);
         ggml_backend_tensor_set(to.bytes, zeros.data(), nbytes, zeros.size());
     }
+    oa_trace_add(ggml_backend_dev_name(device_), "stream", job.weight->name, nbytes, since);
     sleep_a_little();
 }
 

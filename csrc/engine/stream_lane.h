@@ -4,11 +4,14 @@
 
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
+#include "stream_reader.h"
+#include "weight_stream.h"
 
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -28,13 +31,17 @@ class oa_stream_lane {
     // is not enough.
     void   plan();
     bool   allocate();
-    size_t size() const { return n_slots_ * slot_size_; }
+    size_t size() const; // bytes
 
     // The computation, see weight_stream.h.
-    void begin();
-    bool wait(const ggml_tensor * input, int split);
-    void submitted(int split);
-    void end();
+    void            begin();
+    oa_stream_state wait(const ggml_tensor * input, int split);
+    void            submitted(int split);
+    void            end();
+
+    std::string      error(); // why the last wait failed
+    oa_stream_memory memory() { return reader_.memory(); }
+    const char *     device() const { return ggml_backend_dev_name(device_); }
 
   private:
     struct item {
@@ -63,6 +70,7 @@ class oa_stream_lane {
     void sleep_a_little();
 
     ggml_backend_t             backend_;
+    ggml_backend_dev_t         device_;
     ggml_backend_buffer_type_t buft_;
     const size_t               wanted_slots_;
     int                        jitter_us_; // random delays on both sides, for tests
@@ -75,8 +83,7 @@ class oa_stream_lane {
     int64_t                          base_        = 0; // number of item 0's job
     int64_t                          n_queued_    = 0; // jobs are numbered over all graphs
 
-    size_t                  n_slots_   = 0;
-    size_t                  slot_size_ = 0;
+    std::vector<size_t>     sizes_; // of the slots: that of the largest weight that any graph puts there
     ggml_context_ptr        ctx_;
     ggml_backend_buffer_ptr buffer_;
     std::vector<slot>       slots_;
@@ -89,5 +96,7 @@ class oa_stream_lane {
     int64_t                 n_read_   = 0; // jobs that the device has finished with, or that were forgotten
     bool                    copying_  = false;
     bool                    stop_     = false;
+    std::string             error_; // of a copy since the last forget()
+    oa_stream_reader        reader_;
     std::thread             copier_;
 };

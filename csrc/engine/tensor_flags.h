@@ -10,9 +10,15 @@
 // A KV cache of such a model: the attention that reads it runs where it lives.
 #define OA_TENSOR_FLAG_CACHE (1 << 18)
 
-// The weight's home is the CPU; from this many tokens on (1 to 2047, the bits above) its operator runs on an
-// accelerator, to which it is streamed.
+// The home is the CPU, but the operator that reads it runs on an accelerator: a weight from some number of tokens on
+// (it is streamed), a KV cache always.
 #define OA_TENSOR_FLAG_STREAM (1 << 19)
-#define OA_TENSOR_STREAM_SHIFT 20
-#define OA_TENSOR_STREAM_MAX 2047
-#define OA_TENSOR_STREAM_FROM(flags) (((flags) >> OA_TENSOR_STREAM_SHIFT) & OA_TENSOR_STREAM_MAX)
+
+// The token embedding of a model whose KV caches on the CPU are read by an accelerator.
+#define OA_TENSOR_FLAG_STREAMS_CACHES (1 << 20)
+
+// A streamed weight's parameters, in its op_params, which ggml leaves alone for tensors that no operator makes.
+#define OA_STREAM_FROM(tensor) ((tensor)->op_params[0])    // tokens
+#define OA_STREAM_SLOTS(tensor) ((tensor)->op_params[1])   // of device memory, the same for all of a model
+#define OA_STREAM_FILE(tensor) ((tensor)->op_params[2])    // number of its file from 1 (stream_source.cpp); 0: none
+#define OA_STREAM_OFFSET(tensor) ((tensor)->op_params + 4) // uint64_t, bytes

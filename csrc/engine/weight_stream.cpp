@@ -1,40 +1,64 @@
 #include "weight_stream.h"
 
+#include "ggml-impl.h"
 #include "stream_lane.h"
 #include "tensor_flags.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <map>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <unordered_map>
-
-namespace {
-
-constexpr int default_slots = 3; // one is read, one is full, one is being filled
-
-int wanted_slots() {
-    const char * text = std::getenv("OALLAMA_STREAM_SLOTS");
-    return text ? std::max(2, std::atoi(text)) : default_slots;
-}
-
-} // namespace
+#include <utility>
 
 struct oa_weight_stream {
     std::map<int, std::unique_ptr<oa_stream_lane>> lanes;  // by backend id
     std::unordered_map<const ggml_tensor *, int>   splits; // of this graph's copies
 };
 
+namespace {
+
+std::mutex                   g_mutex;
+std::string                  g_error;
+std::set<oa_weight_stream_t> g_streams;
+
+} // namespace
+
 oa_weight_stream_t oa_stream_new() {
-    return new oa_weight_stream;
+    auto *                            stream = new oa_weight_stream;
+    const std::lock_guard<std::mutex> lock(g_mutex);
+    g_streams.insert(stream);
+    return stream;
 }
 
 void oa_stream_free(oa_weight_stream_t stream) {
+    {
+        const std::lock_guard<std::mutex> lock(g_mutex);
+        g_streams.erase(stream);
+    }
     delete stream;
 }
 
+std::string oa_stream_take_error() {
+    const std::lock_guard<std::mutex> lock(g_mutex);
+    return std::exchange(g_error, {});
+}
+
+std::vector<oa_stream_lane_info> oa_stream_lanes() {
+    const std::lock_guard<std::mutex> lock(g_mutex);
+    std::vector<oa_stream_lane_info>  result;
+    for (const oa_weight_stream_t stream : g_streams) {
+        for (auto & [id, lane] : stream->lanes) {
+            const oa_stream_memory m = lane->memory();
+            result.push_back({ lane->device(), lane->size(), m.pooled, m.limit, m.pinned, m.note });
+        }
+    }
+    return result;
+}
+
 bool oa_stream_wanted(const ggml_tensor * op, const ggml_tensor * weight) {
-    const int64_t from = OA_TENSOR_STREAM_FROM(weight->flags);
+    const int64_t from = OA_STREAM_FROM(weight);
     return (op->op == GGML_OP_MUL_MAT && op->ne[1] >= from) || (op->op == GGML_OP_MUL_MAT_ID && op->ne[2] >= from);
 }
 
@@ -57,7 +81,7 @@ void oa_stream_add(oa_weight_stream_t stream, ggml_tensor * weight, ggml_tensor 
     }
     auto & lane = stream->lanes[backend_id];
     if (!lane) {
-        lane = std::make_unique<oa_stream_lane>(backend, buft, wanted_slots());
+        lane = std::make_unique<oa_stream_lane>(backend, buft, OA_STREAM_SLOTS(weight));
     }
     lane->add(weight, copy, split);
     stream->splits[copy] = split;
@@ -84,9 +108,19 @@ void oa_stream_begin(oa_weight_stream_t stream) {
     }
 }
 
-bool oa_stream_wait(oa_weight_stream_t stream, const ggml_tensor * input, int split) {
-    return std::any_of(stream->lanes.begin(), stream->lanes.end(),
-                       [&](auto & it) { return it.second->wait(input, split); });
+oa_stream_state oa_stream_wait(oa_weight_stream_t stream, const ggml_tensor * input, int split) {
+    for (auto & [id, lane] : stream->lanes) {
+        const oa_stream_state state = lane->wait(input, split);
+        if (state == OA_STREAM_FAILED) {
+            const std::lock_guard<std::mutex> lock(g_mutex);
+            g_error = lane->error();
+            GGML_LOG_ERROR("%s\n", g_error.c_str());
+        }
+        if (state != OA_STREAM_NONE) {
+            return state;
+        }
+    }
+    return OA_STREAM_NONE;
 }
 
 void oa_stream_submitted(oa_weight_stream_t stream, int split) {

@@ -35,13 +35,35 @@ GGML_API void   oa_stream_plan(oa_weight_stream_t stream);
 GGML_API bool   oa_stream_allocate(oa_weight_stream_t stream);
 GGML_API size_t oa_stream_size(oa_weight_stream_t stream, int backend_id); // bytes
 
-// While the splits of a graph are computed: start copying; wait until the weight `input` of the split is in its slot
-// (false: it is not streamed); the split has been handed to the device; copy ahead for the next micro-batch.
-GGML_API void oa_stream_begin(oa_weight_stream_t stream);
-GGML_API bool oa_stream_wait(oa_weight_stream_t stream, const struct ggml_tensor * input, int split);
-GGML_API void oa_stream_submitted(oa_weight_stream_t stream, int split);
-GGML_API void oa_stream_end(oa_weight_stream_t stream);
+enum oa_stream_state {
+    OA_STREAM_NONE,   // it is not streamed
+    OA_STREAM_READY,  // it is in its slot
+    OA_STREAM_FAILED, // it could not be read; the computation must stop (oa_stream_take_error says why)
+};
+
+// While the splits of a graph are computed: start copying; wait until the weight `input` of the split is in its slot;
+// the split has been handed to the device; copy ahead for the next micro-batch.
+GGML_API void                 oa_stream_begin(oa_weight_stream_t stream);
+GGML_API enum oa_stream_state oa_stream_wait(oa_weight_stream_t stream, const struct ggml_tensor * input, int split);
+GGML_API void                 oa_stream_submitted(oa_weight_stream_t stream, int split);
+GGML_API void                 oa_stream_end(oa_weight_stream_t stream);
 
 #ifdef __cplusplus
 }
+
+#include <string>
+#include <vector>
+
+// Why the last computation of this process failed in a stream, and nothing the second time.
+GGML_API std::string oa_stream_take_error();
+
+// Every lane that exists.
+struct oa_stream_lane_info {
+    std::string device;
+    size_t      slots_nbytes;             // device memory
+    size_t      pinned_nbytes, pin_limit; // host memory that keeps weights
+    bool        staging_pinned;
+    std::string note; // why weights are not (all) copied from pinned memory
+};
+GGML_API std::vector<oa_stream_lane_info> oa_stream_lanes();
 #endif

@@ -42,6 +42,7 @@ TIERS = (1, 32, 512)
 # KV rows at which attention is measured: up to the first that the context does not exceed.
 DEPTHS = (128, 1024, 4096, 16384)
 ACCELERATOR_TYPES = ("gpu", "igpu")
+MINIMAL = "minimal"  # the budget of the planner of that name
 PathOrText = str | os.PathLike[str]
 Progress = Callable[[float, float, str], None]
 
@@ -65,6 +66,7 @@ class Choices:
         recheck: re-measure the heaviest operators of each device (about a second each) before planning from cached
             times; a device that changed by more than 15 % has its times scaled, and the plan says so.
         all_logits: logits of all rows may be wanted (embeddings, drafts, perplexity), not only of each sequence's last.
+        streams: whether weights may be streamed (docs/streaming.md).
         reserve: bytes per device that others hold out of the same budget, a draft model planned before for example:
             `{name: memory.total for name, memory in draft.predicted.devices.items()}`. They are taken off budgets in
             bytes and "auto"; what is loaded already is not free, so "auto" knows of it. A share of the weights stays.
@@ -80,6 +82,7 @@ class Choices:
     fixed_ubatch: bool = False
     recheck: bool = False
     all_logits: bool = False
+    streams: bool = True
     reserve: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -169,7 +172,7 @@ def plan_model(
     """Plan one model under a budget, profiling what was not measured yet.
 
     Args:
-        vram: what `parse_budget` takes; None is "auto" where an accelerator is used.
+        vram: what `parse_budget` takes; None is "auto" where an accelerator is used; "minimal" is the planner's.
         settings: exactly those the model will be loaded with.
         progress: called before every measurement.
 
@@ -202,6 +205,8 @@ def candidates(
 ) -> Candidates:
     """Every candidate of `choices.planner`, the plan to take first; arguments and errors as in `plan_model`."""
     settings = resolve(settings, graph.n_ctx_train)
+    if vram == MINIMAL:
+        vram, choices = None, replace(choices, planner="minimal")
     profile, accelerators = _profile_and_devices(graph, settings, choices, progress)
     if not accelerators and vram is not None:
         raise OallamaError(f"a memory budget ({vram}) is for an accelerator, not for the device {HOST}; leave one out")
@@ -230,6 +235,7 @@ def candidates(
         workload=choices.workload or default_workload(settings.n_ctx),
         n_outputs_max=0 if choices.all_logits else settings.n_seq_max,
         free_ubatch=not choices.fixed_ubatch,
+        streams=choices.streams,
         fit=(lambda: here.fit(limits)) if all(limits.values()) else None,
         paper=choices.paper,
         fraction=choices.fraction,

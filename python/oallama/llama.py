@@ -10,6 +10,7 @@ import ctypes
 import inspect
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -34,8 +35,9 @@ class Llama(_UPSTREAM):  # type: ignore[misc, valid-type]
     """Drop-in for `llama_cpp.Llama` 0.3.36: the same arguments, methods and results, and three arguments more.
 
     Args:
-        vram: memory of the accelerator to use: bytes, "8GiB", "75%" (of the weights) or "auto" (what is free). The
-            first accelerator is taken; without one this is an error.
+        vram: memory of the accelerator to use: bytes, "8GiB", "75%" (of the weights), "auto" (what is free) or
+            "minimal" (weights and KV caches stay on the host and are streamed). The first accelerator is taken;
+            without one this is an error.
         plan: a PlacementPlan or its file, instead of `vram`. It brings the context settings that are not given.
         profile: a Profile or its file for planning under `vram`; default: this machine's, measured when missing.
         progress: called with (done, total, text) while the machine is profiled; default: with `verbose`, one line on
@@ -104,6 +106,15 @@ class Llama(_UPSTREAM):  # type: ignore[misc, valid-type]
     @context_params.setter
     def context_params(self, params: Any) -> None:
         self._context_params = params
+
+    def eval(self, tokens: Sequence[int]) -> None:
+        """Upstream's; raises OallamaError when weights could not be streamed (the file was changed or cut off)."""
+        try:
+            super().eval(tokens)
+        except RuntimeError as error:
+            if reason := engine.core().take_stream_error():
+                raise OallamaError(reason) from error
+            raise
 
     def placement(self) -> Placement:
         """What is where: budget, predicted and measured bytes per device, and its tensors (with a plan)."""

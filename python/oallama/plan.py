@@ -26,7 +26,8 @@ SCHEMA = "oallama.plan/1"
 SCHEMA_FILE = Path(__file__).parent / "schemas" / "plan.schema.json"
 REMEDY = "make a new one with `oallama plan`"
 
-Mode = Literal["resident", "host", "upload"]
+Mode = Literal["resident", "host", "upload", "stream"]
+STREAM_SLOTS = 3  # one is read, one is full, one is being filled
 
 
 @dataclass(frozen=True)
@@ -34,13 +35,15 @@ class Segment:
     """A part of a tensor in one buffer. `rows` is (first, end) of a row split, None for the whole tensor.
 
     Modes: "resident" is computed on the device that holds it, "host" is computed on the CPU, "upload" lives on the CPU
-    and is uploaded for large batches.
+    and is uploaded for large batches, "stream" lives on the CPU and is copied to the first accelerator ahead of its
+    operator for batches of `stream_from` tokens and more (0 for all other modes).
     """
 
     device: str
     mode: Mode
     rows: tuple[int, int] | None
     nbytes: int
+    stream_from: int = 0
 
 
 @dataclass(frozen=True)
@@ -53,9 +56,17 @@ class TensorPlacement:
     affinity: float | None = None
 
     @classmethod
-    def whole(cls, type: str, nbytes: int, device: str, mode: Mode, affinity: float | None = None) -> TensorPlacement:
+    def whole(
+        cls,
+        type: str,
+        nbytes: int,
+        device: str,
+        mode: Mode,
+        affinity: float | None = None,
+        stream_from: int = 0,
+    ) -> TensorPlacement:
         """A tensor in one piece."""
-        return cls(type, nbytes, (Segment(device, mode, None, nbytes),), affinity)
+        return cls(type, nbytes, (Segment(device, mode, None, nbytes, stream_from),), affinity)
 
     @property
     def device(self) -> str:
@@ -66,6 +77,11 @@ class TensorPlacement:
     def mode(self) -> Mode:
         """Mode of the first segment."""
         return self.segments[0].mode
+
+    @property
+    def stream_from(self) -> int:
+        """Tokens from which the first segment is streamed; 0 when it never is."""
+        return self.segments[0].stream_from
 
 
 @dataclass(frozen=True)
@@ -123,7 +139,9 @@ class PlacementPlan:
 
     model: fingerprint of the file. planner: {"name", "params"}. budgets: bytes each device may hold. devices:
     accelerators first, "CPU" last. layers: home of the KV cache and attention of layers 0..n-1, then of the output
-    layer. measured is filled in after a run and is not part of the hash.
+    layer. stream_slots: device buffers that streamed weights take turns in. stream_caches: attention over KV caches
+    that live on the CPU runs on the first accelerator all the same. measured is filled in after a run and is not part
+    of the hash.
     """
 
     model: Mapping[str, Any]
@@ -135,6 +153,8 @@ class PlacementPlan:
     tensors: Mapping[str, TensorPlacement]
     predicted: Prediction
     tied_output: bool = False
+    stream_slots: int = STREAM_SLOTS
+    stream_caches: bool = False
     measured: Mapping[str, Any] | None = None
     schema: str = field(default=SCHEMA)
 
@@ -177,7 +197,7 @@ class PlacementPlan:
         changed = [f"{k} {v} -> {settings[k]}" for k, v in asdict(self.context).items() if v != settings[k]]
         if changed:
             lines.append(f"context: {', '.join(changed)}")
-        for what in ("model", "devices", "budgets"):
+        for what in ("model", "devices", "budgets", "stream_slots", "stream_caches"):
             if getattr(self, what) != getattr(other, what):
                 lines.append(f"{what}: {_short(getattr(self, what))} -> {_short(getattr(other, what))}")
         moved = [il for il, (a, b) in enumerate(zip(self.layers, other.layers, strict=False)) if a != b]
@@ -204,7 +224,8 @@ class PlacementPlan:
 
         Regular expressions are anchored and match exactly the intended names. llama-bench separates overrides with ";"
         and is written so. `--no-op-offload` is added when no tensor is to be uploaded; a mix of "host" and "upload" is
-        beyond stock llama.cpp, which then uploads all of them. Raises OallamaError for what flags cannot say.
+        beyond stock llama.cpp, which then uploads all of them, streamed ones too. Raises OallamaError for what flags
+        cannot say.
         """
         return plan_export.llama_cpp_flags(self, program)
 
@@ -265,6 +286,8 @@ class PlacementPlan:
                 parts=predicted.get("parts", {}),
             ),
             tied_output=content["tied_output"],
+            stream_slots=content.get("stream_slots", STREAM_SLOTS),
+            stream_caches=content.get("stream_caches", False),
             measured=content["measured"],
         )
         used = {*plan.layers, *plan.budgets, *(s.device for t in plan.tensors.values() for s in t.segments)}
@@ -282,7 +305,13 @@ def _validator() -> jsonschema.Draft202012Validator:
 
 def _tensor(content: Mapping[str, Any]) -> TensorPlacement:
     segments = tuple(
-        Segment(s["device"], s["mode"], None if s["rows"] is None else (s["rows"][0], s["rows"][1]), s["nbytes"])
+        Segment(
+            s["device"],
+            s["mode"],
+            None if s["rows"] is None else (s["rows"][0], s["rows"][1]),
+            s["nbytes"],
+            s.get("stream_from", 0),
+        )
         for s in content["segments"]
     )
     return TensorPlacement(content["type"], content["nbytes"], segments, content["affinity"])
@@ -291,7 +320,14 @@ def _tensor(content: Mapping[str, Any]) -> TensorPlacement:
 def _home(tensor: TensorPlacement | None) -> str:
     if tensor is None:
         return "nowhere"
-    return " + ".join(s.device if s.mode == "resident" else f"{s.device} ({s.mode})" for s in tensor.segments)
+    return " + ".join(_home_of(s) for s in tensor.segments)
+
+
+def _home_of(segment: Segment) -> str:
+    if segment.mode == "resident":
+        return segment.device
+    tokens = f" from {segment.stream_from} tokens" if segment.mode == "stream" else ""
+    return f"{segment.device} ({segment.mode}{tokens})"
 
 
 def _short(value: object) -> str:

@@ -34,12 +34,19 @@ def backend_map(plan: PlacementPlan) -> str:
     """The table the patched engine obeys (docs/architecture.md, "Backend map")."""
     lines = ["# oallama backend map v1"]
     lines += [f"layer {il} {device}" for il, device in enumerate(plan.layers)]
-    lines += [f"tensor {name} {_single(name, t).device} {_single(name, t).mode}" for name, t in plan.tensors.items()]
+    segments = {name: _single(name, t) for name, t in plan.tensors.items()}
+    if any(s.mode == "stream" for s in segments.values()):
+        lines.append(f"slots {plan.stream_slots}")
+    if plan.stream_caches:
+        lines.append("caches stream")
+    lines += [f"tensor {name} {s.device} {_mode(s)}" for name, s in segments.items()]
     return "\n".join(lines) + "\n"
 
 
 def llama_cpp_flags(plan: PlacementPlan, program: str = "llama.cpp") -> list[str]:
     """-ngl and -ot flags that give stock llama.cpp the same homes for layers and tensors."""
+    if plan.stream_caches:
+        raise OallamaError("stock llama.cpp cannot compute attention on another device than the KV cache's")
     bench = program == "llama-bench"
     flags = ["-ngl", str(_gpu_layers(plan))]
     moved: dict[str, list[str]] = defaultdict(list)
@@ -61,7 +68,7 @@ def llama_cpp_flags(plan: PlacementPlan, program: str = "llama.cpp") -> list[str
     if patterns:
         # llama-bench reads "," as "next test"; its separator inside one test is ";".
         flags += ["-ot", (";" if bench else ",").join(patterns)]
-    if moved[HOST] and not any(t.mode == "upload" for t in plan.tensors.values()):
+    if moved[HOST] and not any(t.mode in ("upload", "stream") for t in plan.tensors.values()):
         flags += ["-nopo", "1"] if bench else ["--no-op-offload"]
     return flags
 
@@ -122,6 +129,10 @@ def _default_device(plan: PlacementPlan, name: str) -> str:
     """Where stock llama.cpp puts a tensor under the plan's -ngl."""
     layer = home_layer(name, len(plan.layers) - 1)
     return HOST if layer is None else plan.layers[layer]
+
+
+def _mode(segment: Segment) -> str:
+    return f"stream {segment.stream_from}" if segment.mode == "stream" else segment.mode
 
 
 def _single(name: str, tensor: TensorPlacement) -> Segment:

@@ -22,7 +22,7 @@ Model = Annotated[Path, typer.Argument(help="GGUF file.", show_default=False)]
 Planner = Annotated[str, typer.Option(help=f"{', '.join(PLANNERS)}; auto: the fastest of them.")]
 Vram = Annotated[
     str | None,
-    typer.Option(help='Memory of the accelerator to use: "8GiB", "75%" (of the weights), bytes, or "auto".'),
+    typer.Option(help='Memory of the accelerator to use: "8GiB", "75%" (of the weights), bytes, "auto" or "minimal".'),
 ]
 Plan = Annotated[Path | None, typer.Option(help="Plan file of `oallama plan -o`.")]
 Profile = Annotated[

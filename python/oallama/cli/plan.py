@@ -75,6 +75,9 @@ def plan(
     all_logits: Annotated[
         bool, typer.Option("--all-logits", help="Keep memory for the logits of all rows (embeddings, drafts).")
     ] = False,
+    streams: Annotated[
+        bool, typer.Option("--streams/--no-streams", help="Whether weights may be streamed to the accelerator.")
+    ] = True,
     paper: Annotated[bool, typer.Option("--paper", help="OATO literally as published.")] = False,
     fraction: Annotated[float | None, typer.Option(help="Share of the memory that weights may take.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan (JSON) to this file.")] = None,
@@ -102,6 +105,7 @@ def plan(
         fixed_ubatch=ubatch is not None,
         all_logits=all_logits,
         recheck=recheck,
+        streams=streams,
     )
     with progress_bar("profiling") as report:
         found = autoplan.candidates(model, graph, vram, wanted, choices, report)

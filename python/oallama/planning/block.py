@@ -18,17 +18,22 @@ Ints = NDArray[np.intp]
 
 @dataclass(frozen=True)
 class StageSeconds:
-    """Where the seconds of one stage go, one number per placement. `other`: the small operators."""
+    """Where the seconds of one stage go, one number per placement.
+
+    other: the small operators. copies: what streamed weights and caches add to all of these, after what is hidden
+    behind them.
+    """
 
     targets: Floats
     attention: Floats
     transfers: Floats
     switches: Floats
     other: Floats
+    copies: Floats
 
     @property
     def total(self) -> Floats:
-        return self.targets + self.attention + self.transfers + self.switches + self.other
+        return self.targets + self.attention + self.transfers + self.switches + self.other + self.copies
 
 
 class Block:
@@ -61,7 +66,18 @@ class Block:
             (graph.target[first:end] < 0) & (graph.attention_layer[first:end] < 0) & self.runs
         )
 
-    def seconds(self, costs: CostModel, ids: Ids, uploaded: Mask, depth: int, following: Ids | None) -> StageSeconds:
+    def seconds(
+        self,
+        costs: CostModel,
+        ids: Ids,
+        uploaded: Mask,
+        depth: int,
+        following: Ids | None,
+        *,
+        streamed: Mask | None = None,
+        price: float | None = None,
+        stream_caches: Mask | None = None,
+    ) -> StageSeconds:
         """Seconds for placements (rows).
 
         Args:
@@ -69,6 +85,11 @@ class Block:
             uploaded: (placements, operators) the weight lives on the host and is uploaded to where the operator runs.
             depth: positions in the KV cache that the last token sees.
             following: (placements,) device of the operator after the block, None after the last one.
+            streamed: (placements, operators) the weight is streamed to where the operator runs.
+            price: None: streamed copies hide behind the block (it is the whole graph). Else what hides is linear, so
+                that blocks may be added up: `price` (0 to 1) is the weight of "copies take longer" against "all else
+                takes longer"; any gives a lower bound of the whole graph's seconds.
+            stream_caches: (placements, layers) attention reads a cache on the host; None: none does.
         """
         at, first = self.at, self.first
         own = ids[:, : self.n]
@@ -88,7 +109,24 @@ class Block:
             path = np.concatenate([path, following[:, None]], axis=1)
         switches = costs.switch[path[:, :-1], path[:, 1:]].sum(axis=1)
         other = at.other[own[:, self._others]].sum(axis=1)
-        return StageSeconds(targets, attention, transfers, switches, other)
+        copies = np.zeros(len(ids))
+        if streamed is not None:
+            each = np.where(streamed[:, self.target], at.stream[first + self.target], 0.0)
+            rest = targets + attention + transfers + switches + other
+            copies = _exposed(each.sum(axis=1), each.max(axis=1, initial=0.0), rest, costs.overlap, price)
+        if stream_caches is not None:
+            transfers = transfers + self._cache_seconds(costs, stream_caches, depth)
+        return StageSeconds(targets, attention, transfers, switches, other, copies)
+
+    def _cache_seconds(self, costs: CostModel, streamed: Mask, depth: int) -> Floats:
+        """Copies of KV caches to the device that attends to them: it waits for them, and they hold up the link."""
+        seconds = np.zeros(len(streamed))
+        for op in self.attention:
+            layer = self.at.graph.attention_layer[self.first + op]
+            shape = costs.graph.attention[layer]
+            if shape is not None:
+                seconds += np.where(streamed[:, layer], costs.cache_s(shape, max(depth, 1)), 0.0)
+        return seconds
 
     def attention_seconds(self, costs: CostModel, ids: Ids, depth: int) -> Floats:
         """Seconds of the block's attention alone, at another depth."""
@@ -112,6 +150,14 @@ class Block:
                 counts = counts & (ids[:, sibling] != reader)
             seconds += np.where(counts, self.at.move[source, reader, self._operator[edge]], 0.0)
         return seconds
+
+
+def _exposed(copies: Floats, first: Floats, rest: Floats, overlap: float, price: float | None) -> Floats:
+    """What streamed copies add to the rest: they hide behind it, all but the first one, and it behind them."""
+    if price is None:
+        hidden = np.minimum(rest, copies - first)
+        return copies - overlap * hidden
+    return copies * (1 - overlap + price * overlap) - price * overlap * rest
 
 
 def _earlier_readers(producer: Ints, consumer: Ints) -> list[list[int]]:

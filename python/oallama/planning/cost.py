@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
 from ..plan import HOST, ContextSettings, PlacementPlan
@@ -20,7 +21,7 @@ from ..profiling.profile import Profile
 from .oato import Anchor, Edge
 from .operators import AttentionShape, OperatorGraph
 from .reduced import Link, reduced_links
-from .stage import OFFLOAD_MIN_TOKENS, Mask, Placement, StageGraph
+from .stage import OFFLOAD_MIN_TOKENS, STREAMER, Mask, Placement, StageGraph
 
 Floats = NDArray[np.float64]
 # llama.cpp attends to the cache in multiples of this many positions. The fused form skips those beyond the last token.
@@ -59,7 +60,8 @@ class StageCosts:
     """Seconds per operator (axis -1) when a stage runs with `n_tokens`; device ids as in stage.py.
 
     seconds: (devices, operators) of target operators, 0 for others. upload: copying the weight to the uploader and
-    computing there, infinite where that never happens. move: (from, to, operators) seconds to move the result.
+    computing there, infinite where that never happens. stream: copying the weight to the first accelerator, infinite
+    without one. move: (from, to, operators) seconds to move the result.
     small_upload: (small weights,) copying one to the uploader. other: (devices,) one small operator.
     """
 
@@ -68,6 +70,7 @@ class StageCosts:
     tokens: NDArray[np.intp]
     seconds: Floats
     upload: Floats
+    stream: Floats
     move: Floats
     small_upload: Floats
     other: Floats
@@ -106,6 +109,8 @@ class CostModel:
         # Upstream sends uploads to the first device that takes them; 0 when none does.
         offers = [profile.device(name).op_offload for name in self.names]
         self.uploader = next((i for i, takes in enumerate(offers) if i and takes), 0)
+        # Share of the shorter of streamed copies and everything else that is hidden behind the longer.
+        self.overlap = profile.overlap(accelerators[0]) if accelerators else 0.0
         self.flash = any(op.op == "FLASH_ATTN_EXT" for op in graph.operators(self.decode_tier))
         self.width = graph.operators(self.decode_tier)[0].ne[0]  # n_embd: the first operator embeds the tokens
 
@@ -161,13 +166,15 @@ class CostModel:
     def _make_stage(self, graph: StageGraph, n_tokens: int) -> StageCosts:
         tokens = graph.tokens(n_tokens)
         n, devices = len(graph.operators), range(len(self.names))
-        seconds, upload = np.zeros((len(devices), n)), np.full(n, np.inf)
+        seconds, upload, stream = np.zeros((len(devices), n)), np.full(n, np.inf), np.full(n, np.inf)
         for op, count in zip(graph.operators, tokens.tolist(), strict=True):
             if not op.is_target:
                 continue
             seconds[:, op.index] = [self._op_seconds(d, op.op, op.weight, count, op.n_used) for d in devices]
+            weight_bytes = self.graph.tensor[op.weight or ""].nbytes
+            if len(devices) > 1:
+                stream[op.index] = self.link_s(STREAMER, "h2d", weight_bytes)
             if self.uploader and count >= OFFLOAD_MIN_TOKENS:
-                weight_bytes = self.graph.tensor[op.weight or ""].nbytes
                 upload[op.index] = self.link_s(self.uploader, "h2d", weight_bytes) + seconds[self.uploader, op.index]
         bytes_out = graph.bytes_out(n_tokens).tolist()
         move = np.array([[[self.move_s(a, b, size) for size in bytes_out] for b in devices] for a in devices])
@@ -176,7 +183,7 @@ class CostModel:
             for name in self.small
         ]
         other = [self.profile.other_op_time(name, n_tokens, self.width) or 0.0 for name in self.names]
-        return StageCosts(graph, n_tokens, tokens, seconds, upload, move, np.array(uploads), np.array(other))
+        return StageCosts(graph, n_tokens, tokens, seconds, upload, stream, move, np.array(uploads), np.array(other))
 
     def _op_seconds(self, device: int, op: str, weight: str | None, n_tokens: int, n_used: int) -> float:
         tensor = self.graph.tensor[weight or ""]
@@ -199,6 +206,17 @@ class CostModel:
             small=homes(self.small),
             small_upload=np.array([tensors[name].mode == "upload" for name in self.small], dtype=bool),
             layers=np.array([self.ids[device] for device in plan.layers], dtype=np.int8),
+            stream=np.array([tensors[name].stream_from for name in self.targets], dtype=np.intp),
+            stream_caches=plan.stream_caches,
+        )
+
+    def cache_s(self, shape: AttentionShape, depth: int) -> float:
+        """Seconds to copy one layer's KV cache of `depth` positions from the host to the first accelerator."""
+        rows = max(1, min(-(-depth // KV_ROWS) * KV_ROWS, self.context.n_ctx))
+        types = ((shape.head_dim_k, self.context.type_k), (shape.head_dim_v, self.context.type_v))
+        return sum(
+            self.link_s(STREAMER, "h2d", rows * shape.n_head_kv * width * _bytes_per_value(type))
+            for width, type in types
         )
 
     def upload_pays(self, workload: Workload) -> Mask:
@@ -215,6 +233,16 @@ class CostModel:
             host += self._per_target(stage, stage.seconds[0])
             upload += self._per_target(stage, stage.upload)
         return upload < host
+
+    def stream_gain(self, n_tokens: int) -> Floats:
+        """Per target, seconds saved in a micro-batch when it is streamed instead of computed on the host.
+
+        Copies are taken to hide as far as they can: behind the target's own operator, which stands for the pass.
+        """
+        stage = self.stage(n_tokens)
+        copies, computing = stage.stream, stage.seconds[min(STREAMER, len(self.names) - 1)]
+        streamed = copies + computing - self.overlap * np.minimum(copies, computing)
+        return self._per_target(stage, np.where(np.isfinite(copies), stage.seconds[0] - streamed, -np.inf))
 
     # ---- OATO's view ----------------------------------------------------------------------------------------------
 
@@ -255,6 +283,16 @@ class CostModel:
                 anchors.append(Anchor(link.i, link.anchor_on_device, seconds(link, (link.i,))))
         return t_host, t_device, edges, anchors
 
+    def stream_copies(self, n_tokens: int) -> Floats:
+        """Per target, seconds of the link when it is streamed in a micro-batch."""
+        stage = self.stage(n_tokens)
+        return self._per_target(stage, stage.stream)
+
     def _per_target(self, stage: StageCosts, seconds: Floats) -> Floats:
         at = stage.graph.target >= 0
         return np.bincount(stage.graph.target[at], seconds[at], len(self.targets)).astype(np.float64)
+
+
+def _bytes_per_value(type: str) -> float:
+    block, size = GGML_QUANT_SIZES[GGMLQuantizationType[type.upper()]]
+    return float(size) / float(block)

@@ -22,7 +22,7 @@ MemoryDryRun = Callable[[PlacementPlan], Mapping[str, Mapping[str, int]]]
 PROMPTS = (32, 64, 128, 256, 512, 2048, 8192)
 DEPTHS = (0, 512, 2048, 8192, 16384, 32768)
 _NO_MEMORY = DeviceMemory(0, 0, 0)
-_CAUSES = ("targets", "attention", "transfers", "switches", "other")
+_CAUSES = ("targets", "attention", "transfers", "switches", "other", "copies")
 
 
 @dataclass(frozen=True)
@@ -110,10 +110,12 @@ class Drafts:
             i = target.get(t.name)
             home = placement.small[small[t.name]] if i is None else placement.targets[i]
             upload = i is not None and bool(placement.upload[i])
-            mode: Mode = "resident" if home else "upload" if upload else "host"
+            start = 0 if i is None or home or placement.stream is None else int(placement.stream[i])
+            mode: Mode = "resident" if home else "stream" if start else "upload" if upload else "host"
             weight = None if affinity is None or i is None else float(affinity[i])
-            tensors[t.name] = TensorPlacement.whole(t.type, t.nbytes, costs.names[home], mode, weight)
-        return self._plan(tensors, tuple(costs.names[home] for home in placement.layers))
+            tensors[t.name] = TensorPlacement.whole(t.type, t.nbytes, costs.names[home], mode, weight, start)
+        plan = self._plan(tensors, tuple(costs.names[home] for home in placement.layers))
+        return replace(plan, stream_caches=placement.stream_caches)
 
     def uniform(self, device: int, targets: Ids | None = None, upload: Mask | None = None) -> Placement:
         """All KV caches, attention and small weights on one device, but for embeddings; targets there or as given."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
+from .cost import CostModel, Workload
 from .drafts import Drafts
 from .fitting import Choice, Fitted, fit
 from .layered import Infeasible
@@ -15,36 +16,46 @@ from .segments import Segments
 from .solve import lower_bound, solve
 from .space import Space, too_small
 from .stage import Mask, Placement
+from .streams import stream_pays, with_streams
+
+# Weight of "copies take longer" against "all else takes longer" that streams are planned with. The plans of 0 to 1 are
+# within half a percent of each other; the ends give tighter bounds.
+PRICE = 0.5
+BOUND_PRICES = (0.0, 1.0)
+# Below this overlap streaming is no better than llama.cpp's own uploads, which need less memory.
+_HIDES = 0.05
 
 
 def exact(space: Space) -> tuple[Drafts, Fitted]:
-    """The best plan over the forms of attention, both ways of uploading and smaller micro-batches.
+    """The best plan over the forms of attention, what happens to host weights in prefill, and micro-batches.
 
-    Forms and uploads are compared at the requested micro-batch; the better pair is then tried with smaller ones until
-    that stops paying. Raises BudgetTooSmall when nothing fits, NotLayered when the model has no layers one after the
-    other.
+    Forms and moves are compared at the requested micro-batch; the best pair is then tried with smaller ones, and with
+    larger ones when it streams (they hide more of the copies), until that stops paying. Raises BudgetTooSmall when
+    nothing fits, NotLayered when the model has no layers one after the other.
     """
     kv_bytes, (size, *smaller) = _kv_bytes(space), space.sizes()
     pairs = [
-        _Exact(space, space.drafts(replace(space.ours, flash_attn=form, n_ubatch=size)), upload, kv_bytes)
+        _Exact(space, drafts, moves, kv_bytes)
         for form in space.forms()
-        for upload in (False, True)
+        for drafts in (space.drafts(replace(space.ours, flash_attn=form, n_ubatch=size)),)
+        for moves in moves_to_try(space, drafts.costs)
     ]
-    pairs = sorted((p for p in pairs if p.uploads == bool(p.mask.any())), key=lambda p: p.bound)
+    pairs.sort(key=lambda p: p.bound)
     best, solved = pairs[0], pairs[:1]
     for pair in pairs[1:]:
         if pair.bound < best.seconds:
             solved.append(pair)
             best = min(best, pair, key=lambda p: p.seconds)
-    for size in smaller:
-        if best.leaves_nothing:
-            break
-        context = replace(best.drafts.costs.context, n_ubatch=size)
-        finer = _Exact(space, space.drafts(context), best.uploads, kv_bytes)
-        if np.isfinite(best.seconds) and (finer.bound >= best.seconds or finer.seconds >= best.seconds):
-            break
-        solved.append(finer)
-        best = min(best, finer, key=lambda p: p.seconds)
+    for sizes in (smaller, space.larger_sizes() if best.moves.streams else []):
+        for size in sizes:
+            if best.leaves_nothing:
+                break
+            drafts = space.drafts(replace(best.drafts.costs.context, n_ubatch=size))
+            other = _Exact(space, drafts, best.moves.at(drafts.costs, space.workload), kv_bytes)
+            if np.isfinite(best.seconds) and (other.bound >= best.seconds or other.seconds >= best.seconds):
+                break
+            solved.append(other)
+            best = min(best, other, key=lambda p: p.seconds)
     unsolved = [p for p in pairs if p not in solved]
     for candidate in [*sorted(solved, key=lambda p: p.seconds), *unsolved]:
         drafts, smallest = candidate.drafts, int(candidate.drafts.costs.nbytes.min())
@@ -52,7 +63,7 @@ def exact(space: Space) -> tuple[Drafts, Fitted]:
         # Little on a device may need smaller buffers there than everything on it does.
         found = found or fit(drafts, candidate.choose, candidate.least_charge, smallest)
         if found is not None:
-            return drafts, found
+            return drafts, candidate.proven(found)
     drafts = space.drafts(space.ours)
     raise too_small(drafts, drafts.measure(drafts.by_placement(drafts.uniform(1, drafts.uniform(0).targets))))
 
@@ -72,23 +83,56 @@ def _kv_bytes(space: Space) -> list[int]:
     return [-(-total * v // max(1, sum(values))) for v in values]
 
 
+@dataclass(frozen=True)
+class Moves:
+    """Which targets are moved to an accelerator in prefill when they live on the host.
+
+    price: None for uploads; for streams see Segments.
+    """
+
+    mask: Mask
+    price: float | None = None
+
+    @property
+    def streams(self) -> bool:
+        return self.price is not None
+
+    def at(self, costs: CostModel, workload: Workload) -> Moves:
+        """The same kind of moves in another context."""
+        if not self.mask.any():
+            return self
+        pays = stream_pays(costs, workload) if self.streams else costs.upload_pays(workload)
+        return replace(self, mask=pays)
+
+
+def moves_to_try(space: Space, costs: CostModel) -> list[Moves]:
+    """None at all, llama.cpp's uploads, which need less memory, and streams, which hide; those that can pay."""
+    found = [Moves(np.zeros(len(costs.targets), dtype=bool))]
+    if (uploads := costs.upload_pays(space.workload)).any():
+        found.append(Moves(uploads))
+    hides = costs.overlap >= _HIDES or not costs.uploader
+    if space.streams and hides and (streams := stream_pays(costs, space.workload)).any():
+        found.append(Moves(streams, PRICE))
+    return found
+
+
 class _Exact:
-    """The exact choice for one context, with or without uploads of weights that live on the host.
+    """The exact choice for one context and one kind of moves.
 
     bound: seconds it cannot be below, whatever its compute buffers take. seconds: of the choice before its dry run,
     infinite when there is none.
     """
 
-    def __init__(self, space: Space, drafts: Drafts, uploads: bool, kv_bytes: Sequence[int]) -> None:
-        self.space, self.drafts, self.uploads, self.kv_bytes = space, drafts, uploads, kv_bytes
-        targets = len(drafts.costs.targets)
-        self.mask: Mask = drafts.costs.upload_pays(space.workload) if uploads else np.zeros(targets, dtype=bool)
+    def __init__(self, space: Space, drafts: Drafts, moves: Moves, kv_bytes: Sequence[int]) -> None:
+        self.space, self.drafts, self.moves, self.kv_bytes = space, drafts, moves, kv_bytes
 
     @cached_property
     def charge(self) -> list[int]:
         """Compute buffers of each accelerator, with everything on it."""
         return [
-            self.space.whole(self.drafts, d, self.mask).on(name).compute if self._counts_kv(name) else 0
+            self.space.whole(self.drafts, d, self.moves.mask, self.moves.streams).on(name).compute
+            if self._counts_kv(name)
+            else 0
             for d, name in enumerate(self.drafts.accelerators, 1)
         ]
 
@@ -130,7 +174,8 @@ class _Exact:
 
     @cached_property
     def segments(self) -> Segments:
-        return Segments(self.drafts.costs, self.space.workload, self.mask, self.kv_bytes)
+        moves = self.moves
+        return Segments(self.drafts.costs, self.space.workload, moves.mask, self.kv_bytes, moves.price)
 
     def choose(self, capacity: list[int]) -> Choice | None:
         if any(c < 0 for c in capacity):
@@ -141,14 +186,44 @@ class _Exact:
         except Infeasible:
             return None
         placement = self._elsewhere(self.segments.placement(found.ways.tolist(), self.drafts.uniform(0)))
+        if self.moves.streams:
+            predictor, workload = self.drafts.predictor, self.space.workload
+            placement = with_streams(predictor, replace(placement, stream=None), self.moves.mask, workload)
         params = {
             "uploads": bool(placement.upload.any()),
+            "streams": placement.stream is not None and bool(placement.stream.any()),
             "bound_s": found.bound,
             "gap": found.gap,
             "solver": found.method,
             "status": found.status,
         }
         return Choice(placement, found.nbytes.tolist(), params)
+
+    def proven(self, found: Fitted) -> Fitted:
+        """The choice with the gap to the best of several bounds: with streams, each price gives one.
+
+        Bounds are for plans that stream all host weights worth it; where the host keeps some, nothing is proven.
+        """
+        if not self.moves.streams:
+            return found
+        params = {**found.choice.params}
+        first = float(params.pop("bound_s"))  # type: ignore[arg-type]
+        del params["gap"]
+        placement = found.choice.placement
+        stays = self.moves.mask & (placement.targets == 0)
+        if placement.stream is None or (stays & (placement.stream == 0)).any():
+            return replace(found, choice=replace(found.choice, params={**params, "status": "not proven"}))
+        used = self.drafts.used(found.measured)
+        capacity = [
+            limit - (total - counted)
+            for limit, total, counted in zip(self.drafts.limits, used, found.choice.counted, strict=True)
+        ]
+        bounds = [first]
+        for price in BOUND_PRICES:
+            other = _Exact(self.space, self.drafts, replace(self.moves, price=price), self.kv_bytes)
+            bounds.append(lower_bound(other.segments.instance(capacity), time_limit_s=self.space.time_limit_s))
+        gap = max(0.0, 1 - max(bounds) / found.measured.seconds)
+        return replace(found, choice=replace(found.choice, params={**params, "bound_s": max(bounds), "gap": gap}))
 
     def _elsewhere(self, placement: Placement) -> Placement:
         """Small weights outside of all layers (rope factors): beside most KV caches."""

@@ -19,6 +19,7 @@ _CAUSES = {
     "transfers": "transfers",
     "switches": "device changes",
     "other": "small operators",
+    "copies": "streamed weights",
 }
 
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
+import numpy as np
+
 from ..errors import OallamaError
 from ..plan import HOST, PlacementPlan
 from .budget import format_bytes
@@ -18,14 +20,31 @@ from .cost import Workload
 from .drafts import Drafts, Measured
 from .exact import exact
 from .greedy import oato
+from .operators import layer_of
 from .space import Space, too_small
+from .stage import Ids, Ints
 from .stock import StockFlags, cpu_ffn, cpu_moe
 
-PlannerName = Literal["auto", "exact", "oato", "layers", "fewer-layers", "fit", "cpu-moe", "cpu-ffn", "cpu", "all"]
+PlannerName = Literal[
+    "auto",
+    "exact",
+    "oato",
+    "layers",
+    "fewer-layers",
+    "fit",
+    "cpu-moe",
+    "cpu-ffn",
+    "cpu",
+    "all",
+    "stream-all",
+    "minimal",
+]
 DEFAULT_WORKLOAD = Workload()
 PLANNERS: tuple[str, ...] = get_args(PlannerName)
 # Predictions this close are equal: taken is the safer plan, with less traffic or with llama.cpp's own attention.
 TIE = 0.02
+_ON_REQUEST = ("all", "stream-all", "minimal")
+_MINIMAL_SLOTS = 2
 
 
 @dataclass(frozen=True)
@@ -46,8 +65,10 @@ def make_plans(space: Space, planner: PlannerName = "auto") -> Candidates:
     Planners: "exact", the fastest placement within the budget by the cost model, to a stated gap; "oato", Algorithm 1
     (paper=True: literally as published); "layers", stock `-ngl` with the most layers the budget admits;
     "fewer-layers", the `-ngl` up to that which is predicted to be fastest; "fit", llama.cpp's own --fit; "cpu-moe" and
-    "cpu-ffn", the fewest layers of --n-cpu-moe / --n-cpu-ffn that fit; "all", everything but the embedding on the
-    device; "cpu", no device.
+    "cpu-ffn", the fewest layers of --n-cpu-moe / --n-cpu-ffn that fit; "cpu", no device. Never chosen by "auto":
+    "all", everything but the embedding on the device; "stream-all", the most layers that fit resident, all other
+    weights streamed for every token (FlexGen's strategy); "minimal", all weights and KV caches on the host, streamed
+    for every token through two slots.
 
     Raises:
         BudgetTooSmall: when no plan that uses the accelerator fits; says the minimum.
@@ -65,7 +86,7 @@ def make_plans(space: Space, planner: PlannerName = "auto") -> Candidates:
         raise OallamaError(f"fraction must be above 0 and at most 1, got {space.fraction}")
     if not space.accelerators:
         return Candidates({"cpu": _checked(space, _cpu(space))}, {})
-    names = [name for name in makers if name != "all"] if planner == "auto" else [planner]
+    names = [name for name in makers if name not in _ON_REQUEST] if planner == "auto" else [planner]
     plans: dict[str, PlacementPlan] = {}
     failed: dict[str, OallamaError] = {}
     for name in names:
@@ -121,6 +142,8 @@ def _makers(space: Space) -> dict[str, Callable[[], PlacementPlan]]:
         makers["cpu-ffn"] = lambda: _family(space, "cpu-ffn", cpu_ffn)
     makers["cpu"] = lambda: _cpu(space)
     makers["all"] = lambda: _all(space)
+    makers["stream-all"] = lambda: _stream_all(space)
+    makers["minimal"] = lambda: _minimal(space)
     return makers
 
 
@@ -175,7 +198,8 @@ def _all(space: Space) -> PlacementPlan:
 def _layers(space: Space) -> PlacementPlan:
     """The largest -ngl that fits, as people use it."""
     drafts = space.drafts(space.context)
-    n, measured = _largest(drafts, _split(drafts), drafts.costs.graph.n_layer + 1)
+    flags = _split(drafts)
+    n, measured = _largest(drafts, lambda n: drafts.by_stock(flags(n)), drafts.costs.graph.n_layer + 1)
     return drafts.finish(measured, "layers", {"n_gpu_layers": n})
 
 
@@ -183,7 +207,7 @@ def _fewer_layers(space: Space) -> PlacementPlan:
     """The -ngl that is predicted to be fastest of all that fit."""
     drafts = space.drafts(space.context)
     flags = _split(drafts)
-    most, _ = _largest(drafts, flags, drafts.costs.graph.n_layer + 1)
+    most, _ = _largest(drafts, lambda n: drafts.by_stock(flags(n)), drafts.costs.graph.n_layer + 1)
     n = min(range(most, -1, -1), key=lambda n: drafts.predict(drafts.by_stock(flags(n))))
     return drafts.finish(drafts.measure(drafts.by_stock(flags(n))), "fewer-layers", {"n_gpu_layers": n})
 
@@ -207,17 +231,57 @@ def _family(space: Space, name: str, overrides: Callable[[int], tuple[tuple[str,
     """All layers on the devices but for the experts (feed-forwards) of the first N, with the smallest N that fits."""
     drafts = space.drafts(space.context)
     n_layer = drafts.costs.graph.n_layer
-    kept, measured = _largest(drafts, lambda n: replace(_split(drafts)(-1), overrides=overrides(n_layer - n)), n_layer)
+    flags = _split(drafts)(-1)
+    kept, measured = _largest(
+        drafts, lambda n: drafts.by_stock(replace(flags, overrides=overrides(n_layer - n))), n_layer
+    )
     return drafts.finish(measured, name, {"n": n_layer - kept})
 
 
-def _largest(drafts: Drafts, flags: Callable[[int], StockFlags], most: int) -> tuple[int, Measured]:
+# ---- streaming for every token --------------------------------------------------------------------------------------
+
+
+def _stream_all(space: Space) -> PlacementPlan:
+    """As many of the last layers resident as fit; all else streamed, KV caches and attention on the device."""
+    drafts = space.drafts(space.ours)
+    costs = drafts.costs
+    layer = np.array([costs.graph.n_layer if (il := layer_of(name)) is None else il for name in costs.targets])
+
+    def plan(n: int) -> PlacementPlan:
+        home = (layer > costs.graph.n_layer - n).astype(np.int8)
+        return drafts.by_placement(replace(drafts.uniform(1, home), stream=_always(home)))
+
+    n, measured = _largest(drafts, plan, costs.graph.n_layer + 1)
+    return drafts.finish(measured, "stream-all", {"n_resident_layers": n})
+
+
+def _minimal(space: Space) -> PlacementPlan:
+    """Nothing but norms and buffers stays on the device; a smaller micro-batch where buffers exceed the budget."""
+    for size in space.sizes():
+        drafts = space.drafts(replace(space.ours, n_ubatch=size))
+        home = np.zeros(len(drafts.costs.targets), dtype=np.int8)
+        placement = replace(drafts.uniform(1, home), stream=_always(home), stream_caches=True)
+        plan = drafts.by_placement(replace(placement, layers=np.zeros_like(placement.layers)))
+        # llama.cpp's "auto" drops the fused form when attention is not where its KV cache is.
+        context = replace(plan.context, flash_attn="on" if drafts.costs.flash else "off")
+        measured = drafts.measure(replace(plan, context=context, stream_slots=_MINIMAL_SLOTS))
+        if drafts.fits(measured):
+            return drafts.finish(measured, "minimal", {"n_ubatch": size})
+    raise too_small(drafts, measured)
+
+
+def _always(home: Ids) -> Ints:
+    """Streamed from one token on where the home is the host."""
+    return np.where(home == 0, 1, 0).astype(np.intp)
+
+
+def _largest(drafts: Drafts, plan: Callable[[int], PlacementPlan], most: int) -> tuple[int, Measured]:
     """The largest n up to `most` whose dry run fits, by bisection (bytes grow with n)."""
     low, high = 0, most
-    fits = drafts.measure(drafts.by_stock(flags(0)))
+    fits = drafts.measure(plan(0))
     while low < high:
         middle = (low + high + 1) // 2
-        found = drafts.measure(drafts.by_stock(flags(middle)))
+        found = drafts.measure(plan(middle))
         if drafts.fits(found):
             fits, low = found, middle
         else:

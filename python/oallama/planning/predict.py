@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from ..plan import HOST
 from .block import Block, StageSeconds
 from .cost import CostModel, Workload
@@ -29,7 +31,18 @@ class Predictor:
         lives[block.target] = placement.targets[graph.target[block.target]]
         lives[block.small] = placement.small[graph.small[block.small]]
         uploaded = (ids > 0) & (lives == 0)
-        return block.seconds(self.costs, ids[None, :], uploaded[None, :], depth, None)
+        streamed = np.zeros(len(ids), dtype=bool)
+        streamed[block.target] = placement.streamed(graph.target[block.target], at.tokens[block.target])
+        caches = (placement.layers == 0)[None, :] if placement.stream_caches else None
+        return block.seconds(
+            self.costs,
+            ids[None, :],
+            (uploaded & ~streamed)[None, :],
+            depth,
+            None,
+            streamed=streamed[None, :] if streamed.any() else None,
+            stream_caches=caches,
+        )
 
     def _block(self, n_tokens: int, logits: bool, decode: bool) -> Block:
         key = (n_tokens, logits, decode)

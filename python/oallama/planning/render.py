@@ -32,12 +32,13 @@ class Symbols:
     devices: tuple[str, ...] = ("█", "▓", "▒")
     host: str = "·"
     upload: str = "^"
+    stream: str = "»"
     split: str = "/"
     absent: str = " "
 
 
 UNICODE = Symbols()
-ASCII = Symbols(devices=("#", "%", "@"), host=".")
+ASCII = Symbols(devices=("#", "%", "@"), host=".", stream=">")
 _STYLES = ("bold green", "bold cyan", "bold magenta")
 
 
@@ -85,6 +86,9 @@ def render_layers(plan: PlacementPlan, symbols: Symbols = UNICODE) -> Renderable
             line.append_text(_cell(_home(plan.tensors[name]), plan, symbols))
             parts.append(line)
     parts.append(_legend(plan, symbols))
+    if plan.stream_caches:
+        reader = next(device for device in plan.devices if device != HOST)
+        parts.append(Text(f"attention runs on {reader}; KV caches on the CPU are copied there layer by layer"))
     return Group(*parts)
 
 
@@ -133,10 +137,10 @@ def _short_kind(kind: str) -> str:
 
 
 def _home(tensor: TensorPlacement) -> str:
-    """A word for a cell: the device, "upload", "split"."""
+    """A word for a cell: the device, "upload", "stream", "split"."""
     if len({s.device for s in tensor.segments}) > 1:
         return "split"
-    return "upload" if tensor.mode == "upload" else tensor.device
+    return tensor.mode if tensor.mode in ("upload", "stream") else tensor.device
 
 
 def _runs(
@@ -165,6 +169,8 @@ def _cell(home: str, plan: PlacementPlan, symbols: Symbols) -> Text:
         return Text(symbols.split, style="bold yellow")
     if home == "upload":
         return Text(symbols.upload, style="yellow")
+    if home == "stream":
+        return Text(symbols.stream, style="yellow")
     if home == HOST:
         return Text(symbols.host, style="dim")
     at = [device for device in plan.devices if device != HOST].index(home)
@@ -173,14 +179,28 @@ def _cell(home: str, plan: PlacementPlan, symbols: Symbols) -> Text:
 
 def _legend(plan: PlacementPlan, symbols: Symbols) -> Text:
     homes = {*plan.layers, *(_home(t) for t in plan.tensors.values())}
-    words = {HOST: "CPU", "upload": "CPU, uploaded for large batches", "split": "split over devices"}
+    words = {
+        HOST: "CPU",
+        "upload": "CPU, uploaded for large batches",
+        "stream": f"CPU, streamed {_stream_tokens(plan)}",
+        "split": "split over devices",
+    }
     legend = Text()
-    for home in (*plan.devices, "upload", "split"):
+    for home in (*plan.devices, "upload", "stream", "split"):
         if home in homes:
             legend.append("   " if legend else "")
             legend.append_text(_cell(home, plan, symbols))
             legend.append(f" {words.get(home, home)}")
     return legend
+
+
+def _stream_tokens(plan: PlacementPlan) -> str:
+    """From how many tokens on weights are streamed: "always", "from 12 tokens on", "from 8 to 31 tokens on"."""
+    starts = {t.stream_from for t in plan.tensors.values() if t.mode == "stream"}
+    if not starts or starts == {1}:
+        return "always"
+    first, last = min(starts), max(starts)
+    return f"from {first} tokens on" if first == last else f"from {first} to {last} tokens on"
 
 
 def _seconds(s: float) -> str:

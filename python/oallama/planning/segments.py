@@ -24,7 +24,7 @@ from .block import Block
 from .cost import CostModel, Floats, StageCosts, Workload
 from .layered import Instance, LayerClass
 from .operators import Operator
-from .stage import OFFLOAD_MIN_TOKENS, Ids, Mask, Placement, spread
+from .stage import OFFLOAD_MIN_TOKENS, STREAMER, Ids, Mask, Placement, spread
 
 # More ways than this per layer take too long to price: targets that read the same input then share a home.
 MOST_WAYS = 3000
@@ -64,20 +64,33 @@ class Ways:
 class Segments:
     """Segments of one model, its ways per segment class, and the solver's instance.
 
-    upload: per target, whether it is uploaded when it lives on the host. kv_bytes: bytes of the KV cache by layer,
-    counted against the capacity (zeros where it comes on top of the budget).
+    upload: per target, whether it is uploaded, or streamed when `price` is given, when it lives on the host. price: the
+    weight of copies against everything else in a micro-batch that streams (Block.seconds), which makes the objective a
+    lower bound instead of the predicted request. kv_bytes: bytes of the KV cache by layer, counted against the capacity
+    (zeros where it comes on top of the budget).
     Raises NotLayered for graphs with more than a residual between layers.
     """
 
-    def __init__(self, costs: CostModel, workload: Workload, upload: Mask, kv_bytes: Sequence[int]) -> None:
-        self.costs, self.upload, self.kv_bytes = costs, upload, kv_bytes
+    def __init__(
+        self,
+        costs: CostModel,
+        workload: Workload,
+        upload: Mask,
+        kv_bytes: Sequence[int],
+        price: float | None = None,
+    ) -> None:
+        self.costs, self.upload, self.kv_bytes, self.price = costs, upload, kv_bytes, price
         self.steps = _steps(costs, workload)
+        # Where host weights go in large batches, and how many tokens those have at least.
+        sizes = [n for n, _ in workload.chunks(costs.context.n_ubatch)] or [costs.context.n_ubatch]
+        self.mover = costs.uploader if price is None else STREAMER
+        self.moved_from = OFFLOAD_MIN_TOKENS if price is None else min(sizes)
         self._cuts = [_cuts(step.at, costs.graph.n_layer) for step in self.steps]
         self.segments = _segments(self.steps[0].at, self._cuts[0], costs)
         if any(_segments(s.at, c, costs) != self.segments for s, c in zip(self.steps, self._cuts, strict=True)):
             raise NotLayered("prefill and decode read the weights in different layers")
-        # In the state of a cut, a host weight that is uploaded counts as a device of its own.
-        self._state_devices = len(costs.names) + bool(costs.uploader and upload.any())
+        # In the state of a cut, a host weight that is moved counts as a device of its own.
+        self._state_devices = len(costs.names) + bool(self.mover and upload.any())
 
     # ---- the solver's instance ------------------------------------------------------------------------------------
 
@@ -102,7 +115,12 @@ class Segments:
             targets[list(segment.targets)] = ways.targets[way]
             small[list(segment.small)] = ways.small[way]
             layers[segment.layer] = ways.cache[way] if segment.layer >= 0 else ways.small[way]
-        return Placement(targets, self.upload & (targets == 0), small, np.zeros(len(small), dtype=bool), layers)
+        moved = self.upload & (targets == 0)
+        nothing = np.zeros(len(small), dtype=bool)
+        if self.price is None:
+            return Placement(targets, moved, small, nothing, layers)
+        stream = np.where(moved, self.moved_from, 0).astype(np.intp)
+        return Placement(targets, np.zeros_like(moved), small, nothing, layers, stream)
 
     # ---- classes --------------------------------------------------------------------------------------------------
 
@@ -241,22 +259,22 @@ class _Piece:
         """Where the nearest pinned operator before (-1) or after (1) the segment runs, for homes of its weight."""
         tokens = self.step.at.tokens
         at = (int(self.graph.before[self.start - 1]) if self.start else -1) if side < 0 else self.end
-        large = 0 <= at < len(tokens) and tokens[at] >= OFFLOAD_MIN_TOKENS
-        uploader = self.costs.uploader if large else 0
-        return np.where(home == len(self.costs.names), uploader, home).astype(np.int8)
+        large = 0 <= at < len(tokens) and tokens[at] >= self.all.moved_from
+        mover = self.all.mover if large else 0
+        return np.where(home == len(self.costs.names), mover, home).astype(np.int8)
 
     def pins(self, ways: Ways) -> tuple[Ids, Mask]:
-        """(ways, operators) device ids of pinned operators, and which of them upload their weight."""
+        """(ways, operators) device ids of pinned operators, and which of them have their weight moved."""
         pins = np.zeros((len(ways.small), self.block.n), dtype=np.int8)
         uploaded = np.zeros(pins.shape, dtype=bool)
-        uploader = self.costs.uploader
+        mover = self.all.mover
         for op in range(self.start, self.end):
             if not self.graph.pinned[op]:
                 continue
             home = self._homes(ways, op)
             may, column = home == len(self.costs.names), op - self.start
-            moves = may & (uploader > 0) & (self.step.at.tokens[op] >= OFFLOAD_MIN_TOKENS)
-            pins[:, column] = np.where(moves, uploader, np.where(may, 0, home))
+            moves = may & (mover > 0) & (self.step.at.tokens[op] >= self.all.moved_from)
+            pins[:, column] = np.where(moves, mover, np.where(may, 0, home))
             uploaded[:, column] = moves
         return pins, uploaded
 
@@ -273,11 +291,20 @@ class _Piece:
         outside = [self._outside(p, pins, enter) for p in self.block.outside]
         ids = np.concatenate([ids, *(o[:, None] for o in outside)], axis=1).astype(np.int8)
         (depth, times), *others = self.step.depths
-        once = self.block.seconds(self.costs, ids, uploaded, depth, follow if self._goes_on() else None)
+        price = self.all.price
+        streams = price is not None and self.step.at.n_tokens >= self.all.moved_from
+        following = follow if self._goes_on() else None
+        if streams:
+            nothing = np.zeros_like(uploaded)
+            once = self.block.seconds(self.costs, ids, nothing, depth, following, streamed=uploaded, price=price)
+        else:
+            once = self.block.seconds(self.costs, ids, uploaded, depth, following)
+        # What streamed copies hide makes everything else, attention too, cheaper.
+        share = 1 - price * self.costs.overlap if streams and price is not None else 1.0
         runs = times + sum(times for _, times in others)
-        total = runs * (once.total - once.attention) + times * once.attention
+        total = runs * (once.total - share * once.attention) + times * share * once.attention
         for depth, times in others:
-            total += times * self.block.attention_seconds(self.costs, ids, depth)
+            total += times * share * self.block.attention_seconds(self.costs, ids, depth)
         return total
 
     def _goes_on(self) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ..errors import OallamaError
-from ..plan import ContextSettings
+from ..plan import STREAM_SLOTS, ContextSettings
 from ..profiling.profile import Profile
 from .budget import Budget
 from .cost import CostModel, Workload
@@ -36,6 +36,7 @@ class Space:
         context: as llama.cpp would take it.
         n_outputs_max: rows with logits our own plans ask for; 0 when all may be wanted.
         free_ubatch: whether the micro-batch may be smaller than requested.
+        streams: whether weights may be streamed.
         fit: llama.cpp's own `--fit` under the budgets; None where it cannot be asked.
         paper, fraction: of OATO, see make_plans.
         gap, time_limit_s: of the exact planner.
@@ -50,13 +51,14 @@ class Space:
     workload: Workload
     n_outputs_max: int = 0
     free_ubatch: bool = False
+    streams: bool = True
     fit: Callable[[], StockFlags] | None = None
     paper: bool = False
     fraction: float | None = None
     gap: float = 1e-3
     time_limit_s: float = 2.0
     _drafts: dict[tuple[ContextSettings, bool], Drafts] = field(default_factory=dict)
-    _whole: dict[tuple[ContextSettings, int, bytes], Measured] = field(default_factory=dict)
+    _whole: dict[tuple[ContextSettings, int, bool, bytes], Measured] = field(default_factory=dict)
 
     @property
     def graph(self) -> OperatorGraph:
@@ -78,6 +80,15 @@ class Space:
             sizes.append(sizes[-1] // 2)
         return sizes
 
+    def larger_sizes(self) -> list[int]:
+        """Micro-batches above the requested one that the prompt can fill, smallest first."""
+        sizes = []
+        n = self.context.n_ubatch
+        while self.free_ubatch and n * 2 <= self.context.n_batch and n < self.workload.n_prompt:
+            n *= 2
+            sizes.append(n)
+        return sizes
+
     def _has_times(self, flash: str) -> bool:
         """Whether attention of this form was measured on every device."""
         known = {entry.device for entry in self.profile.attention if entry.flash == (flash != "off")}
@@ -92,16 +103,22 @@ class Space:
             self._drafts[key] = Drafts(costs, self.memory, self.budgets, self.workload)
         return self._drafts[key]
 
-    def whole(self, drafts: Drafts, device: int, upload: Mask) -> Measured:
-        """Everything on one accelerator, dry-run once; weights that may be uploaded need room for those in flight."""
-        key = (drafts.costs.context, device, upload.tobytes())
+    def whole(self, drafts: Drafts, device: int, moved: Mask, streams: bool = False) -> Measured:
+        """Everything on one accelerator, dry-run once; weights that may be moved there need room for those in flight.
+
+        moved: targets that are uploaded, or streamed, when they live on the host.
+        """
+        key = (drafts.costs.context, device, streams, moved.tobytes())
         if key not in self._whole:
-            placement = drafts.uniform(device, upload=upload)
-            if upload.any():
-                # A weight in flight takes room only when some weight is on the host: the largest one is.
+            placement = drafts.uniform(device, upload=moved & (not streams))
+            if moved.any():
+                # Weights in flight take room only when some weights are on the host: the largest ones are.
+                n = STREAM_SLOTS if streams else 1
+                largest = np.argsort(-np.where(moved, drafts.costs.nbytes, 0), kind="stable")[: min(n, moved.sum())]
                 home = placement.targets.copy()
-                home[int(np.argmax(np.where(upload, drafts.costs.nbytes, 0)))] = 0
-                placement = replace(placement, targets=home)
+                home[largest] = 0
+                stream = np.where(moved & (home == 0), 1, 0).astype(np.intp) if streams else None
+                placement = replace(placement, targets=home, stream=stream)
             self._whole[key] = drafts.measure(drafts.by_placement(placement))
         return self._whole[key]
 

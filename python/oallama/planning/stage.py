@@ -18,6 +18,8 @@ from .operators import OUTPUT, Operator, OperatorGraph
 
 # Upstream uploads host weights from this batch size on (op_offload_min_batch_size of ggml-cuda and ggml-vulkan).
 OFFLOAD_MIN_TOKENS = 32
+# Streamed weights and caches go to the first accelerator.
+STREAMER = 1
 _CACHE_WRITERS = frozenset({"SET_ROWS", "CPY", "SET"})
 _CACHE_READERS = frozenset({"FLASH_ATTN_EXT", "MUL_MAT"})
 # The scheduler does not place these by their (small) weight operand.
@@ -33,7 +35,9 @@ Ints = NDArray[np.intp]
 class Placement:
     """Homes as device ids, in the order of `CostModel.targets`, `CostModel.small` and the layers (output layer last).
 
-    `upload` and `small_upload` mark host weights that may be uploaded for large batches.
+    `upload` and `small_upload` mark host weights that may be uploaded for large batches. stream: per target, tokens
+    from which it is streamed when it lives on the host, 0 for never; None: none is. stream_caches: attention over
+    caches on the host runs on the first accelerator.
     """
 
     targets: Ids
@@ -41,6 +45,16 @@ class Placement:
     small: Ids
     small_upload: Mask
     layers: Ids
+    stream: Ints | None = None
+    stream_caches: bool = False
+
+    def streamed(self, targets: Ints, tokens: Ints) -> Mask:
+        """Which of these targets (positions) are streamed at so many tokens."""
+        if self.stream is None:
+            return np.zeros(len(targets), dtype=bool)
+        at = self.stream[targets]
+        streamed: Mask = (at > 0) & (tokens >= at) & (self.targets[targets] == 0)
+        return streamed
 
 
 class StageGraph:
@@ -56,6 +70,7 @@ class StageGraph:
         self.gets_rows = np.array([op.op == "GET_ROWS" for op in ops], dtype=bool)
         self.is_output = np.array([op.weight == OUTPUT and op.is_target for op in ops], dtype=bool)
         self.cache_layer = np.array([_cache_layer(op) for op in ops], dtype=np.intp)
+        self.reads_cache = np.array([op.op in _CACHE_READERS for op in ops], dtype=bool)
         self.attention_layer = np.array(_attention_layers(ops), dtype=np.intp)
         self.nbytes = np.array([op.nbytes_out for op in ops], dtype=np.float64)
         self.producer = np.array([p for op in ops for p in op.producers], dtype=np.intp)
@@ -81,8 +96,8 @@ class StageGraph:
     def pins(self, placement: Placement, tokens: Ints, uploader: int) -> Ids:
         """Device ids of pinned operators, 0 elsewhere. `uploader` is the device that takes uploads (0: there is none).
 
-        A weight pulls its operator to its home or, if it may be uploaded and the batch is large, to the uploader; what
-        writes the KV cache and attention run where the cache is.
+        A weight pulls its operator to its home or, if it may be uploaded and the batch is large, to the uploader, or
+        to the first accelerator when it is streamed; what writes the KV cache and attention run where the cache is.
         """
         pins = np.zeros(len(self.operators), dtype=np.int8)
         large = (tokens >= OFFLOAD_MIN_TOKENS) & (uploader > 0)
@@ -91,9 +106,12 @@ class StageGraph:
         pins[at] = np.where(uploaded, uploader, placement.small[self.small[at]])
         at = self.target >= 0
         uploaded = placement.upload[self.target[at]] & large[at] & (placement.targets[self.target[at]] == 0)
-        pins[at] = np.where(uploaded, uploader, placement.targets[self.target[at]])
+        streamed = placement.streamed(self.target[at], tokens[at])
+        pins[at] = np.where(uploaded, uploader, np.where(streamed, STREAMER, placement.targets[self.target[at]]))
         at = self.cache_layer >= 0
-        pins[at] = placement.layers[self.cache_layer[at]]
+        home = placement.layers[self.cache_layer[at]]
+        moved = (home == 0) & self.reads_cache[at] & placement.stream_caches
+        pins[at] = np.where(moved, STREAMER, home)
         return pins
 
     def assign(self, placement: Placement, tokens: Ints, uploader: int = 1) -> Ids:

@@ -104,8 +104,16 @@ class SwitchTime:
     median_s: float
 
 
+@dataclass(frozen=True)
+class Overlap:
+    """How far copies to `device` from another thread hide behind what it computes: 0 not at all, 1 fully."""
+
+    device: str
+    share: float
+
+
 Timed = TypeVar("Timed", OperatorTime, AttentionTime, LinkTime, SwitchTime)
-Entry = TypeVar("Entry", DeviceInfo, OperatorTime, AttentionTime, LinkTime, SwitchTime)
+Entry = TypeVar("Entry", DeviceInfo, OperatorTime, AttentionTime, LinkTime, SwitchTime, Overlap)
 Shape = tuple[int, int, int, int]  # k, m, n_expert, n_used
 
 
@@ -128,6 +136,7 @@ class Profile:
     attention: tuple[AttentionTime, ...] = ()
     links: tuple[LinkTime, ...] = ()
     switches: tuple[SwitchTime, ...] = ()
+    overlaps: tuple[Overlap, ...] = ()
     schema: str = field(default=SCHEMA)
     source: str = "measured"
 
@@ -216,6 +225,10 @@ class Profile:
     def switch_time(self, device: str) -> float | None:
         """Seconds one device change in a graph costs beyond its copies; None when it was not measured."""
         return next((s.median_s for s in self.switches if s.device == device), None)
+
+    def overlap(self, device: str) -> float:
+        """Share of the shorter of copies to the device and its computing that hides behind the longer; 0 unmeasured."""
+        return next((o.share for o in self.overlaps if o.device == device), 0.0)
 
     def other_op_time(self, device: str, n_tokens: int, width: int) -> float | None:
         """Seconds of one small (non-target) operator on rows of `width` values (n_embd); the nearest width answers.
@@ -314,6 +327,7 @@ class Profile:
                 attention=_entries(AttentionTime, "attention", content.get("attention", ())),
                 links=_entries(LinkTime, "links", content.get("links", ())),
                 switches=_entries(SwitchTime, "switches", content.get("switches", ())),
+                overlaps=_entries(Overlap, "overlaps", content.get("overlaps", ())),
                 source=content.get("source", "measured"),
             )
             if profile.source not in SOURCES:

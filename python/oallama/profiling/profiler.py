@@ -26,6 +26,7 @@ from oallama.profiling.profile import (
     DeviceInfo,
     LinkTime,
     OperatorTime,
+    Overlap,
     Profile,
     SwitchTime,
 )
@@ -142,13 +143,20 @@ class _Recorder:
         self.profile = profile
         self._path = path
         self._unsaved = 0
-        self._keys = {_key(e) for e in (*profile.operators, *profile.attention, *profile.links, *profile.switches)}
+        measured = (profile.operators, profile.attention, profile.links, profile.switches, profile.overlaps)
+        self._keys = {_key(e) for entries in measured for e in entries}
 
     def missing(self, device: str, tasks: Sequence[Task]) -> list[Task]:
         return [task for task in tasks if _task_key(device, task) not in self._keys]
 
     def add(self, entries: Sequence[Any]) -> None:
-        fields = {OperatorTime: "operators", AttentionTime: "attention", LinkTime: "links", SwitchTime: "switches"}
+        fields = {
+            OperatorTime: "operators",
+            AttentionTime: "attention",
+            LinkTime: "links",
+            SwitchTime: "switches",
+            Overlap: "overlaps",
+        }
         for entry in entries:
             name = fields[type(entry)]
             grown: dict[str, Any] = {name: (*getattr(self.profile, name), entry)}
@@ -184,7 +192,7 @@ def _task_key(device: str, task: Task) -> tuple[Any, ...]:
         return (device, shape, a["type_k"], a["type_v"], a["n_tokens"], a["depth"], a["flash"])
     if task.kind == "small":
         return (device, OTHER, "f32", a["n_embd"], 1, 1, 1, a["n_tokens"])
-    return (device, {"links": "LinkTime", "switch": "SwitchTime"}[task.kind])
+    return (device, {"links": "LinkTime", "switch": "SwitchTime", "overlap": "Overlap"}[task.kind])
 
 
 class Probe:
@@ -228,6 +236,8 @@ class Probe:
         if task.kind == "links":
             rows = engine.core().link_bench(device, list(LINK_SIZES))
             return [LinkTime(device, r["direction"], r["memory"], r["bytes"], r["median_s"]) for r in rows]
+        if task.kind == "overlap":
+            return [Overlap(device, engine.core().overlap_bench(device, self._n_threads))]
         return [SwitchTime(device, self._switch_seconds())]
 
     def _switch_seconds(self) -> float:

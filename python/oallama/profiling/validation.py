@@ -24,7 +24,7 @@ _SMALLEST = {
     "bytes": 1,
 }
 _CHOICES = {"direction": ("h2d", "d2h"), "memory": ("pageable", "pinned")}
-_SECTIONS = ("operators", "attention", "links", "switches")
+_SECTIONS = ("operators", "attention", "links", "switches", "overlaps")
 
 
 def check_entry(where: str, row: Mapping[str, Any], *, may_be_zero: bool) -> None:
@@ -38,6 +38,8 @@ def check_entry(where: str, row: Mapping[str, Any], *, may_be_zero: bool) -> Non
         raise ValueError(f"{here}: median_s is {row['median_s']!r}, expected {least} finite seconds")
     if "spread_s" in row and not _is_time(row["spread_s"], True):
         raise ValueError(f"{here}: spread_s is {row['spread_s']!r}, expected 0 or more finite seconds")
+    if "share" in row and not (_is_time(row["share"], True) and row["share"] <= 1):
+        raise ValueError(f"{here}: share is {row['share']!r}, expected a number from 0 to 1")
     for name, least_value in _SMALLEST.items():
         if name in row and not _is_count(row[name], least_value):
             raise ValueError(f"{here}: {name} is {row[name]!r}, expected a whole number of at least {least_value}")

@@ -21,7 +21,7 @@ UNFUSED_V_TYPES = ("f16", "bf16", "f32")
 class Task:
     """One call of a probe. `cost` is an estimate for the progress bar, in multiply-adds."""
 
-    kind: str  # "mul_mat", "attention", "small", "links" or "switch"
+    kind: str  # "mul_mat", "attention", "small", "links", "switch" or "overlap"
     arguments: tuple[tuple[str, Any], ...]
     cost: float
 
@@ -35,7 +35,12 @@ class Task:
             return f"{a['type']} {a['k']}x{a['m']} n={a['n_tokens']}"
         if self.kind == "attention":
             return f"attention n={a['n_tokens']} depth={a['depth']}{'' if a['flash'] else ' unfused'}"
-        return {"small": "norms and adds", "links": "links", "switch": "device change"}[self.kind]
+        return {
+            "small": "norms and adds",
+            "links": "links",
+            "switch": "device change",
+            "overlap": "copies beside computing",
+        }[self.kind]
 
 
 def _task(kind: str, cost: float, **arguments: Any) -> Task:
@@ -90,5 +95,5 @@ def tasks_for(
             shapes[task] = None
     n_embd = graph.tensor["token_embd.weight"].ne[0]
     small = [_task("small", 1e6, n_embd=n_embd, n_tokens=n) for n in SMALL_OP_TIERS]
-    links = [_task("links", 1e9), _task("switch", 1e8)] if accelerator else []
+    links = [_task("links", 1e9), _task("switch", 1e8), _task("overlap", 1e8)] if accelerator else []
     return sorted(shapes, key=lambda t: t.cost) + small + links

@@ -1,0 +1,55 @@
+"""`oallama trace`: one prefill and a few decode steps as a timeline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from oallama.tracing import record_timeline
+
+from .loading import Source, open_llama
+from .options import Ctx, Device, FlashAttn, Json, LocalRpc, Model, Plan, Profile, Rpc, Threads, Ubatch, Vram
+from .terminal import out, print_json, warn_if_busy
+
+
+def trace(
+    model: Model,
+    plan: Plan = None,
+    vram: Vram = None,
+    profile: Profile = None,
+    device: Device = None,
+    rpc: Rpc = None,
+    local_rpc: LocalRpc = False,
+    ctx: Ctx = None,
+    ubatch: Ubatch = None,
+    flash_attn: FlashAttn = "auto",
+    threads: Threads = 0,
+    n_prompt: Annotated[int, typer.Option(min=1, help="Prompt tokens.")] = 512,
+    n_generate: Annotated[int, typer.Option("--n-generate", "-n", min=0, help="Decode steps.")] = 4,
+    output: Annotated[Path, typer.Option("--out", "-o", help="Trace for chrome://tracing or ui.perfetto.dev.")] = Path(
+        "trace.json"
+    ),
+    picture: Annotated[Path | None, typer.Option(help="Draw it, too, as a PNG (needs matplotlib).")] = None,
+    json: Json = False,
+) -> None:
+    """Record what devices and links do in one request; shows overlap, GB/s and idle time."""
+    warn_if_busy()
+    source = Source(
+        model, plan, vram, profile, device, rpc, local_rpc, ctx, None, ubatch, flash_attn=flash_attn, threads=threads
+    )
+    llm = open_llama(source)
+    timeline = record_timeline(llm, n_prompt, n_generate)
+    timeline.save(output)
+    written = [output]
+    if picture:
+        from oallama.tracing.plot import write_picture
+
+        title = f"{model.name}, {n_prompt} prompt tokens, {n_generate} decode steps"
+        written.append(write_picture(timeline, picture, title))
+    if json:
+        print_json({"written": [str(path) for path in written], "lanes": timeline.summary()})
+        return
+    out.print(timeline)
+    out.print(f"written: {', '.join(map(str, written))}", soft_wrap=True)

@@ -1,0 +1,124 @@
+"""Which weights on the host are streamed, and from how many tokens on.
+
+Streaming pays where copying a weight and computing on the accelerator, side by side, beat computing on the host. The
+equations are in docs/streaming.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from .cost import CostModel, Floats, Workload
+from .predict import Predictor
+from .stage import Ints, Mask, Placement
+
+# Shares of the weights worth streaming that are tried: where the link is the bottleneck the host computes the others.
+SHARES = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125)
+NEVER = np.iinfo(np.int32).max
+
+
+def stream_pays(costs: CostModel, workload: Workload) -> Mask:
+    """Targets that, when they live on the host, prefill the workload's micro-batches faster streamed."""
+    if len(costs.names) < 2:
+        return np.zeros(len(costs.targets), dtype=bool)
+    pays: Mask = _gain(costs, workload) > 0
+    return pays
+
+
+def _gain(costs: CostModel, workload: Workload) -> Floats:
+    sizes = [n for n, _ in workload.chunks(costs.context.n_ubatch)]
+    gain = np.zeros(len(costs.targets))
+    for n in sizes or [costs.context.n_ubatch]:
+        gain += costs.stream_gain(n)
+    return gain
+
+
+def break_even(costs: CostModel) -> Ints:
+    """Per target, the fewest tokens of a micro-batch from which streaming it pays; NEVER where it does not."""
+    result: Ints = np.full(len(costs.targets), NEVER, dtype=np.intp)
+    most = costs.context.n_ubatch
+    sizes = sorted({*(min(most, 2**i) for i in range(most.bit_length() + 1)), most})
+    pays = np.stack([costs.stream_gain(n) > 0 for n in sizes])
+    # From the first size on at which, and at all larger ones, it pays.
+    always = np.logical_and.accumulate(pays[::-1], axis=0)[::-1]
+    for i in range(len(costs.targets)):
+        if always[:, i].any():
+            result[i] = sizes[int(np.argmax(always[:, i]))]
+    return _refined(costs, result, sizes)
+
+
+def _refined(costs: CostModel, coarse: Ints, sizes: list[int]) -> Ints:
+    """Bisects between a size at which streaming pays and the one before, at which it does not."""
+    low = np.array([max([s for s in sizes if s < n], default=0) for n in coarse], dtype=np.intp)
+    high = coarse.copy()
+    while ((high < NEVER) & (high - low > max(1, 0))).any():
+        middle = np.where(high < NEVER, (low + high) // 2, NEVER)
+        for n in {int(n) for n, h, lo in zip(middle, high, low, strict=True) if h < NEVER and h - lo > 1}:
+            pays = costs.stream_gain(n) > 0
+            at = (middle == n) & (high - low > 1)
+            high = np.where(at & pays, n, high)
+            low = np.where(at & ~pays, n, low)
+    return high
+
+
+def with_streams(predictor: Predictor, placement: Placement, mask: Mask, workload: Workload) -> Placement:
+    """The placement with those of `mask` that live on the host streamed, as many of them as the prediction likes best.
+
+    Each from its own break-even, but not at sizes at which the whole pass would be slower for it.
+    """
+    costs = predictor.costs
+    candidates = np.flatnonzero(mask & (placement.targets == 0))
+    if not len(candidates):
+        return placement
+    order = candidates[np.lexsort((_spread(len(candidates)), -_gain_per_copy(costs, workload)[candidates].round(3)))]
+    own = break_even(costs)
+    chunks = workload.chunks(costs.context.n_ubatch)
+    # What pays for the workload is streamed in its micro-batches, whatever rounding made of its break-even.
+    smallest = min([n for n, _ in chunks] or [costs.context.n_ubatch])
+    found = [placement]
+    for share in SHARES:
+        chosen = order[: max(1, round(share * len(order)))]
+        stream = np.zeros(len(costs.targets), dtype=np.intp)
+        stream[chosen] = np.minimum(own[chosen], smallest)
+        found.append(_not_too_early(predictor, replace(placement, stream=stream), smallest))
+    return min(found, key=lambda p: sum(_pass(predictor, p, n, d, i == len(chunks) - 1)
+                                        for i, (n, d) in enumerate(chunks)))  # fmt: skip
+
+
+def _gain_per_copy(costs: CostModel, workload: Workload) -> Floats:
+    """Seconds saved per second of the link."""
+    sizes = [n for n, _ in workload.chunks(costs.context.n_ubatch)] or [costs.context.n_ubatch]
+    copies = np.zeros(len(costs.targets))
+    for n in sizes:
+        copies += costs.stream_copies(n)
+    gain: Floats = _gain(costs, workload) / np.maximum(copies, 1e-12)
+    return gain
+
+
+def _spread(n: int) -> Ints:
+    """An order of 0..n-1 whose beginnings are spread evenly: the bits of each number reversed."""
+    bits = max(1, (n - 1).bit_length())
+    return np.array([int(f"{i:0{bits}b}"[::-1], 2) for i in range(n)], dtype=np.intp)
+
+
+def _not_too_early(predictor: Predictor, placement: Placement, known: int) -> Placement:
+    """No weight is streamed below the size from which the whole pass gains; at `known` tokens it is known to."""
+    assert placement.stream is not None
+    without = replace(placement, stream=None)
+    earliest = known
+    for n in sorted({int(n) for n in placement.stream if 0 < n < known} | {2**i for i in range(known.bit_length())})[
+        ::-1
+    ]:
+        if n >= known:
+            continue
+        if _pass(predictor, placement, n, n) > _pass(predictor, without, n, n):
+            break
+        earliest = n
+    stream = np.where(placement.stream > 0, np.maximum(placement.stream, earliest), 0)
+    return replace(placement, stream=stream)
+
+
+def _pass(predictor: Predictor, placement: Placement, n_tokens: int, depth: int, logits: bool = True) -> float:
+    return float(predictor.stage(placement, n_tokens, depth, logits).total[0])
