@@ -2,8 +2,9 @@
 # On a GPU host without network, inside the unpacked bundle (bundle.sh): builds the engine and the baseline, runs the
 # tests on CUDA, then the benches. Ends within 10 minutes; a failing stage does not stop the next one.
 #
-# usage: scripts/gpu_suite.sh [STAGE ...]     build model tests-cuda tests memcheck bench; default: all, in this order
-# Leaves in $OUT (default ./gpu-out): summary.jsonl (the host, then one line per stage), STAGE.log, bench.jsonl.
+# usage: scripts/gpu_suite.sh [STAGE ...]     build model tests-cuda tests memcheck streams bench; default: all, in this order
+# Leaves in $OUT (default ./gpu-out): summary.jsonl (the host, then one line per stage), STAGE.log, bench.jsonl,
+# streaming.jsonl, trace.json and trace.png.
 #
 # Environment: OUT; GPU_SUITE_SECONDS (whole run, 570); GPU_SUITE_SHAPE, GPU_SUITE_TYPE (model of the bench, llama3-8b
 # Q4_K_M); GPU_SUITE_BENCH (more arguments of `oallama bench`); OALLAMA_CUDA=OFF rehearses on a machine without a GPU.
@@ -110,6 +111,17 @@ stage_memcheck() {
     .venv/bin/oallama plan $tiny --vram 50% --planner oato -o build/gpu-suite/tiny-plan.json
     compute-sanitizer --tool memcheck --target-processes all --error-exitcode 9 \
         .venv/bin/oallama run $tiny "memcheck" --plan build/gpu-suite/tiny-plan.json -n 8
+    compute-sanitizer --tool memcheck --target-processes all --error-exitcode 9 \
+        .venv/bin/oallama run $tiny "memcheck" --vram minimal -n 8
+}
+
+stage_streams() {
+    [ "$OALLAMA_CUDA" != OFF ] || { echo "SKIPPED: CUDA is off"; return; }
+    .venv/bin/python bench/streaming.py uploads --model $model --device CUDA0 --prompts 32,128,512,2048 --repeats 3 \
+        --threads "$(nproc)" --out "$OUT/streaming.jsonl"
+    .venv/bin/python bench/streaming.py decode --model $model --device CUDA0 --repeats 5 --threads "$(nproc)" \
+        --out "$OUT/streaming.jsonl"
+    .venv/bin/oallama trace $model --vram minimal --n-prompt 2048 --out "$OUT/trace.json" --picture "$OUT/trace.png"
 }
 
 stage_bench() {
@@ -137,9 +149,9 @@ if [ "${1:-}" = --stage ]; then
     exit
 fi
 
-declare -A limits=([build]=400 [model]=90 [tests-cuda]=120 [tests]=120 [memcheck]=60 [bench]=240)
+declare -A limits=([build]=400 [model]=90 [tests-cuda]=120 [tests]=120 [memcheck]=60 [streams]=200 [bench]=240)
 stages=("$@")
-[ $# -gt 0 ] || stages=(build model tests-cuda tests memcheck bench)
+[ $# -gt 0 ] || stages=(build model tests-cuda tests memcheck streams bench)
 for name in "${stages[@]}"; do
     [ -n "${limits[$name]:-}" ] || { echo "gpu_suite: no stage '$name'; there are: ${!limits[*]}" >&2; exit 2; }
 done

@@ -5,9 +5,11 @@ import io
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -434,12 +436,17 @@ def test_rpc_server_s_memory_is_measured(lib, model):
     server = next((p for p in (lib / "ggml-rpc-server", lib.parent / "bin" / "ggml-rpc-server") if p.exists()), None)
     if server is None:
         pytest.skip("no ggml-rpc-server in this build")
-    port = 50000 + os.getpid() % 10000
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
     process = subprocess.Popen(
         [server, "-H", "127.0.0.1", "-p", str(port), "-t", "1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
-        time.sleep(1)
+        for _ in range(100):
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                break
+            time.sleep(0.1)
         params = LoadParams(n_threads=1, rpc_servers=(f"127.0.0.1:{port}",))
         sweep = Sweep((8,), (0,), (2,), repeats=1, warmup=0)
         (result,) = run_bench(model, [layer_split(params, 3, None, lib)], sweep)

@@ -13,6 +13,8 @@ from made_profile import made_profile
 from oallama import Llama, autoplan, engine
 from oallama.profiling.profiler import profile_machine
 from test_placement import MAX_NMSE, greedy_differences, nmse, placed_jobs
+from test_stream import PROMPTS, assert_same
+from test_stream import jobs as streamed_jobs
 
 DEVICE = "CUDA0"
 
@@ -88,3 +90,14 @@ def test_all_architectures_can_be_profiled(tiny: Callable[..., Path], tmp_path: 
         graph = autoplan.read_graph(tiny(arch), engine.Settings(n_ctx=512))
         profile = profile_machine(graph, [DEVICE], depths=(64,), cache=tmp_path)
         assert profile.attention_time(DEVICE, graph.attention[0], 1, 64).source == "measured"
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize(("slots", "jitter_us"), [(2, 0), (3, 400)])
+def test_streamed_is_resident(
+    arch: str, slots: int, jitter_us: int, tiny: Callable[..., Path], lib: Path, tmp_path: Path
+) -> None:
+    prompts = (*PROMPTS, 512, 2048)
+    context = {"n_ctx": 2304, "n_ubatch": 512, "flash_attn": 1}
+    wanted = streamed_jobs(tiny(arch, "Q4_0"), DEVICE, tmp_path, slots, prompts, **context)
+    assert_same(compute_logits(lib, wanted, tmp_path, {"OALLAMA_STREAM_JITTER": str(jitter_us)}), prompts)

@@ -22,7 +22,7 @@ from test_segments import TINY, random_machine
 
 MODEL = graph(SMALL)
 QWQ = graph(QWQ_32B)
-PCIE4 = profile(QWQ, link=20e9, overlap=1.0)
+PCIE4 = profile(QWQ, link=10e9, overlap=1.0)  # pinned: twice that
 PROMPT = Workload(2048, 128)
 QWQ_MEMORY = FakeMemory(QWQ, compute=300 << 20)
 
@@ -62,8 +62,8 @@ def test_a_pass_takes_the_longer_of_copies_and_computing_plus_the_first_copy(lin
         resident = replace(placement, targets=np.ones_like(placement.targets), stream=None)
         computing = float(predictor.stage(resident, 512, 512).total[0])
         sizes = [MODEL.tensor[name].nbytes for name in costs.targets]
-        copies = sum(costs.link_s(1, "h2d", size) for size in sizes)
-        first = max(costs.link_s(1, "h2d", size) for size in sizes)
+        copies = sum(costs.link_s(1, "h2d", size, "pinned") for size in sizes)
+        first = max(costs.link_s(1, "h2d", size, "pinned") for size in sizes)
         found = float(predictor.stage(placement, 512, 512).total[0])
         assert found == pytest.approx(computing + copies - overlap * min(computing, copies - first), rel=1e-9)
         if overlap == 1.0:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ..plan import HOST, ContextSettings, PlacementPlan
 from ..profiling.profile import Profile
 from .oato import Anchor, Edge
-from .operators import AttentionShape, OperatorGraph
+from .operators import OUTPUT, AttentionShape, OperatorGraph
 from .reduced import Link, reduced_links
 from .stage import OFFLOAD_MIN_TOKENS, STREAMER, Mask, Placement, StageGraph
 
@@ -103,7 +103,7 @@ class CostModel:
         self.small: tuple[str, ...] = tuple(t.name for t in graph.tensors if t.name not in set(self.targets))
         self.nbytes = np.array([graph.tensor[name].nbytes for name in self.targets], dtype=np.int64)
         self.sources: Counter[str] = Counter()  # how operator times were derived, for the notes of a prediction
-        self._links: dict[tuple[str, str, int], float] = {}
+        self._links: dict[tuple[str, str, int, str], float] = {}
         self._attention: dict[tuple[AttentionShape, int, int], Floats] = {}
         self._stages: dict[tuple[int, bool], StageCosts] = {}
         # Upstream sends uploads to the first device that takes them; 0 when none does.
@@ -122,11 +122,11 @@ class CostModel:
         each = np.array([0.0, *(self.profile.switch_time(name) or 0.0 for name in self.names[1:])])
         return np.where(np.eye(len(each), dtype=bool), 0.0, each[:, None] + each[None, :])
 
-    def link_s(self, device: int, direction: str, nbytes: float) -> float:
-        """Seconds to move `nbytes` between host and accelerator. Weights and activations are in pageable memory."""
-        key = (self.names[device], direction, round(nbytes))
+    def link_s(self, device: int, direction: str, nbytes: float, memory: str = "pageable") -> float:
+        """Seconds to move `nbytes` between host and accelerator. Only streamed weights are in pinned memory."""
+        key = (self.names[device], direction, round(nbytes), memory)
         if key not in self._links:
-            self._links[key] = self.profile.link_time(*key, "pageable")
+            self._links[key] = self.profile.link_time(*key)
         return self._links[key]
 
     def move_s(self, source: int, to: int, nbytes: float) -> float:
@@ -173,7 +173,7 @@ class CostModel:
             seconds[:, op.index] = [self._op_seconds(d, op.op, op.weight, count, op.n_used) for d in devices]
             weight_bytes = self.graph.tensor[op.weight or ""].nbytes
             if len(devices) > 1:
-                stream[op.index] = self.link_s(STREAMER, "h2d", weight_bytes)
+                stream[op.index] = self.link_s(STREAMER, "h2d", weight_bytes, "pinned")
             if self.uploader and count >= OFFLOAD_MIN_TOKENS:
                 upload[op.index] = self.link_s(self.uploader, "h2d", weight_bytes) + seconds[self.uploader, op.index]
         bytes_out = graph.bytes_out(n_tokens).tolist()
@@ -237,12 +237,31 @@ class CostModel:
     def stream_gain(self, n_tokens: int) -> Floats:
         """Per target, seconds saved in a micro-batch when it is streamed instead of computed on the host.
 
-        Copies are taken to hide as far as they can: behind the target's own operator, which stands for the pass.
+        Copies are taken to hide as far as they can: behind the target's own operator, which stands for the pass. The
+        output matrix works on one token and is not streamed in prefill: minus infinity.
         """
-        stage = self.stage(n_tokens)
-        copies, computing = stage.stream, stage.seconds[min(STREAMER, len(self.names) - 1)]
-        streamed = copies + computing - self.overlap * np.minimum(copies, computing)
-        return self._per_target(stage, np.where(np.isfinite(copies), stage.seconds[0] - streamed, -np.inf))
+        gain: Floats = np.full(len(self.targets), -np.inf)
+        for op, n_used, alike in self._alike:
+            weight = self.targets[alike[0]]
+            copies = self.link_s(STREAMER, "h2d", self.graph.tensor[weight].nbytes, "pinned")
+            host, computing = (self._op_seconds(d, op, weight, n_tokens, n_used) for d in (0, STREAMER))
+            gain[alike] = host - (copies + computing - self.overlap * min(copies, computing))
+        return gain
+
+    def stream_copies(self) -> Floats:
+        """Per target, seconds of the link when it is streamed."""
+        return np.array([self.link_s(STREAMER, "h2d", size, "pinned") for size in self.nbytes.tolist()])
+
+    @cached_property
+    def _alike(self) -> list[tuple[str, int, list[int]]]:
+        """(operator, experts used, targets) for all targets of one type and shape but the output matrix."""
+        groups: dict[tuple[object, ...], list[int]] = {}
+        at = {name: i for i, name in enumerate(self.targets)}
+        for op in self.graph.targets(self.prefill_tier):
+            if op.weight and op.weight != OUTPUT:
+                tensor = self.graph.tensor[op.weight]
+                groups.setdefault((op.op, op.n_used, tensor.type, tensor.ne, tensor.nbytes), []).append(at[op.weight])
+        return [(str(key[0]), int(str(key[1])), sorted(set(alike))) for key, alike in groups.items()]
 
     # ---- OATO's view ----------------------------------------------------------------------------------------------
 
@@ -282,11 +301,6 @@ class CostModel:
             else:
                 anchors.append(Anchor(link.i, link.anchor_on_device, seconds(link, (link.i,))))
         return t_host, t_device, edges, anchors
-
-    def stream_copies(self, n_tokens: int) -> Floats:
-        """Per target, seconds of the link when it is streamed in a micro-batch."""
-        stage = self.stage(n_tokens)
-        return self._per_target(stage, stage.stream)
 
     def _per_target(self, stage: StageCosts, seconds: Floats) -> Floats:
         at = stage.graph.target >= 0

@@ -16,12 +16,11 @@ from .segments import Segments
 from .solve import lower_bound, solve
 from .space import Space, too_small
 from .stage import Mask, Placement
-from .streams import stream_pays, with_streams
+from .streams import not_too_early, stream_pays, with_streams
 
 # Weight of "copies take longer" against "all else takes longer" that streams are planned with. The plans of 0 to 1 are
-# within half a percent of each other; the ends give tighter bounds.
+# within a percent of each other; the end that fits gives a tighter bound.
 PRICE = 0.5
-BOUND_PRICES = (0.0, 1.0)
 # Below this overlap streaming is no better than llama.cpp's own uploads, which need less memory.
 _HIDES = 0.05
 
@@ -63,7 +62,7 @@ def exact(space: Space) -> tuple[Drafts, Fitted]:
         # Little on a device may need smaller buffers there than everything on it does.
         found = found or fit(drafts, candidate.choose, candidate.least_charge, smallest)
         if found is not None:
-            return drafts, candidate.proven(found)
+            return drafts, candidate.finished(found)
     drafts = space.drafts(space.ours)
     raise too_small(drafts, drafts.measure(drafts.by_placement(drafts.uniform(1, drafts.uniform(0).targets))))
 
@@ -199,17 +198,23 @@ class _Exact:
         }
         return Choice(placement, found.nbytes.tolist(), params)
 
-    def proven(self, found: Fitted) -> Fitted:
-        """The choice with the gap to the best of several bounds: with streams, each price gives one.
+    def finished(self, found: Fitted) -> Fitted:
+        """With streams: the choice with its tokens settled, and the gap to the better of two bounds.
 
         Bounds are for plans that stream all host weights worth it; where the host keeps some, nothing is proven.
         """
         if not self.moves.streams:
             return found
+        placement = not_too_early(self.drafts.predictor, found.choice.placement, self.space.workload)
+        plan = self.drafts.by_placement(placement, found.choice.affinity)
+        found = replace(
+            found,
+            choice=replace(found.choice, placement=placement),
+            measured=replace(found.measured, plan=plan),
+        )
         params = {**found.choice.params}
         first = float(params.pop("bound_s"))  # type: ignore[arg-type]
         del params["gap"]
-        placement = found.choice.placement
         stays = self.moves.mask & (placement.targets == 0)
         if placement.stream is None or (stays & (placement.stream == 0)).any():
             return replace(found, choice=replace(found.choice, params={**params, "status": "not proven"}))
@@ -218,12 +223,20 @@ class _Exact:
             limit - (total - counted)
             for limit, total, counted in zip(self.drafts.limits, used, found.choice.counted, strict=True)
         ]
-        bounds = [first]
-        for price in BOUND_PRICES:
-            other = _Exact(self.space, self.drafts, replace(self.moves, price=price), self.kv_bytes)
-            bounds.append(lower_bound(other.segments.instance(capacity), time_limit_s=self.space.time_limit_s))
-        gap = max(0.0, 1 - max(bounds) / found.measured.seconds)
-        return replace(found, choice=replace(found.choice, params={**params, "bound_s": max(bounds), "gap": gap}))
+        price = 1.0 if self._copies_take_longer(placement) else 0.0
+        other = _Exact(self.space, self.drafts, replace(self.moves, price=price), self.kv_bytes)
+        bound = max(first, lower_bound(other.segments.instance(capacity), time_limit_s=self.space.time_limit_s))
+        gap = max(0.0, 1 - bound / found.measured.seconds)
+        return replace(found, choice=replace(found.choice, params={**params, "bound_s": bound, "gap": gap}))
+
+    def _copies_take_longer(self, placement: Placement) -> bool:
+        """Whether streamed copies take longer than all else in the first micro-batch of the prompt."""
+        costs = self.drafts.costs
+        n, depth = (self.space.workload.chunks(costs.context.n_ubatch) or [(costs.context.n_ubatch, 0)])[0]
+        assert placement.stream is not None
+        copies = float(costs.stream_copies()[placement.streamed(np.arange(len(costs.targets)), n)].sum())
+        stage = self.drafts.predictor.stage(placement, n, depth)
+        return copies > float(stage.total[0] - stage.copies[0])
 
     def _elsewhere(self, placement: Placement) -> Placement:
         """Small weights outside of all layers (rope factors): beside most KV caches."""

@@ -48,7 +48,7 @@ class Placement:
     stream: Ints | None = None
     stream_caches: bool = False
 
-    def streamed(self, targets: Ints, tokens: Ints) -> Mask:
+    def streamed(self, targets: Ints, tokens: Ints | int) -> Mask:
         """Which of these targets (positions) are streamed at so many tokens."""
         if self.stream is None:
             return np.zeros(len(targets), dtype=bool)

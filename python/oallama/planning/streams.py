@@ -53,7 +53,7 @@ def _refined(costs: CostModel, coarse: Ints, sizes: list[int]) -> Ints:
     """Bisects between a size at which streaming pays and the one before, at which it does not."""
     low = np.array([max([s for s in sizes if s < n], default=0) for n in coarse], dtype=np.intp)
     high = coarse.copy()
-    while ((high < NEVER) & (high - low > max(1, 0))).any():
+    while ((high < NEVER) & (high - low > 1)).any():
         middle = np.where(high < NEVER, (low + high) // 2, NEVER)
         for n in {int(n) for n, h, lo in zip(middle, high, low, strict=True) if h < NEVER and h - lo > 1}:
             pays = costs.stream_gain(n) > 0
@@ -66,7 +66,7 @@ def _refined(costs: CostModel, coarse: Ints, sizes: list[int]) -> Ints:
 def with_streams(predictor: Predictor, placement: Placement, mask: Mask, workload: Workload) -> Placement:
     """The placement with those of `mask` that live on the host streamed, as many of them as the prediction likes best.
 
-    Each from its own break-even, but not at sizes at which the whole pass would be slower for it.
+    Each from its own break-even; `not_too_early` looks at the whole pass.
     """
     costs = predictor.costs
     candidates = np.flatnonzero(mask & (placement.targets == 0))
@@ -82,18 +82,19 @@ def with_streams(predictor: Predictor, placement: Placement, mask: Mask, workloa
         chosen = order[: max(1, round(share * len(order)))]
         stream = np.zeros(len(costs.targets), dtype=np.intp)
         stream[chosen] = np.minimum(own[chosen], smallest)
-        found.append(_not_too_early(predictor, replace(placement, stream=stream), smallest))
-    return min(found, key=lambda p: sum(_pass(predictor, p, n, d, i == len(chunks) - 1)
-                                        for i, (n, d) in enumerate(chunks)))  # fmt: skip
+        found.append(replace(placement, stream=stream))
+
+    def prefill_s(candidate: Placement) -> float:
+        last = len(chunks) - 1
+        return sum(_pass(predictor, candidate, n, d, i == last) for i, (n, d) in enumerate(chunks))
+
+    return min(found, key=prefill_s)
 
 
 def _gain_per_copy(costs: CostModel, workload: Workload) -> Floats:
     """Seconds saved per second of the link."""
     sizes = [n for n, _ in workload.chunks(costs.context.n_ubatch)] or [costs.context.n_ubatch]
-    copies = np.zeros(len(costs.targets))
-    for n in sizes:
-        copies += costs.stream_copies(n)
-    gain: Floats = _gain(costs, workload) / np.maximum(copies, 1e-12)
+    gain: Floats = _gain(costs, workload) / (len(sizes) * costs.stream_copies())
     return gain
 
 
@@ -103,19 +104,18 @@ def _spread(n: int) -> Ints:
     return np.array([int(f"{i:0{bits}b}"[::-1], 2) for i in range(n)], dtype=np.intp)
 
 
-def _not_too_early(predictor: Predictor, placement: Placement, known: int) -> Placement:
-    """No weight is streamed below the size from which the whole pass gains; at `known` tokens it is known to."""
-    assert placement.stream is not None
+def not_too_early(predictor: Predictor, placement: Placement, workload: Workload) -> Placement:
+    """No weight is streamed below the size from which the whole pass gains; at the workload's it is known to."""
+    if placement.stream is None:
+        return placement
+    n_ubatch = predictor.costs.context.n_ubatch
+    known = min([n for n, _ in workload.chunks(n_ubatch)] or [n_ubatch])
     without = replace(placement, stream=None)
     earliest = known
-    for n in sorted({int(n) for n in placement.stream if 0 < n < known} | {2**i for i in range(known.bit_length())})[
-        ::-1
-    ]:
-        if n >= known:
-            continue
-        if _pass(predictor, placement, n, n) > _pass(predictor, without, n, n):
+    for n in [2**i for i in range(known.bit_length())][::-1]:
+        if n < known and _pass(predictor, placement, n, n) > _pass(predictor, without, n, n):
             break
-        earliest = n
+        earliest = min(earliest, n)
     stream = np.where(placement.stream > 0, np.maximum(placement.stream, earliest), 0)
     return replace(placement, stream=stream)
 
