@@ -28,23 +28,28 @@ _HIDES = 0.05
 def exact(space: Space) -> tuple[Drafts, Fitted]:
     """The best plan over the forms of attention, what happens to host weights in prefill, and micro-batches.
 
-    Forms and moves are compared at the requested micro-batch; the best pair is then tried with smaller ones, and with
-    larger ones when it streams (they hide more of the copies), until that stops paying. Raises BudgetTooSmall when
-    nothing fits, NotLayered when the model has no layers one after the other.
+    Moves are compared at the requested micro-batch in the requested form of attention, the best with the other form;
+    that is then tried with smaller micro-batches, and with larger ones when it streams (they hide more of the copies),
+    until that stops paying. Raises BudgetTooSmall when nothing fits, NotLayered when the model has no layers one after
+    the other.
     """
     kv_bytes, (size, *smaller) = _kv_bytes(space), space.sizes()
-    pairs = [
-        _Exact(space, drafts, moves, kv_bytes)
-        for form in space.forms()
-        for drafts in (space.drafts(replace(space.ours, flash_attn=form, n_ubatch=size)),)
-        for moves in moves_to_try(space, drafts.costs)
-    ]
+    first, *others = (space.drafts(replace(space.ours, flash_attn=form, n_ubatch=size)) for form in space.forms())
+    pairs = [_Exact(space, first, moves, kv_bytes) for moves in moves_to_try(space, first.costs)]
     pairs.sort(key=lambda p: p.bound)
     best, solved = pairs[0], pairs[:1]
-    for pair in pairs[1:]:
+
+    def try_also(pair: _Exact) -> None:
+        nonlocal best
         if pair.bound < best.seconds:
             solved.append(pair)
             best = min(best, pair, key=lambda p: p.seconds)
+
+    for pair in pairs[1:]:
+        try_also(pair)
+    for drafts in others:
+        pairs.append(_Exact(space, drafts, best.moves.at(drafts.costs, space.workload), kv_bytes))
+        try_also(pairs[-1])
     for sizes in (smaller, space.larger_sizes() if best.moves.streams else []):
         for size in sizes:
             if best.leaves_nothing:

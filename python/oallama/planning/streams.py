@@ -111,11 +111,15 @@ def not_too_early(predictor: Predictor, placement: Placement, workload: Workload
     n_ubatch = predictor.costs.context.n_ubatch
     known = min([n for n, _ in workload.chunks(n_ubatch)] or [n_ubatch])
     without = replace(placement, stream=None)
-    earliest = known
-    for n in [2**i for i in range(known.bit_length())][::-1]:
-        if n < known and _pass(predictor, placement, n, n) > _pass(predictor, without, n, n):
-            break
-        earliest = min(earliest, n)
+    # What is saved grows with the tokens: bisect over powers of two.
+    sizes = [*(2**i for i in range(known.bit_length()) if 2**i < known), known]
+    low, high = -1, len(sizes) - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        n = sizes[middle]
+        gains = _pass(predictor, placement, n, n) <= _pass(predictor, without, n, n)
+        low, high = (low, middle) if gains else (middle, high)
+    earliest = sizes[high]
     stream = np.where(placement.stream > 0, np.maximum(placement.stream, earliest), 0)
     return replace(placement, stream=stream)
 
