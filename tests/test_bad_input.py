@@ -207,6 +207,10 @@ def test_budget_too_small_says_what_would_do(model: Path, profile_file: Path, tm
     assert process.communicate()[1] == "" and process.returncode == 0
 
 
+def test_minimal_is_a_planner_of_its_own(model: Path) -> None:
+    fails("leave out planner 'layers'", "plan", model, "--vram", "minimal", "--planner", "layers", "--ctx", "256")
+
+
 def test_budget_without_an_accelerator(model: Path) -> None:
     fails("this machine has none .*--local-rpc", "plan", model, "--vram", "1GiB", *SMALL)
 

@@ -229,6 +229,15 @@ def test_stream_all_fills_the_budget_with_the_last_layers() -> None:
         assert plan.predicted.devices[DEVICE].total <= plan.budgets[DEVICE]
 
 
+def test_a_device_that_cannot_overlap_is_named() -> None:
+    notes = {}
+    for overlap in (0.0, 1.0):
+        machine = profile(MODEL, overlap=overlap)
+        notes[overlap] = make_plans(space(MODEL, "100%", machine=machine), "minimal").best.predicted.notes
+    assert any("do not overlap" in note for note in notes[0.0])
+    assert not any("do not overlap" in note for note in notes[1.0])
+
+
 def test_auto_never_streams_every_token() -> None:
     machine = profile(MODEL, overlap=1.0)
     names = make_plans(space(MODEL, "100%", machine=machine), "auto").plans

@@ -206,6 +206,8 @@ def candidates(
     """Every candidate of `choices.planner`, the plan to take first; arguments and errors as in `plan_model`."""
     settings = resolve(settings, graph.n_ctx_train)
     if vram == MINIMAL:
+        if choices.planner not in ("auto", MINIMAL):
+            raise OallamaError(f'the budget "minimal" is a planner of its own; leave out planner {choices.planner!r}')
         vram, choices = None, replace(choices, planner="minimal")
     profile, accelerators = _profile_and_devices(graph, settings, choices, progress)
     if not accelerators and vram is not None:

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from oallama import engine
+from oallama.planning import format_bytes
 from oallama.tracing import record_timeline
 
 from .loading import Source, open_llama
@@ -41,6 +43,7 @@ def trace(
     )
     llm = open_llama(source)
     timeline = record_timeline(llm, n_prompt, n_generate)
+    lanes = engine.core().stream_lanes()
     timeline.save(output)
     written = [output]
     if picture:
@@ -49,7 +52,14 @@ def trace(
         title = f"{model.name}, {n_prompt} prompt tokens, {n_generate} decode steps"
         written.append(write_picture(timeline, picture, title))
     if json:
-        print_json({"written": [str(path) for path in written], "lanes": timeline.summary()})
+        print_json({"written": [str(path) for path in written], "lanes": timeline.summary(), "streams": lanes})
         return
     out.print(timeline)
+    for lane in lanes:
+        note = f" ({lane['note']})" if lane["note"] else ""
+        out.print(
+            f"weights to {lane['device']}: {format_bytes(lane['slots_nbytes'])} of slots, "
+            f"{format_bytes(lane['pinned_nbytes'])} kept in pinned memory{note}",
+            soft_wrap=True,
+        )
     out.print(f"written: {', '.join(map(str, written))}", soft_wrap=True)

@@ -21,6 +21,8 @@ MemoryDryRun = Callable[[PlacementPlan], Mapping[str, Mapping[str, int]]]
 
 PROMPTS = (32, 64, 128, 256, 512, 2048, 8192)
 DEPTHS = (0, 512, 2048, 8192, 16384, 32768)
+# Below this overlap copies do not hide.
+HIDES = 0.05
 _NO_MEMORY = DeviceMemory(0, 0, 0)
 _CAUSES = ("targets", "attention", "transfers", "switches", "other", "copies")
 
@@ -169,10 +171,17 @@ class Drafts:
                 tpot_s={n: predictor.tpot(placement, n, work.n_parallel) for n in depths},
                 workload=(work.n_prompt, work.n_generate),
                 request_s=measured.seconds,
-                notes=predictor.notes(),
+                notes=(*predictor.notes(), *self._stream_notes(plan)),
                 parts=self._parts(placement),
             ),
         )
+
+    def _stream_notes(self, plan: PlacementPlan) -> list[str]:
+        if self.costs.overlap >= HIDES or not any(t.mode == "stream" for t in plan.tensors.values()):
+            return []
+        return [
+            f"copies to {self.accelerators[0]} do not overlap with computing there: streams work one after the other"
+        ]
 
     def _parts(self, placement: Placement) -> dict[str, dict[str, float]]:
         """Seconds of the request by stage and cause."""

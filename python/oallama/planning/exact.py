@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from .cost import CostModel, Workload
-from .drafts import Drafts
+from .drafts import HIDES, Drafts
 from .fitting import Choice, Fitted, fit
 from .layered import Infeasible
 from .segments import Segments
@@ -21,8 +21,6 @@ from .streams import not_too_early, stream_pays, with_streams
 # Weight of "copies take longer" against "all else takes longer" that streams are planned with. The plans of 0 to 1 are
 # within a percent of each other; the end that fits gives a tighter bound.
 PRICE = 0.5
-# Below this overlap streaming is no better than llama.cpp's own uploads, which need less memory.
-_HIDES = 0.05
 
 
 def exact(space: Space) -> tuple[Drafts, Fitted]:
@@ -110,11 +108,14 @@ class Moves:
 
 
 def moves_to_try(space: Space, costs: CostModel) -> list[Moves]:
-    """None at all, llama.cpp's uploads, which need less memory, and streams, which hide; those that can pay."""
+    """None at all, llama.cpp's uploads, which need less memory, and streams, which hide; those that can pay.
+
+    Streams that do not hide are no better than uploads where there are any.
+    """
     found = [Moves(np.zeros(len(costs.targets), dtype=bool))]
     if (uploads := costs.upload_pays(space.workload)).any():
         found.append(Moves(uploads))
-    hides = costs.overlap >= _HIDES or not costs.uploader
+    hides = costs.overlap >= HIDES or not costs.uploader
     if space.streams and hides and (streams := stream_pays(costs, space.workload)).any():
         found.append(Moves(streams, PRICE))
     return found
