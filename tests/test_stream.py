@@ -102,6 +102,16 @@ def test_streamed_is_resident_over_rpc(
         assert_same(compute_logits(lib, wanted, tmp_path, env), prompts)
 
 
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_long_prompts_are_streamed_over_rpc(arch: str, tiny: Callable[..., Path], lib: Path, tmp_path: Path) -> None:
+    """One and four full micro-batches."""
+    prompts = (512, 2048)
+    context = {"n_ctx": 2304, "n_ubatch": 512, "flash_attn": 1}
+    with LocalRpcServer(threads=2, register=False) as server:
+        wanted = jobs(tiny(arch, "Q4_0"), "RPC0", tmp_path, 2, prompts, rpc=[server.endpoint], **context)
+        assert_same(compute_logits(lib, wanted, tmp_path, {"GGML_CPU_DISABLE_FUSION": "1"}), prompts)
+
+
 @pytest.mark.skipif(not has_vulkan(), reason="needs Vulkan with lavapipe")
 @pytest.mark.parametrize("arch", ON_VULKAN)
 @pytest.mark.parametrize(("slots", "jitter_us", "prompts"), [(2, 0, PROMPTS), (4, 400, FEWER)])
