@@ -43,6 +43,7 @@ add_subdirectory(${OALLAMA_UPSTREAM} upstream EXCLUDE_FROM_ALL)
 target_include_directories(ggml-base PRIVATE ${OALLAMA_CSRC}/engine)
 target_sources(ggml-base PRIVATE
     ${OALLAMA_CSRC}/engine/buffer_ledger.cpp
+    ${OALLAMA_CSRC}/engine/host_memory.cpp
     ${OALLAMA_CSRC}/engine/op_timer.cpp
     ${OALLAMA_CSRC}/engine/stream_lane.cpp
     ${OALLAMA_CSRC}/engine/stream_reader.cpp

@@ -1,5 +1,6 @@
 #include "bindings.h"
 #include "buffer_ledger.h"
+#include "host_memory.h"
 #include "memory_dry_run.h"
 
 namespace {
@@ -49,5 +50,7 @@ void register_memory(py::module_ & m) {
         "memory_of", [](uintptr_t context) { return to_list(oa_memory_of((const llama_context *) context)); },
         py::arg("context"), "Bytes per buffer type of a live llama_context (its address).");
     m.def("ledger", &ledger, "Bytes of all live backend buffers and their peak, by buffer type.");
+    m.def("host_memory", &oa_host_memory,
+          "Bytes of memory that this process may still take, by the system and its control groups.");
     m.def("ledger_reset_peak", &oa_buffer_ledger_reset_peak, "Start the peaks again from what is allocated now.");
 }

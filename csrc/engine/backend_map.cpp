@@ -1,9 +1,12 @@
 #include "backend_map.h"
 
 #include "ggml-backend.h"
+#include "host_memory.h"
+#include "llama-impl.h"
 #include "stream_source.h"
 #include "tensor_flags.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <fstream>
 #include <map>
@@ -38,11 +41,13 @@ struct load_state {
     std::shared_ptr<const backend_map> map;
     int                                n_layer = -1;
     std::set<std::string>              seen;
+    size_t                             repackable = 0; // bytes of host memory that repacked weights may still take
 };
 
 thread_local std::shared_ptr<const backend_map> t_map;
 thread_local load_state                         t_load;
 thread_local std::string                        t_error;
+thread_local size_t                             t_left_mapped = 0; // by the last load, bytes
 
 [[noreturn]] void fail(const std::string & message) {
     t_error = "backend map: " + message;
@@ -167,10 +172,18 @@ std::string oa_backend_map_error() {
     return t_error;
 }
 
+size_t oa_backend_map_left_mapped() {
+    return t_left_mapped;
+}
+
 void oa_backend_map_begin() {
     t_error.clear();
     t_load     = {};
     t_load.map = t_map ? t_map : from_environment();
+    // The rest is for KV caches, compute buffers and everybody else.
+    const size_t memory = oa_host_memory();
+    t_load.repackable   = memory - std::max(memory / 8, std::min(memory / 2, size_t(512) << 20));
+    t_left_mapped       = 0;
 }
 
 ggml_backend_dev_t oa_backend_map_layer(int il, int n_layer) {
@@ -197,6 +210,20 @@ ggml_backend_dev_t oa_backend_map_tensor(const std::string & name, bool tied, in
         fail("'" + key + "' is streamed from '" + entry.device + "'; streamed weights live on the CPU");
     }
     return copy_of >= 0 ? oa_backend_map_layer(copy_of, t_load.n_layer) : find_device(entry.device);
+}
+
+ggml_backend_buffer_type_t oa_backend_map_host_buft(ggml_backend_buffer_type_t buft, const ggml_tensor * weight,
+                                                    bool mapped) {
+    if (ggml_backend_buft_is_host(buft)) {
+        return buft;
+    }
+    const size_t nbytes = ggml_nbytes(weight);
+    if (!mapped || nbytes <= t_load.repackable) {
+        t_load.repackable -= std::min(nbytes, t_load.repackable);
+        return buft;
+    }
+    t_left_mapped += nbytes;
+    return ggml_backend_cpu_buffer_type();
 }
 
 void oa_backend_map_mark(ggml_tensor * tensor, bool tied, int fd, size_t offset) {
@@ -256,6 +283,9 @@ void oa_backend_map_done() {
         if (t_load.seen.count(name) == 0) {
             fail("the model has no tensor '" + name + "' (is it a plan for another model?)");
         }
+    }
+    if (t_left_mapped > 0) {
+        LLAMA_LOG_WARN("%zu MiB of weights on the CPU stay in the mapped file: memory is short\n", t_left_mapped >> 20);
     }
     if (t_load.map->layers.rbegin()->first > t_load.n_layer) {
         fail("the model has no layer " + std::to_string(t_load.map->layers.rbegin()->first));

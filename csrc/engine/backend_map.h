@@ -16,6 +16,10 @@ LLAMA_API void oa_backend_map_clear();
 // Why the last load on this thread was refused by the map; empty if it was not.
 LLAMA_API std::string oa_backend_map_error();
 
+// Bytes of host weights that the last load on this thread left in the mapped file because memory is short, instead of
+// repacking them for the CPU's faster kernels.
+LLAMA_API size_t oa_backend_map_left_mapped();
+
 // Hooks, in the order in which a load meets them. They throw std::runtime_error, which fails the load with its text.
 
 void oa_backend_map_begin();
@@ -27,6 +31,11 @@ ggml_backend_dev_t oa_backend_map_layer(int il, int n_layer);
 // `copy_of` >= 0: each layer reads a copy of its own (rope factors), which follows that layer instead of the table; on
 // the other device it would make the scheduler split the graph at every layer.
 ggml_backend_dev_t oa_backend_map_tensor(const std::string & name, bool tied, int copy_of);
+
+// The buffer type of a weight whose home is the CPU: `buft`, or plain memory, which stays in the mapped file, once the
+// repacked weights of this load would take more than the host has. Without a file mapping (`mapped`) it is `buft`.
+ggml_backend_buffer_type_t oa_backend_map_host_buft(ggml_backend_buffer_type_t buft, const ggml_tensor * weight,
+                                                    bool mapped);
 
 // Stamps the mode of the table onto the loaded tensor, which lies at `offset` of the open file `fd` (-1: in none).
 void oa_backend_map_mark(ggml_tensor * tensor, bool tied, int fd, size_t offset);

@@ -1,9 +1,8 @@
 #include "stream_reader.h"
 
+#include "host_memory.h"
 #include "stream_source.h"
 #include "tensor_flags.h"
-
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -17,7 +16,8 @@ size_t pool_limit() {
     if (const char * text = std::getenv("OALLAMA_PIN_LIMIT")) {
         return size_t(std::max(0LL, std::atoll(text)));
     }
-    return size_t(sysconf(_SC_AVPHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE)) / 2;
+    const size_t memory = oa_host_memory();
+    return memory == SIZE_MAX ? 0 : memory / 2;
 }
 
 } // namespace

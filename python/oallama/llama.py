@@ -20,6 +20,7 @@ from oallama.engine import Settings
 from oallama.errors import OallamaError
 from oallama.placement import Placement, placement_of
 from oallama.plan import HOST, PlacementPlan
+from oallama.planning.budget import format_bytes
 from oallama.profiling.fingerprint import cpu_set
 from oallama.profiling.profile import Profile
 
@@ -48,7 +49,8 @@ class Llama(_UPSTREAM):  # type: ignore[misc, valid-type]
     counted in the budget.
 
     Raises:
-        OallamaError: (a ValueError) for a plan or budget that does not fit the model, the machine or the arguments.
+        OallamaError: (a ValueError) for a plan or budget that does not fit the model, the machine or the arguments,
+            and when the host has less free memory than the plan needs there.
 
     >>> llm = Llama("qwq-32b-q4_k_m.gguf", n_ctx=16384, vram="16GiB")
     >>> rich.print(llm.placement())
@@ -67,6 +69,7 @@ class Llama(_UPSTREAM):  # type: ignore[misc, valid-type]
         self._stack = ExitStack()  # upstream's; close() needs it when planning fails
         self._devices: Any = None
         self._auto_flash_attn = False
+        self._left_mapped = 0
         self.plan: PlacementPlan | None = None
         if vram is None and plan is None and profile is None:
             super().__init__(model_path, **kwargs)
@@ -78,10 +81,12 @@ class Llama(_UPSTREAM):  # type: ignore[misc, valid-type]
                     "this plan has no memory for the logits of all rows, which logits_all=, embedding= and "
                     "draft_model= need; make a new plan with vram= or `oallama plan --all-logits`"
                 )
+            _check_host_memory(self.plan, kwargs)
             self._auto_flash_attn = "flash_attn" not in kwargs and self.plan.context.flash_attn == "auto"
             self._devices = engine.device_array([name for name in self.plan.devices if name != HOST])
             with engine.backend_map(self.plan.to_backend_map()):
                 super().__init__(model_path, **_complete(kwargs, self.plan), n_gpu_layers=-1)
+                self._left_mapped = engine.core().backend_map_left_mapped()
 
     # Upstream assigns each structure before it fills it, and reads it through `self` every time.
 
@@ -118,7 +123,7 @@ class Llama(_UPSTREAM):  # type: ignore[misc, valid-type]
 
     def placement(self) -> Placement:
         """What is where: budget, predicted and measured bytes per device, and its tensors (with a plan)."""
-        return placement_of(self.ctx, self.plan)
+        return placement_of(self.ctx, self.plan, self._left_mapped)
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
@@ -151,6 +156,20 @@ def _make_plan(
         progress = _announce_once()
     choices = Choices(profile=profile, fixed_ubatch="n_ubatch" in kwargs, all_logits=_wants_all_logits(kwargs))
     return autoplan.plan_model(path, vram, settings_of(kwargs), choices, progress)
+
+
+def _check_host_memory(plan: PlacementPlan, kwargs: dict[str, Any]) -> None:
+    """Raises OallamaError when what the plan has on the host does not fit. Weights in a mapped file always do."""
+    mapped = kwargs.get("use_mmap", True) and not kwargs.get("lora_path")
+    on_host, free = plan.predicted.devices.get(HOST), engine.core().host_memory()
+    if on_host is None or (needed := on_host.total - (on_host.weights if mapped else 0)) <= free:
+        return
+    weights = "" if mapped else f"weights {format_bytes(on_host.weights)}, "
+    remedy = "a smaller n_ctx needs less" if mapped else "with use_mmap=True weights may stay in the file"
+    raise OallamaError(
+        f"the plan needs {format_bytes(needed)} of host memory ({weights}KV cache {format_bytes(on_host.kv)}, compute "
+        f"buffers {format_bytes(on_host.compute)}), and {format_bytes(free)} are free; {remedy}"
+    )
 
 
 def _wants_all_logits(kwargs: dict[str, Any]) -> bool:

@@ -35,10 +35,17 @@ class DevicePlacement:
 
 @dataclass(frozen=True)
 class Placement:
-    """The devices of a loaded model, accelerators first; print it with rich for a table. times: None before any run."""
+    """The devices of a loaded model, accelerators first; print it with rich for a table.
+
+    Attributes:
+        times: None before any run.
+        left_mapped: bytes of host weights that were not repacked for faster kernels but stay in the mapped file,
+            because memory is short.
+    """
 
     devices: tuple[DevicePlacement, ...]
     times: RunTimes | None = None
+    left_mapped: int = 0
 
     def __getitem__(self, device: str) -> DevicePlacement:
         for placed in self.devices:
@@ -47,7 +54,8 @@ class Placement:
         raise KeyError(device)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON-able values: each device by its name, with totals, and "times" (with "drift", a text) or None."""
+        """As JSON-able values: each device by its name, with totals, "times" (with "drift", a text) or None, and
+        "left_mapped"."""
         result: dict[str, Any] = {}
         for d in self.devices:
             entry = asdict(d)
@@ -56,10 +64,17 @@ class Placement:
                     entry[kind]["total"] = memory.total
             result[entry.pop("device")] = entry
         result["times"] = self.times.to_dict() if self.times else None
+        result["left_mapped"] = self.left_mapped
         return result
 
     def __rich__(self) -> Group:
-        return Group(self._bytes_table(), *([self.times] if self.times else []))
+        parts: list[Any] = [self._bytes_table()]
+        if self.left_mapped:
+            parts.append(
+                f"{self.left_mapped / 2**20:.1f} MiB of weights on the host stay in the mapped file, not repacked for "
+                "faster kernels: memory is short"
+            )
+        return Group(*parts, *([self.times] if self.times else []))
 
     def _bytes_table(self) -> Table:
         table = Table(title="placement, MiB", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
@@ -74,15 +89,15 @@ class Placement:
         return table
 
 
-def placement_of(context: int, plan: PlacementPlan | None) -> Placement:
-    """Measure a live context. `context` is the address of its llama_context."""
+def placement_of(context: int, plan: PlacementPlan | None, left_mapped: int = 0) -> Placement:
+    """Measure a live context. `context` is the address of its llama_context; left_mapped: as in Placement."""
     buffers: Sequence[Mapping[str, Any]] = engine.core().memory_of(context)
     measured = engine.by_device([dict(b) for b in buffers])
     names = [d for d in plan.devices if d != HOST] if plan else []
     names += [name for name in measured if name not in names and name != HOST]
     process = _process_bytes(buffers)
     devices = tuple(_device(name, measured, process, plan) for name in (*names, HOST))
-    return Placement(devices, times_of(context, plan))
+    return Placement(devices, times_of(context, plan), left_mapped)
 
 
 def _device(
