@@ -1,0 +1,1 @@
+"""One model on several hosts: which device computes which layer, and what moves between them."""

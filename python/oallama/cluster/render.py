@@ -1,0 +1,87 @@
+"""An allocation for the terminal: who computes what, what every term costs, what else would cost. Fits 80 columns."""
+
+from __future__ import annotations
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ..planning.budget import format_bytes
+from .allocation import Allocation
+from .explain import Explanation
+
+_TERMS = (
+    ("compute_s", "compute"),
+    ("latency_s", "link latency"),
+    ("transfer_s", "link transfer"),
+    ("jitter_s", "QoS: jitter"),
+    ("loss_s", "QoS: loss"),
+    ("loss_variance_s", "QoS: loss variance"),
+    ("complexity_s", "complexity"),
+    ("total_s", "total"),
+)
+
+
+def render_explanation(found: Explanation) -> RenderableType:
+    """Everything: the stages, the terms beside the runner-up and the plan without QoS, the price of each device."""
+    return Group(render_stages(found.chosen), _terms(found), *_remarks(found))
+
+
+def render_stages(allocation: Allocation) -> Table:
+    """One row per stage of the pipeline, in order: layers, bytes held of the device's memory, seconds per token."""
+    problem = allocation.problem
+    table = _table(f"{len(allocation.layers)} layers on {len(allocation.segments)} devices, links {problem.links}")
+    table.add_column("device", overflow="fold")
+    for column in ("layers", "count", "memory", "of", "compute"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for device, first, end in allocation.segments:
+        on = problem.device(device)
+        seconds = sum(layer.seconds_on(on, problem.n_tokens) for layer in problem.layers[first:end])
+        held = sum(layer.memory_bytes for layer in problem.layers[first:end])
+        label = f"{first}" if end == first + 1 else f"{first}-{end - 1}"
+        table.add_row(
+            device, label, str(end - first), format_bytes(held), format_bytes(on.memory_bytes), _time(seconds)
+        )
+    return table
+
+
+def _terms(found: Explanation) -> Table:
+    columns = {"chosen": found.chosen, "runner-up": found.runner_up, "no QoS terms": found.time_only}
+    shown = {name: plan.terms for name, plan in columns.items() if plan is not None}
+    table = _table("objective per token" if found.chosen.problem.n_tokens == 1 else "objective")
+    table.add_column("term", no_wrap=True)
+    for name in shown:
+        table.add_column(name, justify="right", no_wrap=True)
+    for attribute, name in _TERMS:
+        cells = (_time(getattr(terms, attribute)) for terms in shown.values())
+        table.add_row(name, *cells, style="bold" if name == "total" else "")
+    return table
+
+
+def _remarks(found: Explanation) -> list[Text]:
+    cost = found.chosen.terms.total_s
+    lines = [
+        f"without {name}: {'does not fit' if other is None else f'+{_time(max(0.0, other.terms.total_s - cost))}'}"
+        for name, other in found.without.items()
+    ]
+    if found.moved_by_qos:
+        lines.append(
+            f"with jitter and loss ignored, {found.moved_by_qos} layers would be elsewhere: "
+            f"{_time(max(0.0, found.chosen.terms.time_s - found.time_only.terms.time_s))} less per token without any"
+        )
+    else:
+        lines.append("jitter and loss change nothing: the same layers are chosen with wq1 = wq2 = wq3 = 0")
+    gap = found.chosen.gap
+    lines.append("no allocation costs less" if gap < 1e-6 else f"no allocation costs less by more than {gap:.2%}")
+    return [Text(line) for line in lines]
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+
+
+def _time(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:.3f} s"
+    return f"{seconds * 1e3:.3f} ms" if seconds >= 1e-3 or seconds == 0 else f"{seconds * 1e6:.1f} µs"

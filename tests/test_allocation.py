@@ -1,0 +1,484 @@
+"""Which device computes which layer: solvers against brute force and SPEC.md's formula, and what is built on them."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from oallama.cluster.allocation import Allocation, DoesNotFit, allocate
+from oallama.cluster.chains import solve_chains
+from oallama.cluster.costs import make_costs
+from oallama.cluster.explain import explain
+from oallama.cluster.grouped import count_layers, solve_grouped
+from oallama.cluster.network import LinkQuality, Network
+from oallama.cluster.pieces import solve_pieces
+from oallama.cluster.predict import predict_latency
+from oallama.cluster.problem import Device, Layer, Problem, Settings
+from oallama.cluster.render import render_explanation
+from oallama.cluster.replan import changes, replan
+from oallama.cluster.robust import allocate_robust, perturb, robustness
+from oallama.errors import OallamaError
+
+MIB = 2**20
+CLOSE = 1e-6  # relative; solvers stop at a gap of 1e-7
+
+
+def make_problem(seed=0, n_devices=4, n_layers=6, kinds=1, tightness=1.5, links="via-client", spread=0.6) -> Problem:
+    """A random cluster; kinds: how many different layers; tightness: memory of all devices over what is needed."""
+    rng = np.random.default_rng(seed)
+
+    def factor() -> float:
+        return float(rng.lognormal(0, spread))
+
+    different = [Layer(2e8 * factor(), int(50 * MIB * factor()), 16384, kv_bytes=MIB) for _ in range(kinds)]
+    layers = tuple(different[i] for i in rng.integers(kinds, size=n_layers))
+    need = sum(layer.memory_bytes for layer in layers)
+    shares = np.array([factor() for _ in range(n_devices)])
+    memory = (shares / shares.sum() * need * tightness / 0.9).astype(int)
+    names = ["client", *(f"d{i}" for i in range(1, n_devices))]
+    devices = tuple(
+        Device(name, int(size), 3e10 * factor(), 4e11 * factor()) for name, size in zip(names, memory, strict=True)
+    )
+    quality = {
+        (a, b): LinkQuality(3e-4 * factor(), 1e8 * factor(), 1e-4 * factor(), float(rng.choice([0, 1e-3, 1e-2])))
+        for a in names
+        for b in names
+        if a != b
+    }
+    return Problem(devices, Network(quality), layers, Layer(5e8, 0, 16384), links=links)
+
+
+@st.composite
+def problems(draw, devices=4, layers=6, links=("via-client", "direct"), kinds=3):
+    problem = make_problem(
+        draw(st.integers(0, 2**20)),
+        draw(st.integers(1, devices)),
+        draw(st.integers(1, layers)),
+        draw(st.integers(1, kinds)),
+        draw(st.sampled_from([0.95, 1.05, 1.3, 2.0, 6.0])),
+        draw(st.sampled_from(links)),
+    )
+    outputs = draw(st.sampled_from([(16384, 16384), (4096, 16384)]))
+    layers_ = tuple(replace(layer, output_bytes=outputs[1]) for layer in problem.layers)
+    if draw(st.booleans()):
+        problem = replace(problem, devices=(replace(problem.client, memory_bytes=0), *problem.devices[1:]))
+    return replace(problem, layers=layers_, embedding=replace(problem.embedding, output_bytes=outputs[0]))
+
+
+def by_the_formula(problem: Problem, layers) -> float:
+    """SPEC.md section 5, written down again: milliseconds, binaries, one term after the other."""
+    w, names = problem.settings, [device.name for device in problem.devices]
+    x = {(i, j): int(name == at) for j, at in enumerate(layers, 1) for i, name in enumerate(names)}
+    x |= {(i, 0): int(i == 0) for i in range(len(names))}
+    sub_models = [problem.embedding, *problem.layers]
+    n = len(problem.layers)
+    compute = sum(
+        sub_models[j].flops * problem.n_tokens / problem.devices[i].flops_per_s * 1e3 * used
+        for (i, j), used in x.items()
+    )
+    used_links = []
+    place = [0, *(names.index(name) for name in layers), 0]
+    for j in range(n + 1):
+        ends = [place[j], place[j + 1]]
+        if problem.links == "via-client" and 0 not in ends and ends[0] != ends[1]:
+            ends.insert(1, 0)
+        nbytes = sub_models[j].output_bytes * problem.n_tokens
+        used_links += [(i, k, nbytes) for i, k in itertools.pairwise(ends) if i != k]
+    data = qos = 0.0
+    for i, k, nbytes in used_links:
+        link = problem.network.links[names[i], names[k]]
+        t = nbytes / (w.e_p * link.bandwidth) * 1e3
+        data += link.latency_s * 1e3 + t
+        qos += w.wq1 * link.jitter_s * 1e3 + w.wq2 * t * link.loss + w.wq3 * link.loss**2
+    complexity = w.w_c * sum(used for (_, j), used in x.items() if j)
+    return (compute + data + complexity + qos) / 1e3
+
+
+def brute_force(problem: Problem, contiguous=True, order=None) -> float:
+    """Seconds of the best of all allocations; inf when none fits."""
+    best = float("inf")
+    limits = {device.name: int(problem.settings.beta * device.memory_bytes) for device in problem.devices}
+    for layers in itertools.product(limits, repeat=len(problem.layers)):
+        stages = [name for name, _ in itertools.groupby(layers)]
+        if contiguous and len(set(stages)) < len(stages):
+            continue
+        if order is not None and [name for name in order if name in stages] != stages:
+            continue
+        held = dict.fromkeys(limits, 0)
+        for name, layer in zip(layers, problem.layers, strict=True):
+            held[name] += layer.memory_bytes
+        if all(held[name] <= limits[name] for name in limits):
+            best = min(best, by_the_formula(problem, layers))
+    return best
+
+
+def cost(problem: Problem, solver, **options) -> float:
+    """Seconds of a solver's answer by the formula; inf when it says that nothing fits."""
+    try:
+        found = allocate(problem, solver, **options)
+    except DoesNotFit:
+        return float("inf")
+    assert found.terms.total_s == pytest.approx(by_the_formula(problem, found.layers), rel=1e-12)
+    assert found.gap <= CLOSE and found.bound_s <= found.terms.total_s * (1 + 1e-12)
+    for device in problem.devices:
+        assert found.held_bytes(device.name) <= problem.settings.beta * device.memory_bytes
+    return found.terms.total_s
+
+
+# ---- optima --------------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=60)
+@given(problems())
+def test_every_solver_finds_the_optimum(problem):
+    expected = pytest.approx(brute_force(problem), rel=CLOSE)
+    assert cost(problem, "milp") == expected
+    assert cost(problem, "grouped") == expected
+
+
+@settings(deadline=None, max_examples=40)
+@given(problems(devices=4, layers=5))
+def test_scattered_layers_are_solved_too(problem):
+    assert cost(problem, "milp", contiguous=False) == pytest.approx(brute_force(problem, contiguous=False), rel=CLOSE)
+
+
+@settings(deadline=None, max_examples=40)
+@given(problems(), st.randoms(use_true_random=False))
+def test_dynamic_is_the_optimum_of_its_order(problem, random):
+    order = [device.name for device in problem.devices]
+    random.shuffle(order)
+    assert cost(problem, "dynamic", order=order) == pytest.approx(brute_force(problem, order=order), rel=CLOSE)
+
+
+@settings(deadline=None, max_examples=40)
+@given(problems(kinds=1, links=("via-client",)))
+def test_scattering_equal_layers_gains_nothing_by_way_of_the_client(problem):
+    assert brute_force(problem) == pytest.approx(brute_force(problem, contiguous=False), rel=1e-12)
+
+
+@pytest.mark.parametrize("links", ["via-client", "direct"])
+@pytest.mark.parametrize("seed", range(3))
+def test_grouped_is_the_reference_on_medium_problems(links, seed):
+    problem = make_problem(seed, n_devices=5, n_layers=10, tightness=1.4, links=links)
+    assert cost(problem, "grouped") == pytest.approx(cost(problem, "milp"), rel=CLOSE)
+
+
+@pytest.mark.parametrize("links", ["via-client", "direct"])
+def test_grouped_is_the_reference_with_unequal_layers(links):
+    problem = make_problem(3, n_devices=4, n_layers=10, kinds=2, tightness=1.4, links=links)
+    assert cost(problem, "grouped") == pytest.approx(cost(problem, "milp"), rel=CLOSE)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_three_forms_agree_on_a_large_problem(seed):
+    costs = make_costs(make_problem(seed, n_devices=12, n_layers=40, tightness=2.0))
+    expected = pytest.approx(count_layers(costs).bound, rel=CLOSE)
+    assert costs.total(solve_pieces(costs).assignment) == expected
+    assert costs.total(solve_chains(costs).assignment) == expected
+
+
+def test_circles_are_cut_off():
+    """Two far islands whose devices are near each other: without cuts the far one is a circle of its own."""
+    near, far = LinkQuality(1e-6, 1e12), LinkQuality(1.0, 1e12)
+    names = ("client", "a", "b", "c", "d")
+    islands = ({"client", "a", "b"}, {"c", "d"})
+    links = {
+        (x, y): near if any({x, y} <= island for island in islands) else far for x in names for y in names if x != y
+    }
+    devices = (Device("client", 0, 1e9), *(Device(name, 2000, 1e9) for name in names[1:]))
+    settings_ = Settings(beta=1.0)
+    problem = Problem(devices, Network(links), (Layer(1e6, 1000, 1),) * 8, Layer(0, 0, 1), settings_, links="direct")
+    found = allocate(problem)
+    assert found.terms.latency_s == pytest.approx(2.0 + 3e-6, rel=1e-9)
+    assert cost(problem, "milp") == pytest.approx(found.terms.total_s, rel=CLOSE)
+
+
+def test_no_time_gives_a_plan_with_its_bound_or_says_so():
+    costs = make_costs(make_problem(1, n_devices=12, n_layers=40, kinds=4, tightness=3.0, links="direct"))
+    outcome = solve_grouped(costs, time_limit_s=0.0)
+    assert outcome.assignment is None or costs.fits(outcome.assignment)
+    with pytest.raises(OallamaError, match="in time"):
+        allocate(make_problem(links="direct"), "milp", time_limit_s=0.0)
+
+
+def test_bytes_that_floats_do_not_tell_apart():
+    """Sixteen layers that are one byte too many for the fast device."""
+    size = 2**40 + 1
+    quality = LinkQuality(1e-6, 1e12)
+    devices = (Device("client", 16 * size - 1, 1e10), Device("slow", 2 * size, 1e9))
+    problem = Problem(
+        devices,
+        Network.uniform(("client", "slow"), quality),
+        (Layer(1e6, size, 1), Layer(1.5e6, size, 1)) * 8,
+        Layer(0, 0, 1),
+        Settings(beta=1.0),
+        links="direct",
+    )
+    for solver in ("milp", "grouped"):
+        found = allocate(problem, solver)
+        assert found.held_bytes("client") == 15 * size
+
+
+# ---- what does not fit ---------------------------------------------------------------------------------------------
+
+
+def test_too_little_memory_says_how_many_bytes():
+    devices = (Device("client", 0, 1e9), Device("a", 1000, 1e9), Device("b", 500, 1e9))
+    network = Network.uniform([device.name for device in devices], LinkQuality(1e-3, 1e8))
+    problem = Problem(devices, network, (Layer(1e6, 400, 4),) * 4, Layer(1e6, 0, 4), Settings(beta=1.0))
+    with pytest.raises(
+        DoesNotFit, match=r"4 layers need 1600 bytes .*offer 1500 bytes.*: 100 bytes .*too few"
+    ) as caught:
+        allocate(problem)
+    assert caught.value.missing_bytes == 100
+    # 1600 bytes now, but 300 of the first and 100 of the second device hold no whole layer.
+    whole = replace(problem, devices=(devices[0], replace(devices[1], memory_bytes=1100), devices[2]))
+    with pytest.raises(DoesNotFit, match="room for 3 whole layers: 100 bytes too few") as caught:
+        allocate(whole)
+    assert caught.value.missing_bytes == 100
+
+
+def test_no_division_into_whole_layers():
+    devices = (Device("client", 0, 1e9), Device("a", 900, 1e9), Device("b", 900, 1e9))
+    network = Network.uniform([device.name for device in devices], LinkQuality(1e-3, 1e8))
+    layers = (Layer(1e6, 500, 4), Layer(1e6, 600, 4), Layer(1e6, 500, 4))
+    problem = Problem(devices, network, layers, Layer(1e6, 0, 4), Settings(beta=1.0))
+    with pytest.raises(DoesNotFit, match="no division into whole layers"):
+        allocate(replace(problem, layers=layers))
+    with pytest.raises(DoesNotFit, match="largest layer needs 1000 bytes, the largest device offers 900: 100 bytes"):
+        allocate(replace(problem, layers=(Layer(1e6, 1000, 4), Layer(1e6, 500, 4))))
+
+
+def test_embedding_that_does_not_fit_the_client():
+    problem = make_problem(n_devices=2)
+    with pytest.raises(OallamaError, match=r"client is 100 bytes .* short of holding"):
+        allocate(
+            replace(
+                problem,
+                devices=(replace(problem.client, memory_bytes=1000), problem.devices[1]),
+                embedding=replace(problem.embedding, memory_bytes=1100),
+                settings=Settings(beta=1.0),
+            )
+        )
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: LinkQuality(-1, 1), "latency_s is -1, expected 0 or more"),
+        (lambda: LinkQuality(0, 0), "bandwidth is 0, expected more than 0"),
+        (lambda: LinkQuality(0, 1, loss=1), "loss is 1, expected a share"),
+        (lambda: Device("a", -1, 1), "device a: memory_bytes is -1"),
+        (lambda: Device("a", 1, 0), "device a: flops_per_s is 0"),
+        (lambda: Layer(-1, 1, 1), "layer flops is -1"),
+        (lambda: Layer(1, 1, 1, kv_bytes=2), "kv_bytes is 2, expected at most"),
+        (lambda: Settings(e_p=0), "E_p is 0, expected a share"),
+        (lambda: Settings(wq1=-1), "wq1 is -1"),
+        (lambda: replace(make_problem(), layers=()), "at least a client and a layer"),
+        (lambda: replace(make_problem(), devices=(Device("a", 1, 1),) * 2), "name a is used 2 times"),
+        (lambda: replace(make_problem(), links="ring"), "link model is 'ring'"),
+        (lambda: allocate(make_problem(), "magic"), "solver is 'magic'"),
+        (lambda: allocate(replace(make_problem(), network=Network({}))), "from client to d1 was not measured"),
+        (lambda: allocate(make_problem(), "dynamic", order=["nobody"]), "no device 'nobody'"),
+    ],
+)
+def test_mistakes_are_named(make, message):
+    with pytest.raises(OallamaError, match=message):
+        make()
+
+
+def test_network_file_round_trip():
+    network = make_problem().network
+    assert Network.from_dict(json.loads(json.dumps(network.to_dict()))) == network
+    row = {"from": "a", "to": "b", "latency_s": 1e-3, "bandwidth": 1e8}
+    for rows, message in (
+        ([row, row], r"links\[1\]: the link from a to b is listed twice"),
+        ([{**row, "bandwidth": "fast"}], r"links\[0\]: link bandwidth is 'fast'"),
+        ([{"from": "a"}], r"links\[0\] is .*expected from, to"),
+        (None, "expected a list"),
+    ):
+        with pytest.raises(OallamaError, match=message):
+            Network.from_dict({"links": rows})
+
+
+# ---- layers and prediction -----------------------------------------------------------------------------------------
+
+
+def test_measured_seconds_go_before_flops():
+    device = Device("a", 1, flops_per_s=1e9, prefill_flops_per_s=1e10)
+    layer = Layer(1e6, 1, 1)
+    assert layer.seconds_on(device) == 1e-3
+    assert layer.seconds_on(device, 5) == 1e-3 and layer.seconds_on(device, 100) == pytest.approx(1e-2)
+    assert layer.seconds_on(replace(device, prefill_flops_per_s=5e8)) == 1e-3  # one token is as fast as measured
+    measured = replace(layer, seconds={"a": ((1, 2e-3), (100, 2e-2))})
+    assert measured.seconds_on(device) == 2e-3 and measured.seconds_on(device, 10) == pytest.approx(np.sqrt(4e-5))
+
+
+def test_prediction_adds_up():
+    quality = LinkQuality(1e-3, 1e6)
+    devices = (Device("client", 0, 1e9), Device("a", 10, 1e9, 4e9), Device("b", 10, 2e9))
+    network = Network.uniform([device.name for device in devices], quality)
+    problem = Problem(devices, network, (Layer(1e6, 1, 100),) * 3, Layer(5e6, 0, 100))
+    found = predict_latency(problem, ("a", "a", "b"), 10, n_ubatch=8, input_bytes=50)
+    assert found.tpot_compute_s == pytest.approx(2e-3 + 0.5e-3 + 5e-3)
+    # client->a, a->client, client->b, b->client; the servers are sent 50 bytes more.
+    assert found.tpot_links_s == pytest.approx(4 * (1e-3 + 1e-4) + 2 * 5e-5)
+    assert found.ttft_compute_s == pytest.approx((2 * 2e-3 + 8 * 0.5e-3) + (2 * 1e-3 + 2 * 0.5e-3) + 5e-3)
+    rows = 3 * (8 + 2) + 1  # the last leg takes one token's
+    assert found.ttft_links_s == pytest.approx((4 + 3) * 1e-3 + rows * 1e-4 + 2 * 10 * 5e-5)
+    assert found.ttft_s == found.ttft_compute_s + found.ttft_links_s
+    direct = predict_latency(replace(problem, links="direct"), ("a", "a", "b"), 1)
+    assert direct.tpot_links_s == pytest.approx(3 * (1e-3 + 1e-4))
+    with pytest.raises(OallamaError, match="n_prompt is 0"):
+        predict_latency(problem, ("a", "a", "b"), 0)
+
+
+def test_quality_of_service_decides():
+    """Two devices alike but for the jitter: the steady one is taken, without the weights the faster one."""
+    steady, shaky = LinkQuality(1e-3, 1e8), LinkQuality(0.9e-3, 1e8, jitter_s=5e-3, loss=0.02)
+    links = {}
+    for name, quality in (("steady", steady), ("shaky", shaky)):
+        links[name, "client"] = links["client", name] = quality
+    devices = (Device("client", 0, 1e9), Device("steady", 100, 1e9), Device("shaky", 100, 1e9))
+    problem = Problem(devices, Network(links), (Layer(1e6, 10, 4),) * 4, Layer(0, 0, 4))
+    found = explain(allocate(problem))
+    assert set(found.chosen.layers) == {"steady"} and set(found.time_only.layers) == {"shaky"}
+    assert found.moved_by_qos == 4
+    assert found.time_only.terms.jitter_s == pytest.approx(2 * 10 * 5e-3)
+    assert found.time_only.terms.loss_variance_s == pytest.approx(2 * 10000 * 0.02**2 / 1000)
+    assert found.runner_up is not None and set(found.runner_up.layers) == {"shaky"}
+    text = shown(found)
+    assert "QoS: jitter" in text and "4 layers would be elsewhere" in text and max(map(len, text.splitlines())) <= 80
+    assert json.loads(json.dumps(found.to_dict()))["moved_by_qos"] == 4
+
+
+def test_explanation_of_a_device_that_is_needed():
+    problem = make_problem(2, n_devices=3, n_layers=8, tightness=1.2)
+    found = explain(allocate(problem))
+    needed = [name for name, other in found.without.items() if other is None]
+    assert needed and f"without {needed[0]}: does not fit" in shown(found)
+    for other in found.without.values():
+        assert other is None or other.terms.total_s >= found.chosen.terms.total_s
+
+
+def shown(found) -> str:
+    console = Console(file=io.StringIO(), width=80)
+    console.print(render_explanation(found))
+    return console.file.getvalue()
+
+
+# ---- robustness and re-planning ------------------------------------------------------------------------------------
+
+
+def test_perturbation_stays_within_its_factor():
+    problem = make_problem(1)
+    measured = replace(problem.layers[0], seconds={"d1": ((1, 1e-3),)})
+    problem = replace(problem, layers=(measured,) * 6)
+    draw = perturb(problem, np.random.default_rng(0), 1.5)
+    assert len(make_costs(draw).runs()) == 1
+    pairs = [(a.flops_per_s, b.flops_per_s) for a, b in zip(problem.devices, draw.devices, strict=True)]
+    pairs += [(link.bandwidth, draw.network.links[ends].bandwidth) for ends, link in problem.network.links.items()]
+    pairs += [(measured.seconds_on(problem.device("d1")), draw.layers[0].seconds_on(draw.device("d1")))]
+    assert all(1 / 1.5 <= b / a <= 1.5 for a, b in pairs) and len({b / a for a, b in pairs}) > 5
+
+
+def test_a_robust_plan_is_no_worse_than_the_nominal_one():
+    problem = make_problem(5, n_devices=5, n_layers=12, tightness=2.5)
+    chosen, found = allocate_robust(problem, candidates=6, draws=30, seed=3)
+    rng = np.random.default_rng(3)
+    for _ in range(6):
+        perturb(problem, rng)
+    nominal = allocate(problem)
+    (plain,) = robustness([nominal.layers], [perturb(problem, rng) for _ in range(30)])
+    assert 1 - CLOSE <= found.mean <= found.worst <= plain.worst
+    assert found.p95 <= found.worst
+    assert chosen.terms.total_s >= nominal.terms.total_s * (1 - CLOSE)
+    assert chosen.gap == pytest.approx(chosen.terms.total_s / nominal.terms.total_s - 1, abs=1e-6)
+    again, same = allocate_robust(problem, candidates=6, draws=30, seed=3)
+    assert (again.layers, same) == (chosen.layers, found)
+
+
+def best_replan(problem: Problem, current, horizon) -> float:
+    """Brute force: seconds a token, moves shared by the horizon, of equal layers with bytes present nowhere else."""
+    best = float("inf")
+    names = [device.name for device in problem.devices]
+    for layers in itertools.product(names, repeat=len(current)):
+        stages = [name for name, _ in itertools.groupby(layers)]
+        held = [layers.count(name) * problem.layers[0].memory_bytes for name in names]
+        room = [problem.settings.beta * device.memory_bytes for device in problem.devices]
+        if len(set(stages)) < len(stages) or any(h > r for h, r in zip(held, room, strict=True)):
+            continue
+        moving, e_p = 0.0, problem.settings.e_p
+        for layer, source, target in zip(problem.layers, current, layers, strict=True):
+            if source != target:
+                if target != "client":
+                    weights = layer.memory_bytes - layer.kv_bytes
+                    moving += weights / (e_p * problem.network.links["client", target].bandwidth)
+                legs = [] if source not in names else [(source, "client"), ("client", target)]
+                for a, b in legs:
+                    if a != b:
+                        moving += layer.kv_bytes / (e_p * problem.network.links[a, b].bandwidth)
+        best = min(best, by_the_formula(problem, layers) + moving / horizon)
+    return best
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 1000), st.sampled_from([1, 30, 10000]))
+def test_replanning_is_optimal_when_a_device_leaves(seed, horizon):
+    problem = make_problem(seed, n_devices=4, n_layers=6, tightness=4.0)
+    before = allocate(problem)
+    gone = next((name for name in before.layers if name != "client"), "d1")
+    now = replace(problem, devices=tuple(device for device in problem.devices if device.name != gone))
+    try:
+        found = replan(now, before.layers, horizon_tokens=horizon)
+    except DoesNotFit:
+        assert best_replan(now, before.layers, horizon) == float("inf")
+        return
+    got = found.allocation.terms.total_s + found.move_s / horizon
+    assert got == pytest.approx(best_replan(now, before.layers, horizon), rel=CLOSE)
+    lost = {j for j, name in enumerate(before.layers) if name == gone}
+    assert set(found.lost_kv) == lost and (found.stay_s is None) == bool(lost)
+    assert {m.layer for m in found.moves} == {
+        j for j, (a, b) in enumerate(zip(before.layers, found.allocation.layers, strict=True)) if a != b
+    }
+    assert json.dumps(found.to_dict())
+
+
+def test_a_short_horizon_moves_nothing_and_a_long_one_does():
+    problem = make_problem(7, n_devices=4, n_layers=8, tightness=4.0)
+    problem = replace(problem, devices=(replace(problem.client, memory_bytes=0), *problem.devices[1:]))
+    before = allocate(problem)
+    used = next(name for name in before.layers if name != "client")
+    links = {
+        ends: replace(link, latency_s=link.latency_s + 0.2) if used in ends else link
+        for ends, link in problem.network.links.items()
+    }
+    now = replace(problem, network=Network(links))
+    assert changes(problem, problem) == []
+    assert any(f"client -> {used}" in line for line in changes(problem, now))
+    assert changes(problem, replace(now, devices=now.devices[:-1]))[0] == "device d3 left"
+    stay = replan(now, before.layers, horizon_tokens=1)
+    assert stay.moves == () and stay.allocation.layers == before.layers
+    assert stay.stay_s == pytest.approx(stay.allocation.terms.total_s)
+    go = replan(now, before.layers, horizon_tokens=10**6)
+    assert go.allocation.layers == allocate(now).layers and go.moves
+    cached = replan(now, before.layers, horizon_tokens=10**6, present={d.name: range(8) for d in now.devices})
+    assert cached.move_s < go.move_s and all(move.weight_bytes == 0 for move in cached.moves)
+    with pytest.raises(OallamaError, match="current names 3 layers"):
+        replan(now, before.layers[:3])
+
+
+def test_segments_name_the_stages():
+    problem = make_problem(0, n_devices=3, n_layers=8, tightness=1.5)
+    found = allocate(problem)
+    assert isinstance(found, Allocation)
+    assert [name for s in found.segments for name in [s.device] * (s.end - s.first)] == list(found.layers)
+    assert sum(s["layers"] for s in found.to_dict()["segments"]) == 8
