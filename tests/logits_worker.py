@@ -2,7 +2,8 @@
 
 Reads one JSON job per line from stdin and writes the logits of every token as a float32 .npy. Imports llama_cpp and
 numpy only: it must run on the unpatched build, too. Job keys: model, out, tokens, n_decode, and optionally table,
-devices, rpc, n_ctx, n_gpu_layers, n_ubatch, flash_attn, type_k, type_v, use_extra_bufts, n_threads, abort_at.
+devices, rpc, n_ctx, n_gpu_layers, n_ubatch, flash_attn, type_k, type_v, use_extra_bufts, n_threads, abort_at,
+split_mode ("tensor"), tensor_split.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import ctypes
 import json
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,10 @@ def logits(job: dict[str, Any]) -> np.ndarray:
     model_params.devices = ctypes.addressof(array)
     model_params.n_gpu_layers = job.get("n_gpu_layers", -1)
     model_params.use_extra_bufts = job.get("use_extra_bufts", True)
+    shares = [*job.get("tensor_split", [1] * len(addresses)), *[0] * llama_cpp.llama_max_devices()]
+    split = (ctypes.c_float * llama_cpp.llama_max_devices())(*shares[: llama_cpp.llama_max_devices()])
+    if job.get("split_mode") == "tensor":
+        model_params.split_mode, model_params.tensor_split = llama_cpp.LLAMA_SPLIT_MODE_TENSOR, split
     params.n_ctx = job.get("n_ctx", 512)
     params.n_batch = params.n_ubatch = job.get("n_ubatch", 64)
     params.n_threads = params.n_threads_batch = job.get("n_threads", 2)
@@ -111,10 +117,10 @@ def fill(batch: Any, tokens: list[int], position: int) -> None:
         batch.n_seq_id[i], batch.seq_id[i][0], batch.logits[i] = 1, 0, 1
 
 
-def main() -> None:
+def main(jobs: Iterable[str] = sys.stdin) -> None:
     llama_cpp.llama_log_set(_only_errors, ctypes.c_void_p(0))
     added: set[str] = set()
-    for line in sys.stdin:
+    for line in jobs:
         job = json.loads(line)
         new = [e for e in job.get("rpc", []) if e not in added]
         add_rpc(new)

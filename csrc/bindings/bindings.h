@@ -12,6 +12,7 @@ using release_gil = py::call_guard<py::gil_scoped_release>;
 void register_backend_map(py::module_ & m);
 void register_devices(py::module_ & m);
 void register_fit(py::module_ & m);
+void register_follow(py::module_ & m);
 void register_graphs(py::module_ & m);
 void register_memory(py::module_ & m);
 void register_op_timer(py::module_ & m);

@@ -1,0 +1,401 @@
+#include "follow.h"
+
+#include "llama-impl.h"
+#include "ranks.h"
+
+#include <cstring>
+#include <map>
+#include <stdexcept>
+#include <type_traits>
+#include <vector>
+
+namespace {
+
+// A call as bytes, in the order of its arguments.
+class message {
+  public:
+    message() = default;
+
+    explicit message(std::vector<char> bytes) : bytes_(std::move(bytes)) {}
+
+    template <typename T> message & put(const T & value) {
+        static_assert(std::is_trivially_copyable_v<T>);
+        return put(&value, 1);
+    }
+
+    template <typename T> message & put(const T * values, size_t n) {
+        const auto * from = reinterpret_cast<const char *>(values);
+        bytes_.insert(bytes_.end(), from, from + n * sizeof(T));
+        return *this;
+    }
+
+    template <typename T> T get() {
+        T value;
+        get(&value, 1);
+        return value;
+    }
+
+    template <typename T> void get(T * values, size_t n) {
+        if (n * sizeof(T) > bytes_.size() - at_) {
+            throw std::runtime_error("a call of rank 0 is cut off");
+        }
+        std::memcpy(values, bytes_.data() + at_, n * sizeof(T));
+        at_ += n * sizeof(T);
+    }
+
+    template <typename T> std::vector<T> get_many(size_t n) {
+        std::vector<T> values(n);
+        get(values.data(), n);
+        return values;
+    }
+
+    std::vector<char> & bytes() { return bytes_; }
+
+  private:
+    std::vector<char> bytes_;
+    size_t            at_ = 0;
+};
+
+// Objects are known by the number of their making, which is the same on all ranks.
+std::map<const llama_model *, int>   g_models;
+std::map<const llama_context *, int> g_contexts;
+int                                  g_n_models   = 0;
+int                                  g_n_contexts = 0;
+bool                                 g_inside     = false; // of oa_follow_load or _init: upstream's own body runs
+
+bool leads() {
+    return oa_ranks() && oa_ranks()->rank == 0;
+}
+
+void send(message & call) {
+    uint64_t size = call.bytes().size();
+    if (!oa_ranks()->broadcast(&size, sizeof(size)) || !oa_ranks()->broadcast(call.bytes().data(), size)) {
+        LLAMA_LOG_ERROR("%s: a rank is gone\n", __func__);
+    }
+}
+
+// What others cannot use: addresses of rank 0.
+llama_model_params without_pointers(llama_model_params params) {
+    params.devices                     = nullptr;
+    params.tensor_buft_overrides       = nullptr;
+    params.tensor_split                = nullptr;
+    params.progress_callback           = nullptr;
+    params.progress_callback_user_data = nullptr;
+    params.kv_overrides                = nullptr;
+    return params;
+}
+
+llama_context_params without_pointers(llama_context_params params) {
+    params.cb_eval             = nullptr;
+    params.cb_eval_user_data   = nullptr;
+    params.abort_callback      = nullptr;
+    params.abort_callback_data = nullptr;
+    params.samplers            = nullptr;
+    params.n_samplers          = 0;
+    params.ctx_other           = nullptr;
+    return params;
+}
+
+// Whether every rank has what it should; says which has not.
+bool everybody_has(const void * object, const char * what) {
+    int        failed = -1;
+    const bool all    = oa_ranks()->all_ok(object != nullptr, &failed);
+    if (!all && object) {
+        LLAMA_LOG_ERROR("rank %d could not make its %s\n", failed, what);
+    }
+    return all;
+}
+
+llama_model * make_model(const char * path, const llama_model_params & params) {
+    g_inside            = true;
+    llama_model * model = llama_model_load_from_file(path, params);
+    const bool    all   = everybody_has(model, "model");
+    if (!all && model) {
+        llama_model_free(model);
+        model = nullptr;
+    }
+    g_inside = false;
+    if (model) {
+        g_models[model] = g_n_models++;
+    }
+    return model;
+}
+
+llama_context * make_context(llama_model * model, const llama_context_params & params) {
+    g_inside                = true;
+    llama_context * context = llama_init_from_model(model, params);
+    const bool      all     = everybody_has(context, "context");
+    if (!all && context) {
+        llama_free(context);
+        context = nullptr;
+    }
+    g_inside = false;
+    if (context) {
+        g_contexts[context] = g_n_contexts++;
+    }
+    return context;
+}
+
+} // namespace
+
+// ---- rank 0 --------------------------------------------------------------------------------------------------------
+
+bool oa_follow_wanted(const llama_model_params & params) {
+    if (!leads() || g_inside || params.split_mode != LLAMA_SPLIT_MODE_TENSOR || params.no_alloc || params.vocab_only) {
+        return false;
+    }
+    return params.devices && params.devices[0] == oa_ranks()->devices[0];
+}
+
+bool oa_follow_wanted(const llama_model * model) {
+    return leads() && !g_inside && g_models.count(model) > 0;
+}
+
+llama_model * oa_follow_load(const char * path, llama_model_params params) {
+    message call;
+    call.put(OA_FOLLOW_LOAD).put(without_pointers(params));
+    std::vector<float> split(llama_max_devices(), 0.0f);
+    if (params.tensor_split) {
+        split.assign(params.tensor_split, params.tensor_split + llama_max_devices());
+    }
+    call.put(split.data(), split.size());
+    uint64_t n_overrides = 0;
+    while (params.kv_overrides && params.kv_overrides[n_overrides].key[0] != 0) {
+        ++n_overrides;
+    }
+    call.put(n_overrides).put(params.kv_overrides, n_overrides);
+    const uint64_t length = std::strlen(path);
+    call.put(length).put(path, length);
+    send(call);
+    return make_model(path, params);
+}
+
+llama_context * oa_follow_init(llama_model * model, llama_context_params params) {
+    message call;
+    call.put(OA_FOLLOW_INIT).put(g_models.at(model)).put(without_pointers(params));
+    send(call);
+    return make_context(model, params);
+}
+
+void oa_follow_free(const llama_context * context) {
+    const auto it = g_contexts.find(context);
+    if (!leads() || it == g_contexts.end()) {
+        return;
+    }
+    message call;
+    call.put(OA_FOLLOW_FREE).put(it->second);
+    send(call);
+    g_contexts.erase(it);
+}
+
+void oa_follow_free(const llama_model * model) {
+    const auto it = g_models.find(model);
+    if (!leads() || it == g_models.end()) {
+        return;
+    }
+    message call;
+    call.put(OA_FOLLOW_FREE_MODEL).put(it->second);
+    send(call);
+    g_models.erase(it);
+}
+
+void oa_follow_decode(const llama_context * context, const llama_batch & batch) {
+    const auto it = g_contexts.find(context);
+    if (!leads() || it == g_contexts.end()) {
+        return;
+    }
+    message      call;
+    const size_t n = size_t(batch.n_tokens);
+    call.put(OA_FOLLOW_DECODE).put(it->second).put(batch.n_tokens);
+    const size_t width = batch.embd ? size_t(llama_model_n_embd(llama_get_model(context))) : 0;
+    call.put(batch.token != nullptr).put(uint64_t(width)).put(batch.pos != nullptr).put(batch.seq_id != nullptr);
+    call.put(batch.logits != nullptr);
+    call.put(batch.token, batch.token ? n : 0).put(batch.embd, n * width).put(batch.pos, batch.pos ? n : 0);
+    for (size_t i = 0; batch.seq_id && i < n; ++i) {
+        call.put(batch.n_seq_id[i]).put(batch.seq_id[i], size_t(batch.n_seq_id[i]));
+    }
+    call.put(batch.logits, batch.logits ? n : 0);
+    send(call);
+}
+
+void oa_follow_tell(oa_follow_call call, const llama_context * context, int a) {
+    const auto it = g_contexts.find(context);
+    if (leads() && it != g_contexts.end()) {
+        message m;
+        m.put(call).put(it->second).put(a).put(0).put(0).put(0);
+        send(m);
+    }
+}
+
+void oa_follow_tell(oa_follow_call call, llama_memory_t memory, int a, int b, int c, int d) {
+    if (!leads()) {
+        return;
+    }
+    for (const auto & [context, number] : g_contexts) {
+        if (llama_get_memory(context) == memory) {
+            message m;
+            m.put(call).put(number).put(a).put(b).put(c).put(d);
+            send(m);
+        }
+    }
+}
+
+bool oa_follow_has_no_state(const llama_context * context) {
+    if (g_contexts.count(context) == 0) {
+        return false;
+    }
+    LLAMA_LOG_ERROR("the state of a context that is spread over ranks cannot be saved or restored\n");
+    return true;
+}
+
+// ---- the other ranks -----------------------------------------------------------------------------------------------
+
+namespace {
+
+// What this rank has made, by number.
+struct followed {
+    std::string                    path;
+    int                            n_threads;
+    std::map<int, llama_model *>   models;
+    std::map<int, llama_context *> contexts;
+};
+
+void load(followed & all, message & call) {
+    auto       params   = call.get<llama_model_params>();
+    const auto split    = call.get_many<float>(llama_max_devices());
+    const auto n        = call.get<uint64_t>();
+    auto       override = call.get_many<llama_model_kv_override>(n);
+    const auto length   = call.get<uint64_t>();
+    const auto name     = call.get_many<char>(length);
+    override.push_back({});
+    params.devices       = oa_ranks()->devices;
+    params.tensor_split  = split.data();
+    params.kv_overrides  = n > 0 ? override.data() : nullptr;
+    const std::string as = all.path.empty() ? std::string(name.begin(), name.end()) : all.path;
+    if (llama_model * model = make_model(as.c_str(), params)) {
+        all.models[g_models.at(model)] = model;
+    }
+}
+
+void init(followed & all, message & call) {
+    llama_model * model  = all.models.at(call.get<int>());
+    auto          params = call.get<llama_context_params>();
+    if (all.n_threads > 0) {
+        params.n_threads = params.n_threads_batch = all.n_threads;
+    }
+    if (llama_context * context = make_context(model, params)) {
+        all.contexts[g_contexts.at(context)] = context;
+    }
+}
+
+void decode(llama_context * context, message & call) {
+    const int  n         = call.get<int32_t>();
+    const bool has_token = call.get<bool>();
+    const auto width     = call.get<uint64_t>();
+    const bool has_pos = call.get<bool>(), has_seq = call.get<bool>(), has_logits = call.get<bool>();
+
+    auto tokens = call.get_many<llama_token>(has_token ? size_t(n) : 0);
+    auto embd   = call.get_many<float>(size_t(n) * width);
+    auto pos    = call.get_many<llama_pos>(has_pos ? size_t(n) : 0);
+
+    std::vector<int32_t>                   n_seq(has_seq ? size_t(n) : 0);
+    std::vector<std::vector<llama_seq_id>> ids(n_seq.size());
+    std::vector<llama_seq_id *>            seq_ids(n_seq.size());
+    for (size_t i = 0; i < n_seq.size(); ++i) {
+        n_seq[i]   = call.get<int32_t>();
+        ids[i]     = call.get_many<llama_seq_id>(size_t(n_seq[i]));
+        seq_ids[i] = ids[i].data();
+    }
+    auto logits = call.get_many<int8_t>(has_logits ? size_t(n) : 0);
+
+    const llama_batch batch = {
+        n,
+        has_token ? tokens.data() : nullptr,
+        width ? embd.data() : nullptr,
+        has_pos ? pos.data() : nullptr,
+        has_seq ? n_seq.data() : nullptr,
+        has_seq ? seq_ids.data() : nullptr,
+        has_logits ? logits.data() : nullptr,
+    };
+    llama_decode(context, batch);
+}
+
+// llama_set_warmup is deprecated for users; where rank 0's program still calls it, graphs must agree.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+
+void repeat(llama_context * context, oa_follow_call which, message & call) {
+    llama_memory_t memory = llama_get_memory(context);
+    const auto     a = call.get<int>(), b = call.get<int>(), c = call.get<int>(), d = call.get<int>();
+    switch (which) {
+        case OA_FOLLOW_CLEAR: return llama_memory_clear(memory, a);
+        case OA_FOLLOW_SEQ_RM: llama_memory_seq_rm(memory, a, b, c); return;
+        case OA_FOLLOW_SEQ_CP: return llama_memory_seq_cp(memory, a, b, c, d);
+        case OA_FOLLOW_SEQ_KEEP: return llama_memory_seq_keep(memory, a);
+        case OA_FOLLOW_SEQ_ADD: return llama_memory_seq_add(memory, a, b, c, d);
+        case OA_FOLLOW_SEQ_DIV: return llama_memory_seq_div(memory, a, b, c, d);
+        case OA_FOLLOW_SET_EMBEDDINGS: return llama_set_embeddings(context, a);
+        case OA_FOLLOW_SET_CAUSAL: return llama_set_causal_attn(context, a);
+        case OA_FOLLOW_SET_WARMUP: return llama_set_warmup(context, a);
+        default: throw std::runtime_error("rank 0 speaks another version");
+    }
+}
+
+#pragma GCC diagnostic pop
+
+// False at the end, which rank 0 tells by an empty call.
+bool follow_one(followed & all) {
+    uint64_t size = 0;
+    if (!oa_ranks()->broadcast(&size, sizeof(size))) {
+        throw std::runtime_error("rank 0 is gone");
+    }
+    if (size == 0) {
+        return false;
+    }
+    std::vector<char> bytes(size);
+    if (!oa_ranks()->broadcast(bytes.data(), bytes.size())) {
+        throw std::runtime_error("rank 0 is gone");
+    }
+    message    call(std::move(bytes));
+    const auto which = call.get<oa_follow_call>();
+    if (which == OA_FOLLOW_LOAD) {
+        load(all, call);
+    } else if (which == OA_FOLLOW_INIT) {
+        init(all, call);
+    } else if (which == OA_FOLLOW_FREE_MODEL) {
+        const auto it = all.models.find(call.get<int>());
+        llama_model_free(it->second);
+        all.models.erase(it);
+    } else {
+        const auto it = all.contexts.find(call.get<int>());
+        if (which == OA_FOLLOW_FREE) {
+            llama_free(it->second);
+            all.contexts.erase(it);
+        } else if (which == OA_FOLLOW_DECODE) {
+            decode(it->second, call);
+        } else {
+            repeat(it->second, which, call);
+        }
+    }
+    return true;
+}
+
+} // namespace
+
+std::string oa_follow_run(const std::string & path, int n_threads) {
+    followed    all{ path, n_threads, {}, {} };
+    std::string error;
+    try {
+        while (follow_one(all)) {
+        }
+    } catch (const std::exception & caught) {
+        error = caught.what();
+    }
+    for (auto & [number, context] : all.contexts) {
+        llama_free(context);
+    }
+    for (auto & [number, model] : all.models) {
+        llama_model_free(model);
+    }
+    return error;
+}

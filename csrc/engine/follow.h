@@ -1,0 +1,50 @@
+// Ranks that do what rank 0 does: whatever program rank 0 runs (llama-server, llama-cpp-python), its calls that load a
+// model, make a context, decode or change the KV cache are broadcast, and the other ranks repeat them (oa_follow_run).
+// Hooks: patch 0008. Without ranks (ranks.h) every hook returns at once.
+#pragma once
+
+#include "llama.h"
+
+#include <string>
+
+// Calls of llama.h that change a context and take numbers only.
+enum oa_follow_call {
+    OA_FOLLOW_LOAD,
+    OA_FOLLOW_INIT,
+    OA_FOLLOW_FREE,
+    OA_FOLLOW_FREE_MODEL,
+    OA_FOLLOW_DECODE,
+    OA_FOLLOW_CLEAR,
+    OA_FOLLOW_SEQ_RM,
+    OA_FOLLOW_SEQ_CP,
+    OA_FOLLOW_SEQ_KEEP,
+    OA_FOLLOW_SEQ_ADD,
+    OA_FOLLOW_SEQ_DIV,
+    OA_FOLLOW_SET_EMBEDDINGS,
+    OA_FOLLOW_SET_CAUSAL,
+    OA_FOLLOW_SET_WARMUP,
+};
+
+// ---- rank 0, called by the functions of llama.h --------------------------------------------------------------------
+
+// Whether the model will be (is) split over ranks, so that the call below replaces the caller's body.
+bool oa_follow_wanted(const llama_model_params & params);
+bool oa_follow_wanted(const llama_model * model);
+
+llama_model *   oa_follow_load(const char * path, llama_model_params params);
+llama_context * oa_follow_init(llama_model * model, llama_context_params params);
+
+void oa_follow_free(const llama_context * context);
+void oa_follow_free(const llama_model * model);
+void oa_follow_decode(const llama_context * context, const llama_batch & batch);
+void oa_follow_tell(oa_follow_call call, const llama_context * context, int a);
+void oa_follow_tell(oa_follow_call call, llama_memory_t memory, int a = 0, int b = 0, int c = 0, int d = 0);
+
+// Whether the state of this context cannot be saved or restored, because it is spread over ranks; says so in the log.
+bool oa_follow_has_no_state(const llama_context * context);
+
+// ---- the other ranks -----------------------------------------------------------------------------------------------
+
+// Repeats rank 0's calls until rank 0's program ends. `path`, if not empty, is this host's copy of the model,
+// `n_threads` its threads (0: rank 0's). Returns why it stopped early, empty after a regular end.
+LLAMA_API std::string oa_follow_run(const std::string & path, int n_threads);

