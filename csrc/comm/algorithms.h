@@ -1,0 +1,40 @@
+// The algorithms and the order in which each adds up; every rank gets the same bits, in every run.
+//
+// star          Every rank sends its values to rank 0, which adds them in the order of the ranks (f32) and sends the
+//               result to every rank. Knows nothing of hosts: the reference that the others are compared with.
+// The others have three stages: the sum of a host, in the order of its ranks (f32), rounded to the element type or
+// packed for the wire; between the LMs; copies to the ranks of each host. Between the LMs:
+// tree          LM -> GM -> LM. In the order of the hosts (f32).
+// exchange      LM <-> LM recursive doubling. Pairwise: (h0 + h1) + (h2 + h3), rounded after every step.
+// rabenseifner  reduce-scatter and all-gather. In the order of the hosts (f32).
+// These take the message in pieces of the stage's area, one after the other.
+// pipelined     exchange (two hosts) or rabenseifner (more), in chunks: while one is on the wire the next is summed and
+//               the one before copied out. The order is that of the algorithm inside.
+//
+// Rounding: f32 sums of P values differ from exact ones by at most (P - 1) 2^-24 sum |x|. f16 and bf16 are rounded,
+// with u = 2^-11 and 2^-8, once in a host, once at the end, and in exchange once per step: at most (2 + log2 H) u sum
+// |x|.
+#pragma once
+
+#include "host_stage.h"
+#include "schedule.h"
+#include "shm_stage.h"
+#include "watch.h"
+
+// Sends everything to rank 0. `scratch`: n_ranks * OA_STAR_BLOCK bytes at rank 0, else unused.
+constexpr size_t OA_STAR_BLOCK = 4 << 20;
+void             oa_run_star(oa_host_stage & net, oa_watch & watch, const oa_operation & op, char * buffer,
+                             std::vector<char> & scratch);
+
+// The three stages with chunks of op.chunk elements. `schedule`: of the LM's between the hosts; null elsewhere, and
+// when there is one host.
+struct oa_stages {
+    oa_shm_stage &  shm;
+    oa_host_stage & net;
+    oa_watch &      watch;
+    oa_schedule *   schedule;
+    int             n_hosts;
+};
+
+// `counted`: chunks of all operations before this one. Returns how many this one had.
+uint64_t oa_run_stages(const oa_stages & stages, const oa_operation & op, char * buffer, uint64_t counted);

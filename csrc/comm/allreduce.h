@@ -1,0 +1,70 @@
+// The all-reduce of one group of ranks: topology, stages and algorithms put together.
+//
+// Every rank makes one of these (a collective), then all call allreduce() with equal sizes, types and algorithms in the
+// same order. After an error the group is unusable on every rank. Calls of all groups of a process take turns: MPI is
+// never called from two threads at once.
+#pragma once
+
+#include "algorithms.h"
+#include "choose.h"
+#include "topology.h"
+
+#include <map>
+#include <memory>
+#include <mpi.h>
+#include <string>
+#include <vector>
+
+struct oa_allreduce_options {
+    std::string host;              // id; empty: the host's name
+    double      speed   = 1;       // of this rank, any unit; the fastest of a host becomes its LM
+    double      timeout = 60;      // seconds after which no wait goes on; also how late a rank may come, twice
+    size_t      area    = 4 << 20; // bytes of shared memory a rank (and two more of them) takes on its host
+};
+
+class oa_allreduce {
+  public:
+    // Throws oa_comm_error on every rank when one of them cannot.
+    oa_allreduce(MPI_Comm comm, const oa_allreduce_options & options);
+    ~oa_allreduce();
+
+    oa_allreduce(const oa_allreduce &)             = delete;
+    oa_allreduce & operator=(const oa_allreduce &) = delete;
+
+    int                 rank() const { return rank_; }
+    const oa_topology & topology() const { return topology_; }
+    const oa_links &    links() const { return links_; }
+
+    // The sum of the ranks' buffers of `n` elements into each of them. `chunk`: bytes at a time, 0 for the model's.
+    // Returns what was done, auto resolved.
+    oa_operation allreduce(void * buffer, oa_dtype dtype, size_t n, oa_algorithm algorithm, oa_wire_format wire,
+                           size_t chunk = 0);
+
+    // Measures the links, a collective; `auto` goes by them from then on.
+    const oa_links & probe();
+    void             set_links(const oa_links & links) { links_ = links; } // the same on every rank
+
+    // Ends the operation that is going on, on every rank, and all that follow. From any thread; calls no MPI.
+    void abort(const std::string & why);
+
+  private:
+    void         share_memory(const oa_allreduce_options & options);
+    oa_operation resolve(oa_dtype dtype, size_t n, oa_algorithm algorithm, oa_wire_format wire, size_t chunk) const;
+    void         run(const oa_operation & op, char * buffer);
+    void         break_up(const std::string & what, int culprit);
+
+    oa_schedule * schedule(const oa_operation & op);
+
+    oa_topology                                          topology_;
+    oa_links                                             links_ = oa_assumed_links();
+    int                                                  rank_;
+    bool                                                 broken_ = false;
+    size_t                                               area_;
+    std::unique_ptr<oa_host_stage>                       net_;
+    std::unique_ptr<oa_shm_stage>                        shm_;
+    std::unique_ptr<oa_watch>                            watch_;
+    std::map<oa_algorithm, std::unique_ptr<oa_schedule>> schedules_;
+    std::vector<char>                                    star_scratch_;
+    uint64_t                                             n_operations_ = 0;
+    uint64_t                                             n_chunks_     = 0;
+};

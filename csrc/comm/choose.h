@@ -1,0 +1,42 @@
+// Which algorithm for how many bytes: the alpha-beta model. Pure and printable; no measured constant is built in.
+#pragma once
+
+#include "comm_types.h"
+#include "topology.h"
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+// What a network and a host do, from probe.h or from a user.
+struct oa_links {
+    double      alpha;     // seconds of a small message between two hosts, one way, software included
+    double      bandwidth; // bytes per second of a host's link, each way
+    double      a;         // seconds until a rank has seen what another rank of its host has counted
+    double      b;         // bytes per second that every rank of a host can copy at once
+    std::string source;    // where these numbers are from
+};
+
+// What the algorithms are told before anything was measured: 1 Gbit Ethernet with 60 us one way, and memory at 8 us and
+// 4 GB/s a rank. Orders of magnitude, not measurements.
+oa_links oa_assumed_links();
+
+struct oa_prediction {
+    oa_algorithm algorithm;
+    size_t       chunk;  // bytes at a time; 0: the whole message
+    bool         slices; // inside a host every rank sums a slice; else its LM sums alone
+    double       seconds;
+};
+
+struct oa_choice {
+    oa_prediction              best;
+    std::vector<oa_prediction> all; // each algorithm with its best chunk
+    std::string                print() const;
+};
+
+// All that matters is the number of hosts and the ranks of the widest; `wire_ratio`: bytes on the wire per byte.
+oa_choice oa_choose(size_t n_bytes, const oa_topology & topology, const oa_links & links, double wire_ratio = 1);
+
+// One of them, whether it is the best or not.
+oa_prediction oa_predict(oa_algorithm algorithm, size_t n_bytes, const oa_topology & topology, const oa_links & links,
+                         double wire_ratio = 1);

@@ -1,0 +1,152 @@
+#include "shm_stage.h"
+
+#include "comm_error.h"
+#include "futex.h"
+
+#include <algorithm>
+#include <cstring>
+#include <sched.h>
+#include <unistd.h>
+
+// One cache line per writer, so that no rank's counting disturbs another's.
+struct alignas(64) oa_shm_rank {
+    std::atomic<uint64_t> counts[OA_N_EVENTS];
+    std::atomic<uint64_t> beats;
+    std::atomic<int32_t>  pid;
+    alignas(64) oa_operation op;
+};
+
+struct oa_shm_header {
+    alignas(64) std::atomic<uint32_t> events;
+    std::atomic<uint32_t> sleepers;
+    alignas(64) std::atomic<uint32_t> failure; // none, being written, there
+    int32_t culprit;
+    char    what[1024];
+};
+
+static_assert(std::atomic<uint64_t>::is_always_lock_free, "counters are shared between processes");
+
+namespace {
+
+enum { NO_FAILURE, FAILING, FAILED };
+
+size_t padded(size_t n) {
+    return (n + 4095) / 4096 * 4096;
+}
+
+} // namespace
+
+oa_shm_stage::oa_shm_stage(int index, int n_ranks, int lm, size_t area) :
+    index_(index), n_ranks_(n_ranks), lm_(lm), area_(padded(area)) {}
+
+size_t oa_shm_stage::segment_size(int n_ranks, size_t area) {
+    return padded(sizeof(oa_shm_header) + size_t(n_ranks) * sizeof(oa_shm_rank)) + size_t(n_ranks + 2) * padded(area);
+}
+
+void oa_shm_stage::attached() {
+    char * at = segment_.data();
+    header_   = reinterpret_cast<oa_shm_header *>(at); // zeroed memory is a valid state of all of it
+    ranks_    = reinterpret_cast<oa_shm_rank *>(at + sizeof(oa_shm_header));
+    areas_    = at + padded(sizeof(oa_shm_header) + size_t(n_ranks_) * sizeof(oa_shm_rank));
+    ranks_[index_].pid.store(getpid());
+}
+
+void oa_shm_stage::announce(const oa_operation & op) {
+    ranks_[index_].op = op;
+    slices_           = op.slices != 0;
+}
+
+oa_operation oa_shm_stage::announced(int index) const {
+    return ranks_[index].op;
+}
+
+bool oa_shm_stage::takes_part(oa_shm_event event, int index) const {
+    return index == lm_ || event == OA_INPUT || event == OA_OUTPUT || (event == OA_SUM && slices_);
+}
+
+uint64_t oa_shm_stage::counted(oa_shm_event event, int index) const {
+    return ranks_[index].counts[event].load();
+}
+
+void oa_shm_stage::count(oa_shm_event event, uint64_t total) {
+    ranks_[index_].counts[event].store(total);
+    // Sequentially consistent stores and loads: of several last ranks at least one sees all the others.
+    if (reached(event, total)) {
+        header_->events.fetch_add(1);
+        if (header_->sleepers.load() > 0) {
+            oa_futex_wake(header_->events, 1u << event);
+        }
+    }
+}
+
+bool oa_shm_stage::reached(oa_shm_event event, uint64_t total) {
+    if (seen_[event] >= total) {
+        return true;
+    }
+    uint64_t least = UINT64_MAX;
+    for (int i = 0; i < n_ranks_; ++i) {
+        if (takes_part(event, i)) {
+            least = std::min(least, counted(event, i));
+        }
+    }
+    seen_[event] = least;
+    return least >= total;
+}
+
+uint32_t oa_shm_stage::now() const {
+    return header_->events.load();
+}
+
+void oa_shm_stage::sleep(uint32_t seen, uint32_t mask) {
+    // Looking again pays only when the others run meanwhile, on cores of their own: doubled when it helped, halved when
+    // it did not. Yielding in between lets them run where they do not.
+    constexpr int most = 64;
+    for (int i = 0; i < spin_; ++i) {
+        if (now() != seen) {
+            spin_ = std::min(2 * spin_, most);
+            return;
+        }
+        sched_yield();
+    }
+    spin_ = std::max(spin_ / 2, 1);
+    header_->sleepers.fetch_add(1);
+    oa_futex_wait(header_->events, seen, mask, 0.02);
+    header_->sleepers.fetch_sub(1);
+}
+
+void oa_shm_stage::beat() {
+    ranks_[index_].beats.fetch_add(1, std::memory_order_relaxed);
+}
+
+uint64_t oa_shm_stage::beats(int index) const {
+    uint64_t sum = ranks_[index].beats.load(std::memory_order_relaxed);
+    for (const auto & count : ranks_[index].counts) {
+        sum += count.load(std::memory_order_relaxed);
+    }
+    return sum;
+}
+
+int oa_shm_stage::pid(int index) const {
+    return ranks_[index].pid.load();
+}
+
+void oa_shm_stage::fail(const std::string & what, int rank) {
+    uint32_t none = NO_FAILURE;
+    if (header_->failure.compare_exchange_strong(none, FAILING)) {
+        header_->culprit = rank;
+        std::strncpy(header_->what, what.c_str(), sizeof(header_->what) - 1);
+        header_->failure.store(FAILED);
+        header_->events.fetch_add(1);
+        oa_futex_wake(header_->events, ~0u);
+    }
+}
+
+bool oa_shm_stage::failed() const {
+    return header_->failure.load(std::memory_order_acquire) == FAILED;
+}
+
+void oa_shm_stage::throw_failure() const {
+    if (failed()) {
+        throw oa_comm_error(header_->what, header_->culprit);
+    }
+}

@@ -1,0 +1,43 @@
+// Ends waits that would never end. A rank that waits beats; a rank that others wait for and that neither beats nor
+// counts for half the timeout is given up: it is late, stopped or stuck. A rank whose process is gone is given up at
+// once. The other half of the timeout is for the hosts that wait for this one (host_stage.h), so that they hear the
+// name of the rank instead of finding their neighbour silent.
+#pragma once
+
+#include "shm_stage.h"
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <vector>
+
+class oa_watch {
+  public:
+    // `ranks`: of this host, by index.
+    oa_watch(oa_shm_stage & shm, std::vector<int> ranks, std::string host, double timeout);
+
+    void begin(const oa_operation & op); // of an operation; all clocks start
+    void progress() { moved_ = true; }   // something was done
+
+    // To be called often while waiting; looks every 20 ms. `behind`: is the awaited rank this one (index on the host)?
+    // Throws oa_comm_error when somebody has failed or is given up.
+    void look(const std::function<bool(int)> & behind);
+
+    double waited() const; // seconds since the last progress, as of the last look that was due
+    double timeout() const { return timeout_; }
+
+  private:
+    using clock = std::chrono::steady_clock;
+
+    void give_up(int index, const std::string & why);
+
+    oa_shm_stage &                 shm_;
+    const std::vector<int>         ranks_;
+    const std::string              host_;
+    const double                   timeout_;
+    oa_operation                   op_;
+    bool                           moved_ = false;
+    clock::time_point              looked_, progress_;
+    std::vector<uint64_t>          beats_;
+    std::vector<clock::time_point> alive_;
+};

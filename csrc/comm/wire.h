@@ -1,0 +1,29 @@
+// The form in which values go between hosts: as they are, or (f32) as q8 blocks of 32 signed bytes and a scale.
+// A block takes 34 bytes, 0.53 of its values. The scale is the largest magnitude / 127 rounded up to bf16, so it has
+// the range of f32; a value is off by at most half a scale, 1/252 of the largest of its block. A NaN or an infinity
+// makes its whole block NaN. Whoever sends a result keeps what the others will decode, so all hosts have the same bits.
+#pragma once
+
+#include "comm_types.h"
+
+#include <cstddef>
+
+constexpr size_t OA_Q8_VALUES = 32;
+constexpr size_t OA_Q8_BYTES  = 34;
+
+void oa_q8_encode(const float * from, size_t n, char * to); // ceil(n / 32) blocks
+void oa_q8_decode(const char * from, size_t n, float * to);
+
+struct oa_wire {
+    oa_dtype       dtype;
+    oa_wire_format format;
+
+    size_t size(size_t n) const; // bytes of n values
+
+    // n values ready to be sent: `values` itself, or blocks written to `scratch`.
+    const char * pack(const char * values, size_t n, char * scratch) const;
+    // The values that were sent; does nothing when `wire` is `values`.
+    void unpack(const char * wire, size_t n, char * values) const;
+    // The sum of what several hosts sent, in their order.
+    void sum(char * to, const char * const * wires, int n_wires, size_t n) const;
+};
