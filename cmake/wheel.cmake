@@ -15,6 +15,10 @@ foreach (target ${OALLAMA_PROGRAMS})
     install(PROGRAMS $<TARGET_FILE:${target}> DESTINATION oallama/bin COMPONENT oallama)
 endforeach()
 install(TARGETS _core LIBRARY DESTINATION oallama COMPONENT oallama)
+if (OALLAMA_COMM)
+    install(TARGETS _comm LIBRARY DESTINATION oallama COMPONENT oallama)
+    install(TARGETS oallama_comm oallama_ranks LIBRARY DESTINATION oallama/lib COMPONENT oallama)
+endif()
 
 # The tokenizers of the model maker.
 file(GLOB vocabularies ${OALLAMA_UPSTREAM}/models/ggml-vocab-*.gguf)

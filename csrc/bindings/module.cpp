@@ -4,6 +4,8 @@
 PYBIND11_MODULE(_core, m) {
     m.doc() = "The engine of oallama: the patched llama.cpp seen from Python.";
 
+    m.attr("ENGINE_ID") = OALLAMA_ENGINE_ID; // of the sources: the same on all hosts of a cluster
+
     register_backend_map(m);
     register_devices(m);
     register_fit(m);

@@ -1,5 +1,6 @@
 #include "follow.h"
 
+#include "llama-batch.h"
 #include "llama-impl.h"
 #include "ranks.h"
 
@@ -199,22 +200,22 @@ void oa_follow_free(const llama_model * model) {
     g_models.erase(it);
 }
 
-void oa_follow_decode(const llama_context * context, const llama_batch & batch) {
+void oa_follow_process(const llama_context * context, llama_process_type type, const llama_batch_ext & batch) {
     const auto it = g_contexts.find(context);
     if (!leads() || it == g_contexts.end()) {
         return;
     }
-    message      call;
-    const size_t n = size_t(batch.n_tokens);
-    call.put(OA_FOLLOW_DECODE).put(it->second).put(batch.n_tokens);
-    const size_t width = batch.embd ? size_t(llama_model_n_embd(llama_get_model(context))) : 0;
-    call.put(batch.token != nullptr).put(uint64_t(width)).put(batch.pos != nullptr).put(batch.seq_id != nullptr);
-    call.put(batch.logits != nullptr);
-    call.put(batch.token, batch.token ? n : 0).put(batch.embd, n * width).put(batch.pos, batch.pos ? n : 0);
-    for (size_t i = 0; batch.seq_id && i < n; ++i) {
-        call.put(batch.n_seq_id[i]).put(batch.seq_id[i], size_t(batch.n_seq_id[i]));
+    message call;
+    call.put(OA_FOLLOW_PROCESS).put(it->second).put(type);
+    call.put(uint64_t(batch.n_embd)).put(uint64_t(batch.embd.size())).put(batch.embd.data(), batch.embd.size());
+    call.put(uint64_t(batch.tokens.size()));
+    for (const auto & token : batch.tokens) {
+        call.put(token.id).put(token.has_embd).put(uint64_t(token.embd_off)).put(token.output).put(token.pos);
+        call.put(uint64_t(token.seq_ids.size()));
+        for (const llama_seq_id id : token.seq_ids) {
+            call.put(id);
+        }
     }
-    call.put(batch.logits, batch.logits ? n : 0);
     send(call);
 }
 
@@ -288,36 +289,24 @@ void init(followed & all, message & call) {
     }
 }
 
-void decode(llama_context * context, message & call) {
-    const int  n         = call.get<int32_t>();
-    const bool has_token = call.get<bool>();
-    const auto width     = call.get<uint64_t>();
-    const bool has_pos = call.get<bool>(), has_seq = call.get<bool>(), has_logits = call.get<bool>();
-
-    auto tokens = call.get_many<llama_token>(has_token ? size_t(n) : 0);
-    auto embd   = call.get_many<float>(size_t(n) * width);
-    auto pos    = call.get_many<llama_pos>(has_pos ? size_t(n) : 0);
-
-    std::vector<int32_t>                   n_seq(has_seq ? size_t(n) : 0);
-    std::vector<std::vector<llama_seq_id>> ids(n_seq.size());
-    std::vector<llama_seq_id *>            seq_ids(n_seq.size());
-    for (size_t i = 0; i < n_seq.size(); ++i) {
-        n_seq[i]   = call.get<int32_t>();
-        ids[i]     = call.get_many<llama_seq_id>(size_t(n_seq[i]));
-        seq_ids[i] = ids[i].data();
+void process(llama_context * context, message & call) {
+    const auto      type = call.get<llama_process_type>();
+    llama_batch_ext batch(context);
+    batch.n_embd      = call.get<uint64_t>();
+    const auto n_embd = call.get<uint64_t>();
+    batch.embd        = call.get_many<float>(n_embd);
+    batch.tokens.resize(call.get<uint64_t>());
+    for (auto & token : batch.tokens) {
+        token.id       = call.get<llama_token>();
+        token.has_embd = call.get<bool>();
+        token.embd_off = call.get<uint64_t>();
+        token.output   = call.get<bool>();
+        token.pos      = call.get<decltype(token.pos)>();
+        const auto n   = call.get<uint64_t>();
+        const auto ids = call.get_many<llama_seq_id>(n);
+        token.seq_ids.insert(ids.begin(), ids.end());
     }
-    auto logits = call.get_many<int8_t>(has_logits ? size_t(n) : 0);
-
-    const llama_batch batch = {
-        n,
-        has_token ? tokens.data() : nullptr,
-        width ? embd.data() : nullptr,
-        has_pos ? pos.data() : nullptr,
-        has_seq ? n_seq.data() : nullptr,
-        has_seq ? seq_ids.data() : nullptr,
-        has_logits ? logits.data() : nullptr,
-    };
-    llama_decode(context, batch);
+    llama_process(context, type, &batch);
 }
 
 // llama_set_warmup is deprecated for users; where rank 0's program still calls it, graphs must agree.
@@ -371,8 +360,8 @@ bool follow_one(followed & all) {
         if (which == OA_FOLLOW_FREE) {
             llama_free(it->second);
             all.contexts.erase(it);
-        } else if (which == OA_FOLLOW_DECODE) {
-            decode(it->second, call);
+        } else if (which == OA_FOLLOW_PROCESS) {
+            process(it->second, call);
         } else {
             repeat(it->second, which, call);
         }

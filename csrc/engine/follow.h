@@ -13,7 +13,7 @@ enum oa_follow_call {
     OA_FOLLOW_INIT,
     OA_FOLLOW_FREE,
     OA_FOLLOW_FREE_MODEL,
-    OA_FOLLOW_DECODE,
+    OA_FOLLOW_PROCESS,
     OA_FOLLOW_CLEAR,
     OA_FOLLOW_SEQ_RM,
     OA_FOLLOW_SEQ_CP,
@@ -25,7 +25,8 @@ enum oa_follow_call {
     OA_FOLLOW_SET_WARMUP,
 };
 
-// ---- rank 0, called by the functions of llama.h --------------------------------------------------------------------
+// ---- rank 0, called where llama.h's functions begin
+// --------------------------------------------------------------------
 
 // Whether the model will be (is) split over ranks, so that the call below replaces the caller's body.
 bool oa_follow_wanted(const llama_model_params & params);
@@ -36,7 +37,7 @@ llama_context * oa_follow_init(llama_model * model, llama_context_params params)
 
 void oa_follow_free(const llama_context * context);
 void oa_follow_free(const llama_model * model);
-void oa_follow_decode(const llama_context * context, const llama_batch & batch);
+void oa_follow_process(const llama_context * context, llama_process_type type, const llama_batch_ext & batch);
 void oa_follow_tell(oa_follow_call call, const llama_context * context, int a);
 void oa_follow_tell(oa_follow_call call, llama_memory_t memory, int a = 0, int b = 0, int c = 0, int d = 0);
 

@@ -15,7 +15,8 @@ struct oa_rank_hooks {
     int                  n_ranks;
     ggml_backend_dev_t * devices; // RANK0, RANK1, ..., null
 
-    // Rank 0's bytes reach every rank; an eight-byte zero when its program ends. Waits without using the CPU. False when a rank is gone.
+    // Rank 0's bytes reach every rank; an eight-byte zero when its program ends. Waits without using the CPU. False
+    // when a rank is gone.
     bool (*broadcast)(void * data, size_t nbytes);
     // Whether `ok` on all ranks; `failed` is the first rank on which it is not.
     bool (*all_ok)(bool ok, int * failed);

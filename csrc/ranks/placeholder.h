@@ -7,5 +7,4 @@
 // The buffer type of `dev`; sizes and alignments are those of `real`, so that plans of memory agree on all ranks.
 ggml_backend_buffer_type_t oa_placeholder_buffer_type(ggml_backend_dev_t dev, ggml_backend_buffer_type_t real);
 
-// Its computations fail once oa_rank_devices_fail was called.
 ggml_backend_t oa_placeholder_backend(ggml_backend_dev_t dev);

@@ -1,6 +1,8 @@
 #include "rank_comm.h"
 
+#include "ggml-impl.h"
 #include "ggml.h"
+#include "oa_comm.h"
 #include "rank_device.h"
 
 #include <mpi.h>
@@ -16,7 +18,10 @@ namespace {
 
 MPI_Comm    g_comm    = MPI_COMM_NULL;
 bool        g_started = false; // MPI, by us
+oa_comm_t   g_sums    = nullptr;
 std::string g_error;
+
+oa_rank_comm_settings g_settings;
 
 // Blocking MPI calls keep a core busy, and a rank that waits for the next request may wait for hours.
 bool wait(MPI_Request & request, const char * what) {
@@ -46,10 +51,12 @@ bool is_host(const ggml_tensor * tensor) {
     return tensor->buffer && ggml_backend_buffer_is_host(tensor->buffer);
 }
 
-bool add_up(void * data, size_t n) {
-    MPI_Request request;
-    MPI_Iallreduce(MPI_IN_PLACE, data, int(n), MPI_FLOAT, MPI_SUM, g_comm, &request);
-    return wait(request, "adding up partial results");
+bool add_up(float * values, size_t n) {
+    if (oa_comm_allreduce(g_sums, values, OA_F32, n, g_settings.algorithm, g_settings.wire) == 0) {
+        return true;
+    }
+    g_error = oa_comm_error(g_sums);
+    return false;
 }
 
 struct rank_comm {
@@ -59,7 +66,8 @@ struct rank_comm {
 
 } // namespace
 
-void oa_rank_comm_start(int & rank, int & n_ranks) {
+void oa_rank_comm_start(const oa_rank_comm_settings & settings, int & rank, int & n_ranks) {
+    g_settings  = settings;
     int running = 0;
     MPI_Initialized(&running);
     if (!running) {
@@ -73,6 +81,14 @@ void oa_rank_comm_start(int & rank, int & n_ranks) {
     MPI_Comm_set_errhandler(g_comm, MPI_ERRORS_RETURN);
     MPI_Comm_rank(g_comm, &rank);
     MPI_Comm_size(g_comm, &n_ranks);
+
+    const char *    host    = settings.host.empty() ? nullptr : settings.host.c_str();
+    oa_comm_options options = { host, settings.speed, settings.timeout, 0 };
+    char            error[512];
+    g_sums = oa_comm_create(&g_comm, &options, error, sizeof(error));
+    if (!g_sums || (settings.algorithm == OA_AUTO && oa_comm_probe(g_sums) != 0)) {
+        throw std::runtime_error(g_sums ? oa_comm_error(g_sums) : error);
+    }
 }
 
 void oa_rank_comm_end() {
@@ -85,6 +101,7 @@ void oa_rank_comm_end() {
         uint64_t nothing = 0;
         oa_rank_broadcast(&nothing, sizeof(nothing));
     }
+    oa_comm_free(g_sums);
     MPI_Comm_free(&g_comm);
     if (g_started) {
         MPI_Finalize();
@@ -160,7 +177,7 @@ bool oa_rank_comm_allreduce(void * context, ggml_tensor ** tensors) {
     }
     ggml_backend_synchronize(comm.own);
     if (!add_up(values, n)) {
-        oa_rank_devices_fail();
+        GGML_LOG_ERROR("%s\n", g_error.c_str());
         return false;
     }
     if (staged) {

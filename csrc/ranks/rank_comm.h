@@ -4,12 +4,22 @@
 // All calls come from the thread that computes, one at a time.
 #pragma once
 
+#include "comm_types.h"
 #include "ggml-backend.h"
 
 #include <string>
 
-// Starts MPI, unless it runs already. Throws std::runtime_error.
-void oa_rank_comm_start(int & rank, int & n_ranks);
+struct oa_rank_comm_settings {
+    std::string    host;           // id of this rank's host; empty: its name
+    double         speed     = 1;  // of this rank, in any unit; the fastest of a host speaks for it
+    double         timeout   = 60; // seconds until a rank that does nothing is given up
+    oa_algorithm   algorithm = OA_AUTO;
+    oa_wire_format wire      = OA_WIRE_NATIVE;
+};
+
+// Starts MPI, unless it runs already, and measures the links if the algorithm is to be chosen. Throws
+// std::runtime_error. Collective.
+void oa_rank_comm_start(const oa_rank_comm_settings & settings, int & rank, int & n_ranks);
 // Rank 0 has finished: the others' next broadcast says so. Then MPI ends, if we started it.
 void oa_rank_comm_end();
 

@@ -3,7 +3,6 @@
 #include "placeholder.h"
 #include "rank_comm.h"
 
-#include <atomic>
 #include <cstring>
 #include <deque>
 #include <string>
@@ -20,7 +19,6 @@ struct rank_device {
 
 std::deque<rank_device> g_devices;
 int                     g_rank = -1;
-std::atomic<bool>       g_failed{ false };
 
 const rank_device & of(ggml_backend_dev_t dev) {
     return *static_cast<rank_device *>(dev->context);
@@ -146,12 +144,4 @@ int oa_rank_own() {
 
 int oa_rank_count() {
     return int(g_devices.size());
-}
-
-void oa_rank_devices_fail() {
-    g_failed = true;
-}
-
-bool oa_rank_devices_failed() {
-    return g_failed;
 }

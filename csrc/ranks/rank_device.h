@@ -18,7 +18,3 @@ void oa_rank_devices_make(int rank, int n_ranks, ggml_backend_dev_t own, int n_t
 
 int oa_rank_own();   // -1 before
 int oa_rank_count(); // 0 before
-
-// Ends every computation from now on: placeholders fail, so llama_decode returns an error.
-void oa_rank_devices_fail();
-bool oa_rank_devices_failed();

@@ -1,0 +1,184 @@
+"""One rank of `oallama cluster run`: rank 0 serves the prompt or the OpenAI endpoint, the others follow it.
+
+Started by mpirun (launch.py) as `python -m oallama.cluster.rank JOB`, JOB being a RankJob as JSON. The engine's library
+liboallama-ranks.so makes this process a rank: it starts MPI and adds the devices RANK0, RANK1, ...
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from oallama.errors import OallamaError
+
+LIBRARY = "liboallama-ranks.so"
+RANK_VARIABLE = "OMPI_COMM_WORLD_RANK"
+
+
+@dataclass(frozen=True)
+class RankJob:
+    """What all ranks are told.
+
+    Attributes:
+        model: path of the model, the same on all hosts.
+        shares: of the model, by rank.
+        server: arguments for llama-server on rank 0, None: complete `prompt` instead.
+        prompt, n_generate, temperature, seed: of the completion.
+        n_ctx, n_ubatch: tokens of context, most tokens of one graph.
+        json: rank 0 prints its result as JSON.
+    """
+
+    model: str
+    shares: tuple[float, ...]
+    server: tuple[str, ...] | None = None
+    prompt: str = ""
+    n_generate: int = 128
+    temperature: float = 0.8
+    seed: int | None = None
+    n_ctx: int = 4096
+    n_ubatch: int = 512
+    json: bool = False
+
+    def dumps(self) -> str:
+        """As the argument of a rank."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def loads(cls, text: str) -> RankJob:
+        content = json.loads(text)
+        server = content.pop("server")
+        return cls(
+            **content | {"shares": tuple(content["shares"])},
+            server=None if server is None else tuple(server),
+        )
+
+
+def library() -> Path:
+    """The library that makes a process a rank.
+
+    Raises:
+        OallamaError: saying what to install when the engine was built without MPI.
+    """
+    from oallama import runtime
+
+    from .mpi import INSTALL
+
+    path = runtime.lib_dir() / LIBRARY
+    if not path.is_file():
+        raise OallamaError(f"this build of oallama has no tensor-parallel ranks: {INSTALL}")
+    return path
+
+
+def device_names(n_ranks: int) -> list[str]:
+    """The ggml devices that stand for the ranks."""
+    return [f"RANK{rank}" for rank in range(n_ranks)]
+
+
+def rank_llama(job: RankJob, n_threads: int) -> Any:
+    """llama-cpp-python's `Llama` with its weights spread over the ranks (on rank 0, after `library` is loaded)."""
+    import ctypes
+
+    from oallama import engine, runtime
+
+    llama_cpp = runtime.llama_cpp()
+    devices = engine.device_array(device_names(len(job.shares)))
+
+    class RankLlama(llama_cpp.Llama):  # type: ignore[misc, name-defined]
+        # Upstream assigns the structure before it fills it, and reads it through `self` every time.
+        @property
+        def model_params(self) -> Any:
+            self._model_params.devices = ctypes.addressof(devices)
+            return self._model_params
+
+        @model_params.setter
+        def model_params(self, params: Any) -> None:
+            self._model_params = params
+
+        # Only the last row's logits are read; all others would take memory on every rank.
+        @property
+        def context_params(self) -> Any:
+            self._context_params.n_outputs_max = 1
+            return self._context_params
+
+        @context_params.setter
+        def context_params(self, params: Any) -> None:
+            self._context_params = params
+
+    return RankLlama(
+        job.model,
+        n_gpu_layers=-1,
+        split_mode=llama_cpp.LLAMA_SPLIT_MODE_TENSOR,
+        tensor_split=list(job.shares),
+        flash_attn=True,
+        n_ctx=job.n_ctx,
+        n_ubatch=job.n_ubatch,
+        n_threads=n_threads,
+        n_threads_batch=n_threads,
+        verbose=bool(os.environ.get("OALLAMA_DEBUG")),
+    )
+
+
+def server_command(job: RankJob, n_threads: int, server: Sequence[str]) -> list[str]:
+    """llama-server's command line on rank 0. It cannot keep prompts aside: their KV cache is spread over the ranks."""
+    from oallama import runtime
+
+    names = device_names(len(job.shares))
+    command = [str(runtime.program("llama-server")), "-m", job.model, "-fit", "off", "-ngl", "all", "-fa", "on"]
+    command += ["--device", ",".join(names), "-sm", "tensor", "-ts", ",".join(f"{s:.6f}" for s in job.shares)]
+    command += ["-c", str(job.n_ctx), "-ub", str(job.n_ubatch), "-t", str(n_threads), "-np", "1"]
+    return [*command, "--cache-ram", "0", "--ctx-checkpoints", "0", *server]
+
+
+def _complete(job: RankJob, n_threads: int) -> None:
+    from oallama.cli.run import complete
+    from oallama.cli.terminal import print_json, say
+
+    llm = rank_llama(job, n_threads)
+    clock, answer = complete(llm, job.prompt, job.n_generate, job.temperature, job.seed, quiet=job.json)
+    n_prompt = len(llm.tokenize(job.prompt.encode()))
+    if job.json:
+        print_json(
+            {
+                "text": answer,
+                "n_prompt": n_prompt,
+                "n_generated": len(clock.times),
+                "ttft_s": clock.ttft_s,
+                "tpot_s": clock.tpot_s,
+            }
+        )
+    else:
+        say(clock.summary(n_prompt))
+    llm.close()
+
+
+def main() -> None:
+    job = RankJob.loads(sys.argv[1])
+    n_threads = int(os.environ.get("OALLAMA_RANK_THREADS") or 0) or 1
+    leads = os.environ[RANK_VARIABLE] == "0"
+    if leads and job.server is not None:
+        command = server_command(job, n_threads, job.server)
+        os.execve(command[0], command, {**os.environ, "GGML_BACKEND_PATH": str(library())})
+    from oallama import engine
+    from oallama.cli.options import quiet
+
+    quiet()
+    if not engine.core().load_backend(str(library())):
+        raise SystemExit(1)
+    if leads:
+        try:
+            _complete(job, n_threads)
+        except OallamaError as error:
+            print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+            raise SystemExit(2) from None
+        return
+    if why := engine.core().follow(job.model, n_threads):
+        raise SystemExit(f"rank {os.environ[RANK_VARIABLE]} stopped: {why}")
+
+
+if __name__ == "__main__":
+    main()
