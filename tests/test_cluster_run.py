@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Callable
@@ -120,9 +124,7 @@ def test_ranks_say_what_one_process_says(tiny: Callable[..., Path]) -> None:
 
 @needs_mpi
 def test_the_openai_endpoint_on_rank_0(tiny: Callable[..., Path]) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     group = launch.Group((Host("localhost", 2),))
     job = RankJob(str(tiny("llama", "F16")), (0.5, 0.5), ("--port", str(port), "--no-webui"), n_ctx=512)
     server = launch.start(group, job, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
@@ -134,6 +136,12 @@ def test_the_openai_endpoint_on_rank_0(tiny: Callable[..., Path]) -> None:
     finally:
         server.terminate()
         server.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 def post(port: int, path: str, body: dict[str, Any], server: subprocess.Popen[str]) -> dict[str, Any]:
@@ -152,6 +160,86 @@ def post(port: int, path: str, body: dict[str, Any], server: subprocess.Popen[st
     raise AssertionError("the server did not come up")
 
 
+def ranks_of(launcher: subprocess.Popen[str]) -> dict[int, int]:
+    """{rank: process} below an mpirun."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.getsid(int(folder.name)) != launcher.pid:
+                continue
+            variables = (folder / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        for variable in variables:
+            if variable.startswith(b"OMPI_COMM_WORLD_RANK="):
+                found[int(variable.partition(b"=")[2])] = int(folder.name)
+    return found
+
+
+def is_rank(process: int) -> bool:
+    return "liboallama-ranks" in Path(f"/proc/{process}/maps").read_text()
+
+
+@needs_mpi
+@pytest.mark.parametrize(
+    ("signal_number", "message"),
+    [(signal.SIGKILL, "has ended|Killed"), (signal.SIGSTOP, "has not answered for|no answer in time")],
+)
+def test_a_rank_that_is_gone_ends_the_answer(
+    signal_number: signal.Signals, message: str, tiny: Callable[..., Path]
+) -> None:
+    """With a line that names it, and no process left."""
+    group = launch.Group((Host("localhost", 3),), timeout_s=4)
+    job = RankJob(str(tiny("llama", "F16")), (0.4, 0.3, 0.3), prompt="Once upon", n_generate=3000, temperature=0)
+    ranks = launch.start(group, job, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    while len(processes := ranks_of(ranks)) < 3 or not all(map(is_rank, processes.values())):
+        assert ranks.poll() is None, ranks.communicate()[1]
+        time.sleep(0.1)
+    time.sleep(3)  # 3000 tokens take longer
+    assert ranks.poll() is None, ranks.communicate()[1]
+    os.kill(processes[2], signal_number)
+    _, said = ranks.communicate(timeout=120)
+    assert ranks.returncode != 0 and re.search(message, said), said
+    assert not ranks_of(ranks)
+
+
+@needs_mpi
+def test_serving_goes_on_after_a_failure(tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    port, model = free_port(), str(tiny("llama", "F16"))
+    monkeypatch.setattr(launch, "RESTART_AFTER_S", 0)
+    group = launch.Group((Host("localhost", 2),), timeout_s=4)
+    job = RankJob(model, (0.5, 0.5), ("--port", str(port), "--no-webui"), n_ctx=512)
+    started: list[subprocess.Popen[str]] = []
+    real = launch.start
+
+    def start(*arguments: Any, **options: Any) -> subprocess.Popen[str]:
+        options |= {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        started.append(real(*arguments, **options))
+        return started[-1]
+
+    monkeypatch.setattr(launch, "start", start)
+    notices: list[str] = []
+    answers: list[str] = []
+    body = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
+
+    def client() -> None:
+        for failed in (True, False):
+            while len(started) < (1 if failed else 2):
+                time.sleep(0.1)
+            answers.append(post(port, "/v1/completions", body, started[-1])["choices"][0]["text"])
+            if failed:
+                os.kill(ranks_of(started[-1])[1], signal.SIGKILL)
+            else:
+                started[-1].terminate()
+
+    thread = threading.Thread(target=client)
+    thread.start()
+    code = launch.serve(group, job, notices.append)
+    thread.join()
+    assert answers[0] == answers[1] != "" and len(started) == 2 and code != 0
+    assert notices == ["a rank failed; serving again with 2 ranks on localhost: 2"]
+
+
 @needs_mpi
 @pytest.mark.parametrize(
     ("arguments", "message"),
@@ -165,8 +253,6 @@ def post(port: int, path: str, body: dict[str, Any], server: subprocess.Popen[st
     ],
 )
 def test_wrong_arguments_are_one_clear_line(arguments: list[str], message: str, tiny: Callable[..., Path]) -> None:
-    import re
-
     result = oallama("cluster", "run", str(tiny("llama", "F16")), *arguments)
     assert result.returncode == 2, result.stderr
     assert re.search(message, result.stderr) and "Traceback" not in result.stderr

@@ -196,7 +196,7 @@ def places(n_hosts: int, n_ranks: int) -> list[tuple[str, float]]:
     return [(f"h{host}", 1.0) for host in range(n_hosts) for _ in range(n_ranks)]
 
 
-GIGABIT = Links(alpha=60e-6, bandwidth=125e6, a=8e-6, b=4e9, source="test")
+GIGABIT = Links(alpha=60e-6, bandwidth=125e6, gap=10e-6, a=30e-6, b=4e9, alone=8e9, source="test")
 
 
 @pytest.mark.parametrize("n_hosts", [1, 2, 3, 4])

@@ -2,11 +2,15 @@
 
 #include "bindings.h"
 #include "ggml-backend.h"
+#include "ranks.h"
 
 void register_follow(py::module_ & m) {
     m.def("follow", &oa_follow_run, py::arg("path") = "", py::arg("n_threads") = 0, release_gil(),
           "Repeat rank 0's calls until its program ends. path: this host's copy of the model. Returns why it stopped "
           "early; empty after a regular end.");
+    m.def(
+        "rank_error", [] { return std::string(oa_ranks() ? oa_ranks()->error() : ""); },
+        "Why the group of ranks that this process belongs to cannot go on; empty while it can.");
     m.def(
         "load_backend", [](const std::string & path) { return ggml_backend_load(path.c_str()) != nullptr; },
         py::arg("path"), "Load a library as a ggml backend; false if it refuses (it says why on stderr).");

@@ -23,8 +23,10 @@ py::dict links_dict(const oa_links & links) {
     py::dict d;
     d["alpha"]     = links.alpha;
     d["bandwidth"] = links.bandwidth;
+    d["gap"]       = links.gap;
     d["a"]         = links.a;
     d["b"]         = links.b;
+    d["alone"]     = links.alone;
     d["source"]    = links.source;
     return d;
 }
@@ -54,9 +56,10 @@ py::dict topology_dict(const oa_topology & topology) {
 }
 
 py::dict choose(size_t n_bytes, const std::vector<std::pair<std::string, double>> & ranks, double alpha,
-                double bandwidth, double a, double b, double wire_ratio) {
-    const oa_choice choice = oa_choose(n_bytes, topology_of(ranks), { alpha, bandwidth, a, b, "" }, wire_ratio);
-    py::list        all;
+                double bandwidth, double gap, double a, double b, double alone, double wire_ratio) {
+    const oa_choice choice =
+        oa_choose(n_bytes, topology_of(ranks), { alpha, bandwidth, gap, a, b, alone, "" }, wire_ratio);
+    py::list all;
     for (const oa_prediction & p : choice.all) {
         all.append(py::make_tuple(oa_algorithm_name(p.algorithm), p.chunk, p.slices, p.seconds));
     }
@@ -139,8 +142,9 @@ PYBIND11_MODULE(_comm, m) {
              })
         .def("abort", &oa_allreduce::abort)
         .def("set_links",
-             [](oa_allreduce & group, double alpha, double bandwidth, double a, double b, const std::string & source) {
-                 group.set_links({ alpha, bandwidth, a, b, source });
+             [](oa_allreduce & group, double alpha, double bandwidth, double gap, double a, double b, double alone,
+                const std::string & source) {
+                 group.set_links({ alpha, bandwidth, gap, a, b, alone, source });
              })
         .def_property_readonly("rank", &oa_allreduce::rank)
         .def_property_readonly("links", [](const oa_allreduce & group) { return links_dict(group.links()); })

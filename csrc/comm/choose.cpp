@@ -1,14 +1,17 @@
-// The formulas. H hosts with up to q ranks, n bytes, alpha and B between hosts, a and b inside; f = n/B.
-//   a host's sum      LM alone: a + q n/b            slices: 2 a + 2 n/b
+// The formulas. H hosts with up to q ranks, n bytes, alpha, B and gap between hosts, a, b and c (alone) inside. f is n
+// as a stream of messages, so n/B where they are long, and (f/H) is n/H as such a stream.
+//   a host's sum      LM alone: a + n/b + q n/c            slices: 2 (a + n/b)
 //   to its ranks      a + n/b
-//   star              2 (alpha + (H - 1) q f) + P n/b
-//   tree              2 (alpha + (H - 1) f) + H n/b
-//   exchange          s (alpha + f + 2 n/b), s = log2 H, + 2 with a fold
-//   rabenseifner      2 alpha + 2 (1 - 1/H) f + 2 n/b
-//   pipelined         the slower of the wire and the host for all of n, the other for one chunk, and a per chunk
+// A stream of k messages of m bytes takes k max(gap, m/B); messages are at most OA_LARGEST_MESSAGE long.
+//   star              2 (alpha + (H - 1) q f) + 3 P n/c, rank 0 takes in, adds up and gives out all
+//   tree              2 (alpha + (H - 1) f) + H n/c
+//   exchange          s (alpha + f + 2 n/c), s = log2 H, + 2 with a fold
+//   rabenseifner      2 (alpha + (H - 1) (f/H) + n/c)
+//   pipelined         all chunks of the slower of wire and host, one of the other, and the latencies once
 #include "choose.h"
 
 #include "operation.h"
+#include "wire.h"
 
 #include <algorithm>
 #include <cmath>
@@ -18,59 +21,75 @@ namespace {
 
 struct shape {
     double n, hosts, ranks;
-    double f; // seconds of the message on a link
+    double wire_ratio; // bytes on the wire per byte
 };
+
+// Seconds of n values' bytes on a link.
+double stream(const shape & s, double n, const oa_links & l) {
+    const double bytes    = n * s.wire_ratio;
+    const double messages = std::max(1.0, std::ceil(bytes / OA_LARGEST_MESSAGE));
+    return std::max(messages * l.gap, bytes / l.bandwidth);
+}
 
 double host_sum(const shape & s, const oa_links & l, bool slices) {
     if (s.ranks == 1) {
         return 0;
     }
-    return slices ? 2 * l.a + 2 * s.n / l.b : l.a + s.ranks * s.n / l.b;
+    return slices ? 2 * (l.a + s.n / l.b) : l.a + s.n / l.b + s.ranks * s.n / l.alone;
 }
 
 double host_copies(const shape & s, const oa_links & l) {
-    return s.ranks == 1 ? s.n / l.b : l.a + s.n / l.b;
+    return s.ranks == 1 ? s.n / l.alone : l.a + s.n / l.b;
 }
 
-double exchange_steps(double hosts) {
+// Latencies one after the other.
+double steps(oa_algorithm algorithm, double hosts) {
+    if (algorithm != OA_EXCHANGE) {
+        return 2;
+    }
     const double whole = std::floor(std::log2(hosts));
     return whole + (std::exp2(whole) < hosts ? 2 : 0);
 }
 
+// Without the latencies.
 double between(oa_algorithm algorithm, const shape & s, const oa_links & l) {
-    if (s.hosts == 1) {
-        return 0;
-    }
+    const double f = stream(s, s.n, l);
     switch (algorithm) {
-        case OA_TREE: return 2 * (l.alpha + (s.hosts - 1) * s.f) + s.hosts * s.n / l.b;
-        case OA_EXCHANGE: return exchange_steps(s.hosts) * (l.alpha + s.f + 2 * s.n / l.b);
-        default: return 2 * l.alpha + 2 * (1 - 1 / s.hosts) * s.f + 2 * s.n / l.b;
+        case OA_TREE: return 2 * (s.hosts - 1) * f + s.hosts * s.n / l.alone;
+        case OA_EXCHANGE: return steps(OA_EXCHANGE, s.hosts) * (f + 2 * s.n / l.alone);
+        default: return 2 * ((s.hosts - 1) * stream(s, s.n / s.hosts, l) + s.n / l.alone);
     }
 }
 
-// The best way to sum inside a host for messages of this size.
+double wire(oa_algorithm algorithm, const shape & s, const oa_links & l) {
+    return s.hosts == 1 ? 0 : steps(algorithm, s.hosts) * l.alpha + between(algorithm, s, l);
+}
+
 oa_prediction whole(oa_algorithm algorithm, const shape & s, const oa_links & l) {
     const bool slices = host_sum(s, l, true) < host_sum(s, l, false);
-    return { algorithm, 0, slices, host_sum(s, l, slices) + between(algorithm, s, l) + host_copies(s, l) };
+    return { algorithm, 0, slices, host_sum(s, l, slices) + wire(algorithm, s, l) + host_copies(s, l) };
 }
 
 oa_prediction pipelined(const shape & s, const oa_links & l) {
     const oa_algorithm inside = s.hosts == 2 ? OA_EXCHANGE : OA_RABENSEIFNER;
-    oa_prediction      best   = { OA_PIPELINED, 0, true, INFINITY };
-    for (const double chunk : { 64.0 * 1024, 128.0 * 1024, 256.0 * 1024 }) {
-        const double part     = std::min(1.0, chunk / std::max(s.n, 1.0));
-        const shape  one      = { s.n * part, s.hosts, s.ranks, s.f * part };
-        const double host_one = host_sum(one, l, true) + host_copies(one, l);
-        const double wire_one = between(inside, one, l);
-        const double n_chunks = std::ceil(1 / part);
-        // A chunk's latencies are hidden behind the others; what stays is that every chunk is counted.
-        const double host_all = (host_one - 3 * l.a) * n_chunks + (s.ranks == 1 ? 0 : 3 * l.a * n_chunks);
-        const double wire_all = (wire_one - l.alpha * exchange_steps(2)) * n_chunks;
-        const double seconds =
-            wire_all > host_all ? wire_all + l.alpha + host_one + l.a * n_chunks : host_all + wire_one;
+    // A host's part of a chunk is whole messages. Chunks are from 60 to about 500 KiB.
+    const double  parts = inside == OA_EXCHANGE ? 1 : s.hosts;
+    oa_prediction best  = { OA_PIPELINED, 0, true, INFINITY };
+    for (double messages = 1; messages <= 8; messages *= 2) {
+        const double largest = messages * parts * double(OA_LARGEST_MESSAGE);
+        if (messages > 1 && largest > 512 * 1024) {
+            break;
+        }
+        const double n_chunks = std::max(1.0, std::ceil(s.n / largest));
+        const double chunk   = std::max(1.0, std::ceil(s.n / n_chunks / 256)) * 256; // equal ones, of whole cache lines
+        const shape  one     = { s.n / n_chunks, s.hosts, s.ranks, s.wire_ratio };
+        const double latency = s.hosts == 1 ? 0 : steps(inside, s.hosts) * l.alpha;
+        const double on_wire = s.hosts == 1 ? 0 : between(inside, one, l);
+        const bool   slices  = host_sum(one, l, true) < host_sum(one, l, false);
+        const double in_host = host_sum(one, l, slices) + host_copies(one, l);
+        const double seconds = latency + std::min(on_wire, in_host) + n_chunks * std::max(on_wire, in_host);
         if (seconds < best.seconds) {
-            best.seconds = seconds;
-            best.chunk   = size_t(chunk);
+            best = { OA_PIPELINED, size_t(chunk), true, seconds };
         }
     }
     return best;
@@ -79,16 +98,16 @@ oa_prediction pipelined(const shape & s, const oa_links & l) {
 } // namespace
 
 oa_links oa_assumed_links() {
-    return { 60e-6, 125e6, 8e-6, 4e9, "assumed, not measured: 1 Gbit/s Ethernet" };
+    return { 60e-6, 125e6, 10e-6, 30e-6, 4e9, 8e9, "assumed, not measured: 1 Gbit/s Ethernet" };
 }
 
 oa_prediction oa_predict(oa_algorithm algorithm, size_t n_bytes, const oa_topology & topology, const oa_links & links,
                          double wire_ratio) {
-    const shape s = { double(n_bytes), double(topology.n_hosts()), double(topology.widest()),
-                      double(n_bytes) * wire_ratio / links.bandwidth };
+    const shape s = { double(n_bytes), double(topology.n_hosts()), double(topology.widest()), wire_ratio };
     if (algorithm == OA_STAR) {
-        const double remote = s.hosts == 1 ? 0 : 2 * (links.alpha + (s.hosts - 1) * s.ranks * s.f / wire_ratio);
-        return { OA_STAR, 0, false, 2 * links.a + remote + double(topology.n_ranks()) * s.n / links.b };
+        const double remote = 2 * (links.alpha + (s.hosts - 1) * s.ranks * std::max(links.gap, s.n / links.bandwidth));
+        return { OA_STAR, 0, false,
+                 2 * links.a + (s.hosts == 1 ? 0 : remote) + 3 * double(topology.n_ranks()) * s.n / links.alone };
     }
     return algorithm == OA_PIPELINED ? pipelined(s, links) : whole(algorithm, s, links);
 }
@@ -98,7 +117,8 @@ oa_choice oa_choose(size_t n_bytes, const oa_topology & topology, const oa_links
     for (const oa_algorithm algorithm : { OA_EXCHANGE, OA_RABENSEIFNER, OA_PIPELINED, OA_TREE, OA_STAR }) {
         choice.all.push_back(oa_predict(algorithm, n_bytes, topology, links, wire_ratio));
     }
-    // Of equals the first: with one host the stages between hosts are all the same. The star has no wire format.
+    // Of equals the first: with one host all but the pipeline are the same. The star is there to be compared with; it
+    // has no wire format.
     const auto faster = [](const oa_prediction & x, const oa_prediction & y) { return x.seconds < y.seconds; };
     choice.best       = *std::min_element(choice.all.begin(), choice.all.end() - 1, faster);
     return choice;

@@ -12,13 +12,15 @@
 struct oa_links {
     double      alpha;     // seconds of a small message between two hosts, one way, software included
     double      bandwidth; // bytes per second of a host's link, each way
-    double      a;         // seconds until a rank has seen what another rank of its host has counted
-    double      b;         // bytes per second that every rank of a host can copy at once
+    double      gap;       // seconds between two small messages of a rank, software again
+    double      a;         // seconds until a rank that sleeps has seen what another rank of its host has counted
+    double      b;         // bytes per second that every rank of a host copies when all do at once
+    double      alone;     // bytes per second that one rank sums when the others wait
     std::string source;    // where these numbers are from
 };
 
-// What the algorithms are told before anything was measured: 1 Gbit Ethernet with 60 us one way, and memory at 8 us and
-// 4 GB/s a rank. Orders of magnitude, not measurements.
+// What the algorithms are told before anything was measured: 1 Gbit Ethernet with 60 us one way and 10 us a message,
+// and memory at 30 us and 4 GB/s a rank, 8 GB/s alone. Orders of magnitude, not measurements.
 oa_links oa_assumed_links();
 
 struct oa_prediction {

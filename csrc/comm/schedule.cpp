@@ -63,16 +63,11 @@ bool oa_schedule::advance() {
     return moved;
 }
 
-// Larger messages wait in Open MPI's TCP for an answer of the receiver, which queues behind all that goes the other way
-// on the same connection: two LMs that start a little apart would send one after the other instead of both at once.
-// What is below its eager limit of 64 KiB (less a header) goes without.
-static constexpr size_t eager = 60 * 1024;
-
 template <typename F> void oa_schedule::in_pieces(flight & f, int phase, size_t size, F && post) {
     const int ticket = int(&f - flights_.data()) * n_phases() + phase;
     size_t    at     = 0;
     do { // nothing is a message, too: the other host sees which operation this one is at
-        const size_t piece = std::min(eager, size - at);
+        const size_t piece = std::min(OA_LARGEST_MESSAGE, size - at);
         ++f.pending[size_t(phase)];
         post(at, piece, ticket);
         at += piece;

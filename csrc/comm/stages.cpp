@@ -14,14 +14,19 @@
 
 namespace {
 
+// Bytes of a ring of several chunks. More of it only makes the ranks work on memory instead of their cache: with 512
+// KiB instead of 4 MiB 16 MiB took 57 instead of 69 ms (8 ranks on 2 cores of an AMD EPYC with 512 KiB of L2, 10 Gbit).
+constexpr size_t ring = 512 * 1024;
+
 class oa_rank_loop {
   public:
     oa_rank_loop(const oa_stages & stages, const oa_operation & op, char * buffer, uint64_t counted) :
         shm_(stages.shm), net_(stages.net), watch_(stages.watch), schedule_(stages.schedule), op_(op), buffer_(buffer),
         base_(counted), width_(oa_dtype_size(oa_dtype(op.dtype))),
         n_chunks_(std::max<uint64_t>(1, (op.n + op.chunk - 1) / op.chunk)),
-        n_slots_(std::max<uint64_t>(1, shm_.area() / (op.chunk * width_))), alone_(shm_.n_ranks() == 1),
-        sums_(op.slices || shm_.is_lm()), last_(stages.n_hosts == 1 ? OA_SUM : OA_RESULT) {
+        n_slots_(std::max<uint64_t>(1, std::min<uint64_t>(shm_.area() / (op.chunk * width_),
+                                                          std::max<uint64_t>(2, ring / (op.chunk * width_))))),
+        alone_(shm_.n_ranks() == 1), sums_(op.slices || shm_.is_lm()), last_(stages.n_hosts == 1 ? OA_SUM : OA_RESULT) {
         if (alone_) {
             n_in_ = n_summed_ = n_chunks_; // its values are the host's sum
         }

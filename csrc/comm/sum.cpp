@@ -64,10 +64,22 @@ OA_SIMD void store_bf16(uint16_t * to, const float * from, size_t n) {
     }
 }
 
-// Two sources are the common case, and f32 needs no sums aside.
-OA_SIMD void add_two_f32(float * to, const float * x, const float * y, size_t n) {
+// Few sources, of f32, need no sums aside.
+OA_SIMD void add_two(float * to, const float * x, const float * y, size_t n) {
     for (size_t i = 0; i < n; ++i) {
         to[i] = x[i] + y[i];
+    }
+}
+
+OA_SIMD void add_three(float * to, const float * x, const float * y, const float * z, size_t n) {
+    for (size_t i = 0; i < n; ++i) {
+        to[i] = x[i] + y[i] + z[i];
+    }
+}
+
+OA_SIMD void add_four(float * to, const float * x, const float * y, const float * z, const float * w, size_t n) {
+    for (size_t i = 0; i < n; ++i) {
+        to[i] = x[i] + y[i] + z[i] + w[i];
     }
 }
 
@@ -118,11 +130,13 @@ void oa_sum(oa_dtype dtype, void * to, const void * const * sources, int n_sourc
         case OA_BF16: sum_blocks<uint16_t>(to, sources, n_sources, n, load_bf16, add_bf16, store_bf16); return;
         case OA_F32: break;
     }
-    if (n_sources == 2) {
-        add_two_f32(static_cast<float *>(to), static_cast<const float *>(sources[0]),
-                    static_cast<const float *>(sources[1]), n);
-    } else {
-        sum_blocks<float>(to, sources, n_sources, n, load_f32, add_f32, store_f32);
+    const auto from = [&](int s) { return static_cast<const float *>(sources[s]); };
+    auto *     out  = static_cast<float *>(to);
+    switch (n_sources) {
+        case 2: add_two(out, from(0), from(1), n); return;
+        case 3: add_three(out, from(0), from(1), from(2), n); return;
+        case 4: add_four(out, from(0), from(1), from(2), from(3), n); return;
+        default: sum_blocks<float>(to, sources, n_sources, n, load_f32, add_f32, store_f32);
     }
 }
 

@@ -11,6 +11,11 @@
 constexpr size_t OA_Q8_VALUES = 32;
 constexpr size_t OA_Q8_BYTES  = 34;
 
+// Bytes of the largest message between hosts. Larger ones wait in Open MPI's TCP for an answer of the receiver, which
+// queues behind all that goes the other way on the same connection: two LMs that start a little apart would send one
+// after the other instead of both at once. What is below its eager limit of 64 KiB (less a header) goes without.
+constexpr size_t OA_LARGEST_MESSAGE = 60 * 1024;
+
 void oa_q8_encode(const float * from, size_t n, char * to); // ceil(n / 32) blocks
 void oa_q8_decode(const char * from, size_t n, float * to);
 

@@ -22,6 +22,8 @@ struct oa_rank_hooks {
     bool (*all_ok)(bool ok, int * failed);
     // n_rows pieces of `nbytes`, `stride` apart, that rank `owner` has in `data`, reach `data` of rank 0.
     bool (*gather)(void * data, size_t nbytes, size_t n_rows, size_t stride, int owner);
+    // Why the group of ranks cannot go on; empty while it can. Nothing mends it: the process should end.
+    const char * (*error)(void);
 };
 
 GGML_API void                         oa_ranks_set(const struct oa_rank_hooks * hooks);

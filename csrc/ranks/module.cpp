@@ -62,7 +62,7 @@ void start() {
         g_devices.push_back(ggml_backend_reg_dev_get(oa_rank_reg(), i));
     }
     g_devices.push_back(nullptr);
-    g_hooks = { rank, n_ranks, g_devices.data(), oa_rank_broadcast, oa_rank_all_ok, oa_rank_gather };
+    g_hooks = { rank, n_ranks, g_devices.data(), oa_rank_broadcast, oa_rank_all_ok, oa_rank_gather, oa_rank_error };
     oa_ranks_set(&g_hooks);
     std::atexit(oa_rank_comm_end);
 }

@@ -1,6 +1,5 @@
 #include "rank_comm.h"
 
-#include "ggml-impl.h"
 #include "ggml.h"
 #include "oa_comm.h"
 #include "rank_device.h"
@@ -9,12 +8,17 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <stdexcept>
 #include <thread>
 #include <vector>
 
 namespace {
+
+constexpr auto grace            = std::chrono::seconds(1);
+constexpr int  failed_exit_code = 3;
 
 MPI_Comm    g_comm    = MPI_COMM_NULL;
 bool        g_started = false; // MPI, by us
@@ -23,21 +27,38 @@ std::string g_error;
 
 oa_rank_comm_settings g_settings;
 
-// Blocking MPI calls keep a core busy, and a rank that waits for the next request may wait for hours.
-bool wait(MPI_Request & request, const char * what) {
+// Said at once: whoever computes may not hand it on. A program that would go on without its ranks (a server) has a
+// moment to answer what it was asked.
+bool fail(const std::string & why) {
+    if (g_error.empty()) {
+        g_error = why;
+        std::fprintf(stderr, "error: rank %d: %s\n", oa_rank_own(), why.c_str());
+        std::thread([] {
+            std::this_thread::sleep_for(grace);
+            std::_Exit(failed_exit_code);
+        }).detach();
+    }
+    return false;
+}
+
+// Blocking MPI calls keep a core busy, and a rank that waits for the next request may wait for hours. `timeout`:
+// seconds; 0: none.
+bool wait(MPI_Request & request, const char * what, double timeout = 0) {
     using namespace std::chrono;
     const auto since = steady_clock::now();
     while (true) {
         int       done = 0;
         const int code = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
         if (code != MPI_SUCCESS) {
-            g_error = std::string("MPI failed: ") + what;
-            return false;
+            return fail(std::string("MPI failed: ") + what);
         }
         if (done) {
             return true;
         }
         const auto waited = steady_clock::now() - since;
+        if (timeout > 0 && waited > duration<double>(timeout)) {
+            return fail(std::string("no answer in time: ") + what);
+        }
         if (waited < microseconds(50)) {
             std::this_thread::yield();
         } else {
@@ -55,8 +76,7 @@ bool add_up(float * values, size_t n) {
     if (oa_comm_allreduce(g_sums, values, OA_F32, n, g_settings.algorithm, g_settings.wire) == 0) {
         return true;
     }
-    g_error = oa_comm_error(g_sums);
-    return false;
+    return fail(oa_comm_error(g_sums));
 }
 
 struct rank_comm {
@@ -97,6 +117,9 @@ void oa_rank_comm_end() {
     if (finalized || g_comm == MPI_COMM_NULL) {
         return;
     }
+    if (!g_error.empty()) {
+        std::_Exit(failed_exit_code);
+    }
     if (oa_rank_own() == 0) {
         uint64_t nothing = 0;
         oa_rank_broadcast(&nothing, sizeof(nothing));
@@ -108,8 +131,8 @@ void oa_rank_comm_end() {
     }
 }
 
-std::string oa_rank_error() {
-    return g_error;
+const char * oa_rank_error() {
+    return g_error.c_str();
 }
 
 bool oa_rank_broadcast(void * data, size_t nbytes) {
@@ -140,10 +163,10 @@ bool oa_rank_gather(void * data, size_t nbytes, size_t n_rows, size_t stride, in
             std::memcpy(packed.data() + i * nbytes, rows + i * stride, nbytes);
         }
         MPI_Isend(packed.data(), int(packed.size()), MPI_BYTE, 0, owner, g_comm, &request);
-        return wait(request, "sending logits to rank 0");
+        return wait(request, "sending logits to rank 0", g_settings.timeout);
     }
     MPI_Irecv(packed.data(), int(packed.size()), MPI_BYTE, owner, owner, g_comm, &request);
-    if (!wait(request, "getting logits of another rank")) {
+    if (!wait(request, "getting logits of another rank", g_settings.timeout)) {
         return false;
     }
     for (size_t i = 0; i < n_rows; ++i) {
@@ -177,7 +200,6 @@ bool oa_rank_comm_allreduce(void * context, ggml_tensor ** tensors) {
     }
     ggml_backend_synchronize(comm.own);
     if (!add_up(values, n)) {
-        GGML_LOG_ERROR("%s\n", g_error.c_str());
         return false;
     }
     if (staged) {

@@ -20,15 +20,16 @@ struct oa_rank_comm_settings {
 // Starts MPI, unless it runs already, and measures the links if the algorithm is to be chosen. Throws
 // std::runtime_error. Collective.
 void oa_rank_comm_start(const oa_rank_comm_settings & settings, int & rank, int & n_ranks);
-// Rank 0 has finished: the others' next broadcast says so. Then MPI ends, if we started it.
+// Rank 0 has finished: the others' next broadcast says so. Then MPI ends, if we started it. After a failure all ranks
+// are ended at once, since those that are gone or stuck would be waited for.
 void oa_rank_comm_end();
 
 bool oa_rank_broadcast(void * data, size_t nbytes);
 bool oa_rank_all_ok(bool ok, int * failed);
 bool oa_rank_gather(void * data, size_t nbytes, size_t n_rows, size_t stride, int owner);
 
-// Why the last of these failed.
-std::string oa_rank_error();
+// Why one of these failed; empty while all went well.
+const char * oa_rank_error();
 
 void * oa_rank_comm_init(ggml_backend_t * backends, size_t n_backends);
 bool   oa_rank_comm_allreduce(void * comm, struct ggml_tensor ** tensors);

@@ -88,6 +88,7 @@ def run(
     say(f"{model.name} over {group.n_ranks} ranks on {where}: {', '.join(f'{s:.1%}' for s in job.shares)} of it")
     if serve:
         say(f"serving on http://{host}:{port} (OpenAI API under /v1)")
+        raise typer.Exit(launch.serve(group, job, say))
     raise typer.Exit(launch.run(group, job))
 
 

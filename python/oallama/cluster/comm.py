@@ -60,14 +60,17 @@ class Links:
     """What the model knows of the network and the hosts.
 
     `alpha`: seconds of a small message between two hosts, one way; `bandwidth`: bytes/s of a host's link, each way;
-    `a`: seconds of a hand-over between two ranks of a host; `b`: bytes/s that every rank of a host copies at once;
-    `source`: where the numbers are from.
+    `gap`: seconds between two small messages of a rank; `a`: seconds of a hand-over between two ranks of a host; `b`:
+    bytes/s that every rank of a host copies when all do at once; `alone`: bytes/s that one rank sums when the others
+    wait; `source`: where the numbers are from.
     """
 
     alpha: float
     bandwidth: float
+    gap: float
     a: float
     b: float
+    alone: float
     source: str
 
     @classmethod

@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,9 @@ from .shards import check_reports, shares
 
 SSH_TIMEOUT_S = 5
 PREFLIGHT_TIMEOUT_S = 300
+RESTART_AFTER_S = 60
+# A rank gave the others up (rank_comm.cpp), or was killed.
+_FAILED = (3, 128 + signal.SIGKILL, 128 + signal.SIGSEGV, 128 + signal.SIGABRT, 128 + signal.SIGBUS)
 
 
 @dataclass(frozen=True)
@@ -147,6 +152,32 @@ def run(group: Group, job: RankJob) -> int:
         if ranks.poll() is None:
             ranks.terminate()
             ranks.wait()
+
+
+def serve(group: Group, job: RankJob, notice: Callable[[str], None]) -> int:
+    """`run`, started again when a rank failed, on the hosts that still answer; returns the last exit code.
+
+    A group that fails before it has served for a minute is not started again. notice: is told of each restart.
+    """
+    while True:
+        since = time.monotonic()
+        code = run(group, job)
+        if code not in _FAILED or time.monotonic() - since < RESTART_AFTER_S:
+            return code
+        group = replace(group, hosts=_answering(group))
+        if group.n_ranks < 2:
+            return code
+        job = prepare(group, replace(job, shares=()))
+        notice(f"a rank failed; serving again with {group.n_ranks} ranks on {_where(group)}")
+
+
+def _answering(group: Group) -> tuple[Host, ...]:
+    found = []
+    for host in group.hosts:
+        with suppress(OallamaError):
+            check_hosts(replace(group, hosts=(host,)))
+            found.append(host)
+    return tuple(found)
 
 
 def _where(group: Group) -> str:

@@ -79,14 +79,17 @@ def device_names(n_ranks: int) -> list[str]:
     return [f"RANK{rank}" for rank in range(n_ranks)]
 
 
-def rank_llama(job: RankJob, n_threads: int) -> Any:
-    """llama-cpp-python's `Llama` with its weights spread over the ranks (on rank 0, after `library` is loaded)."""
+def rank_llama(job: RankJob, n_threads: int, names: Sequence[str] | None = None) -> Any:
+    """llama-cpp-python's `Llama` with its weights spread over the ranks (on rank 0, after `library` is loaded).
+
+    names: other devices in place of the ranks', one per share.
+    """
     import ctypes
 
     from oallama import engine, runtime
 
     llama_cpp = runtime.llama_cpp()
-    devices = engine.device_array(device_names(len(job.shares)))
+    devices = engine.device_array(names or device_names(len(job.shares)))
 
     class RankLlama(llama_cpp.Llama):  # type: ignore[misc, name-defined]
         # Upstream assigns the structure before it fills it, and reads it through `self` every time.
@@ -135,11 +138,17 @@ def server_command(job: RankJob, n_threads: int, server: Sequence[str]) -> list[
 
 
 def _complete(job: RankJob, n_threads: int) -> None:
+    from oallama import engine
     from oallama.cli.run import complete
     from oallama.cli.terminal import print_json, say
 
     llm = rank_llama(job, n_threads)
-    clock, answer = complete(llm, job.prompt, job.n_generate, job.temperature, job.seed, quiet=job.json)
+    try:
+        clock, answer = complete(llm, job.prompt, job.n_generate, job.temperature, job.seed, quiet=job.json)
+    except RuntimeError as error:
+        if why := engine.core().rank_error():
+            raise OallamaError(f"the answer ends here: {why}") from error
+        raise
     n_prompt = len(llm.tokenize(job.prompt.encode()))
     if job.json:
         print_json(
