@@ -22,6 +22,7 @@ from .mpi import Host
 from .rank import RankJob, library
 from .shards import check_reports, shares
 
+RANK_PROGRAM = "oallama.cli.rank"
 SSH_TIMEOUT_S = 5
 PREFLIGHT_TIMEOUT_S = 300
 RESTART_AFTER_S = 60
@@ -134,7 +135,7 @@ def prepare(group: Group, job: RankJob) -> RankJob:
 
 def start(group: Group, job: RankJob, **options: Any) -> subprocess.Popen[Any]:
     """Start the ranks; ends with this process. `options`: of subprocess.Popen."""
-    command = group.command([sys.executable, "-m", "oallama.cluster.rank", job.dumps()])
+    command = group.command([sys.executable, "-m", RANK_PROGRAM, job.dumps()])
     return subprocess.Popen(
         command, env=mpi.environment(), start_new_session=True, preexec_fn=die_with_parent, **options
     )

@@ -1,14 +1,13 @@
-"""One rank of `oallama cluster run`: rank 0 serves the prompt or the OpenAI endpoint, the others follow it.
+"""One rank of `oallama cluster run`: what it is told, and how rank 0 loads the model over all ranks.
 
-Started by mpirun (launch.py) as `python -m oallama.cluster.rank JOB`, JOB being a RankJob as JSON. The engine's library
-liboallama-ranks.so makes this process a rank: it starts MPI and adds the devices RANK0, RANK1, ...
+The engine's library liboallama-ranks.so makes a process a rank: it starts MPI and adds the devices RANK0, RANK1, ...
+The program is cli/rank.py.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +16,6 @@ from typing import Any
 from oallama.errors import OallamaError
 
 LIBRARY = "liboallama-ranks.so"
-RANK_VARIABLE = "OMPI_COMM_WORLD_RANK"
 
 
 @dataclass(frozen=True)
@@ -135,59 +133,3 @@ def server_command(job: RankJob, n_threads: int, server: Sequence[str]) -> list[
     command += ["--device", ",".join(names), "-sm", "tensor", "-ts", ",".join(f"{s:.6f}" for s in job.shares)]
     command += ["-c", str(job.n_ctx), "-ub", str(job.n_ubatch), "-t", str(n_threads), "-np", "1"]
     return [*command, "--cache-ram", "0", "--ctx-checkpoints", "0", *server]
-
-
-def _complete(job: RankJob, n_threads: int) -> None:
-    from oallama import engine
-    from oallama.cli.run import complete
-    from oallama.cli.terminal import print_json, say
-
-    llm = rank_llama(job, n_threads)
-    try:
-        clock, answer = complete(llm, job.prompt, job.n_generate, job.temperature, job.seed, quiet=job.json)
-    except RuntimeError as error:
-        if why := engine.core().rank_error():
-            raise OallamaError(f"the answer ends here: {why}") from error
-        raise
-    n_prompt = len(llm.tokenize(job.prompt.encode()))
-    if job.json:
-        print_json(
-            {
-                "text": answer,
-                "n_prompt": n_prompt,
-                "n_generated": len(clock.times),
-                "ttft_s": clock.ttft_s,
-                "tpot_s": clock.tpot_s,
-            }
-        )
-    else:
-        say(clock.summary(n_prompt))
-    llm.close()
-
-
-def main() -> None:
-    job = RankJob.loads(sys.argv[1])
-    n_threads = int(os.environ.get("OALLAMA_RANK_THREADS") or 0) or 1
-    leads = os.environ[RANK_VARIABLE] == "0"
-    if leads and job.server is not None:
-        command = server_command(job, n_threads, job.server)
-        os.execve(command[0], command, {**os.environ, "GGML_BACKEND_PATH": str(library())})
-    from oallama import engine
-    from oallama.cli.options import quiet
-
-    quiet()
-    if not engine.core().load_backend(str(library())):
-        raise SystemExit(1)
-    if leads:
-        try:
-            _complete(job, n_threads)
-        except OallamaError as error:
-            print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-            raise SystemExit(2) from None
-        return
-    if why := engine.core().follow(job.model, n_threads):
-        raise SystemExit(f"rank {os.environ[RANK_VARIABLE]} stopped: {why}")
-
-
-if __name__ == "__main__":
-    main()
