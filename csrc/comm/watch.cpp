@@ -15,9 +15,9 @@ double seconds_between(std::chrono::steady_clock::time_point from, std::chrono::
 
 } // namespace
 
-oa_watch::oa_watch(oa_shm_stage & shm, std::vector<int> ranks, std::string host, double timeout) :
-    shm_(shm), ranks_(std::move(ranks)), host_(std::move(host)), timeout_(timeout), beats_(ranks_.size()),
-    alive_(ranks_.size()) {}
+oa_watch::oa_watch(oa_shm_stage & shm, std::vector<int> ranks, std::string host, double timeout, double silence) :
+    shm_(shm), ranks_(std::move(ranks)), host_(std::move(host)), timeout_(timeout), silence_(silence),
+    beats_(ranks_.size()), alive_(ranks_.size()) {}
 
 void oa_watch::begin(const oa_operation & op) {
     op_       = op;
@@ -55,7 +55,7 @@ void oa_watch::look(const std::function<bool(int)> & behind) {
             give_up(int(i), "has ended");
         }
         const double silent = seconds_between(std::max(alive_[i], progress_), now);
-        if (silent > timeout_ / 2) {
+        if (silent > silence_) {
             char text[64];
             std::snprintf(text, sizeof(text), "has not answered for %.1f s", silent);
             give_up(int(i), text);

@@ -1,7 +1,7 @@
-// Ends waits that would never end. A rank that waits beats; a rank that others wait for and that neither beats nor
-// counts for half the timeout is given up: it is late, stopped or stuck. A rank whose process is gone is given up at
-// once. The other half of the timeout is for the hosts that wait for this one (host_stage.h), so that they hear the
-// name of the rank instead of finding their neighbour silent.
+// Ends waits that would never end. A rank that waits beats (one whose program beats for it while it computes, always);
+// a rank that others wait for and that neither beats nor counts for the silence is given up: it is late, stopped or
+// stuck. A rank whose process is gone is given up at once. The rest of the timeout is for the hosts that wait for this
+// one (host_stage.h), so that they hear the name of the rank instead of finding their neighbour silent.
 #pragma once
 
 #include "shm_stage.h"
@@ -14,7 +14,7 @@
 class oa_watch {
   public:
     // `ranks`: of this host, by index.
-    oa_watch(oa_shm_stage & shm, std::vector<int> ranks, std::string host, double timeout);
+    oa_watch(oa_shm_stage & shm, std::vector<int> ranks, std::string host, double timeout, double silence);
 
     void begin(const oa_operation & op); // of an operation; all clocks start
     void progress() { moved_ = true; }   // something was done
@@ -34,7 +34,7 @@ class oa_watch {
     oa_shm_stage &                 shm_;
     const std::vector<int>         ranks_;
     const std::string              host_;
-    const double                   timeout_;
+    const double                   timeout_, silence_;
     oa_operation                   op_;
     bool                           moved_ = false;
     clock::time_point              looked_, progress_;

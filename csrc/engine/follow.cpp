@@ -307,9 +307,6 @@ void process(llama_context * context, message & call) {
         token.seq_ids.insert(ids.begin(), ids.end());
     }
     llama_process(context, type, &batch);
-    if (const std::string why = oa_ranks()->error(); !why.empty()) {
-        throw std::runtime_error(why);
-    }
 }
 
 // llama_set_warmup is deprecated for users; where rank 0's program still calls it, graphs must agree.

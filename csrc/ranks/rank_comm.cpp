@@ -7,6 +7,7 @@
 #include <mpi.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -17,27 +18,39 @@
 
 namespace {
 
-constexpr auto grace            = std::chrono::seconds(1);
-constexpr int  failed_exit_code = 3;
+constexpr auto   grace            = std::chrono::seconds(1);
+constexpr int    failed_exit_code = 3;
+constexpr double silence          = 4; // seconds without a sign of life; a rank shows ten a second
 
 MPI_Comm    g_comm    = MPI_COMM_NULL;
 bool        g_started = false; // MPI, by us
 oa_comm_t   g_sums    = nullptr;
 std::string g_error;
 
+std::thread       g_heart;
+std::atomic<bool> g_ended{ false };
+
 oa_rank_comm_settings g_settings;
 
 // Said at once: whoever computes may not hand it on. A program that would go on without its ranks (a server) has a
-// moment to answer what it was asked.
+// moment to answer what it was asked; the others wait for it, because mpirun ends all ranks when one ends like this.
 bool fail(const std::string & why) {
-    if (g_error.empty()) {
-        g_error = why;
-        std::fprintf(stderr, "error: rank %d: %s\n", oa_rank_own(), why.c_str());
-        std::thread([] {
-            std::this_thread::sleep_for(grace);
-            std::_Exit(failed_exit_code);
-        }).detach();
+    if (!g_error.empty()) {
+        return false;
     }
+    g_error          = why;
+    const bool leads = oa_rank_own() == 0;
+    if (leads) {
+        std::fprintf(stderr, "error: %s\n", why.c_str());
+    }
+    const auto leave = [](std::chrono::seconds after) {
+        std::this_thread::sleep_for(after);
+        std::_Exit(failed_exit_code);
+    };
+    if (!leads) {
+        leave(3 * grace);
+    }
+    std::thread(leave, grace).detach();
     return false;
 }
 
@@ -103,15 +116,25 @@ void oa_rank_comm_start(const oa_rank_comm_settings & settings, int & rank, int 
     MPI_Comm_size(g_comm, &n_ranks);
 
     const char *    host    = settings.host.empty() ? nullptr : settings.host.c_str();
-    oa_comm_options options = { host, settings.speed, settings.timeout, 0 };
+    oa_comm_options options = { host, settings.speed, settings.timeout, std::min(silence, settings.timeout / 2), 0 };
     char            error[512];
     g_sums = oa_comm_create(&g_comm, &options, error, sizeof(error));
     if (!g_sums || (settings.algorithm == OA_AUTO && oa_comm_probe(g_sums) != 0)) {
         throw std::runtime_error(g_sums ? oa_comm_error(g_sums) : error);
     }
+    g_heart = std::thread([] {
+        while (!g_ended) {
+            oa_comm_beat(g_sums);
+            std::this_thread::sleep_for(std::chrono::milliseconds(100));
+        }
+    });
 }
 
 void oa_rank_comm_end() {
+    g_ended = true;
+    if (g_heart.joinable()) {
+        g_heart.join();
+    }
     int finalized = 0;
     MPI_Finalized(&finalized);
     if (finalized || g_comm == MPI_COMM_NULL) {
