@@ -246,13 +246,18 @@ def c_abi() -> Report:
     library = ctypes.CDLL(str(Path(_comm.__file__).parent / "lib" / "liboallama_comm.so"))
 
     class Options(ctypes.Structure):
-        _fields_ = (("host", ctypes.c_char_p), ("speed", ctypes.c_double), ("timeout", ctypes.c_double),
-                    ("area", ctypes.c_size_t))  # fmt: skip
+        _fields_ = (
+            ("host", ctypes.c_char_p),
+            ("speed", ctypes.c_double),
+            ("timeout", ctypes.c_double),
+            ("silence", ctypes.c_double),
+            ("area", ctypes.c_size_t),
+        )
 
     library.oa_comm_create.restype = ctypes.c_void_p
     library.oa_comm_error.restype = ctypes.c_char_p
     reason = ctypes.create_string_buffer(200)
-    options = Options(HOSTS[RANK].encode(), 1.0 + RANK, 30.0, 0)
+    options = Options(HOSTS[RANK].encode(), 1.0 + RANK, 30.0, 0.0, 0)
     comm = ctypes.c_void_p(library.oa_comm_create(None, ctypes.byref(options), reason, ctypes.c_size_t(200)))
     x = np.arange(50, dtype=np.float32)
     call = (comm, ctypes.c_void_p(x.ctypes.data), 0, ctypes.c_size_t(x.size))
@@ -264,7 +269,7 @@ def c_abi() -> Report:
     }
     report |= {"wrong": library.oa_comm_allreduce(*call, 99, 0), "error": library.oa_comm_error(comm).decode()}
     library.oa_comm_free(comm)
-    bad = Options(b"x", 1.0, float("inf"), 0)
+    bad = Options(b"x", 1.0, float("inf"), 0.0, 0)
     library.oa_comm_create(None, ctypes.byref(bad), reason, ctypes.c_size_t(200))
     return report | {"reason": reason.value.decode()}
 

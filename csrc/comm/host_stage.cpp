@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <climits>
 #include <cstring>
 #if __has_include(<mpi-ext.h>)
 #include <mpi-ext.h>
@@ -52,6 +53,10 @@ oa_host_stage::oa_host_stage(MPI_Comm base, double timeout) : timeout_(timeout) 
     ways_[OA_DOWN] = duplicate(base, timeout);
     MPI_Comm_rank(control_, &rank_);
     MPI_Comm_size(control_, &n_ranks_);
+    const int * most = nullptr;
+    int         set  = 0;
+    MPI_Comm_get_attr(control_, MPI_TAG_UB, &most, &set);
+    n_tags_ = set && *most < INT_MAX ? *most + 1 : INT_MAX;
     listen();
 }
 
@@ -75,7 +80,7 @@ void oa_host_stage::listen() {
 
 void oa_host_stage::begin(const oa_operation & op) {
     op_  = op;
-    tag_ = op.tag();
+    tag_ = op.tag() % n_tags_;
 }
 
 void oa_host_stage::add(const pending & p, MPI_Request request) {

@@ -70,6 +70,7 @@ class oa_host_stage {
     int          rank_ = 0, n_ranks_ = 0;
     oa_operation op_;
     int          tag_    = 0;
+    int          n_tags_ = 0;     // that MPI has
     bool         failed_ = false; // what is in flight stays there, and the communicators with it
 
     std::vector<MPI_Request> active_;

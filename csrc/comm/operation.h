@@ -15,7 +15,7 @@ struct oa_operation {
     int32_t  wire      = OA_WIRE_NATIVE;
     int32_t  slices    = 0; // inside a host: every rank sums a slice (1), or its LM sums alone (0)
 
-    // 30 bits that differ between different operations: the tag of its messages.
+    // 30 bits that differ between different operations: what the tag of its messages is made of.
     int         tag() const;
     std::string print() const; // "star of 12 float32 (operation 3)"
 };
