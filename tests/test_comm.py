@@ -51,18 +51,10 @@ def ranks(tmp_path: Path) -> Iterator[Ranks]:
     started: list[subprocess.Popen[str]] = []
 
     def run(job: str, hosts: str, *flags: str, missing: int | None = None, limit: float = 60.0) -> dict[int, Any]:
-        command = [
-            MPIRUN,
-            "-n",
-            str(len(hosts)),
-            *FLAGS,
-            *flags,
-            sys.executable,
-            str(WORKER),
-            job,
-            hosts,
-            str(tmp_path),
-        ]
+        # Open MPI leaves its own shared files behind when ranks die: not in /dev/shm.
+        files = ("--mca", "btl_sm_backing_directory", str(tmp_path))
+        worker = (sys.executable, str(WORKER), job, hosts, str(tmp_path))
+        command = [MPIRUN, "-n", str(len(hosts)), *FLAGS, *files, *flags, *worker]
         process = subprocess.Popen(
             command, env=os.environ | ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             start_new_session=True,
