@@ -12,6 +12,7 @@ from oallama import autoplan, engine
 from oallama.cli.app import app
 from oallama.engine import Settings
 from oallama.errors import OallamaError
+from oallama.here import stand_ins
 from oallama.profiling.datasheet import FOLDER, Accelerator, Cpu, Datasheet, Link, make_profile
 from oallama.profiling.profile import Profile
 from synthetic import SMALL, graph
@@ -125,7 +126,7 @@ def test_allocators_asked_for_a_device_that_is_elsewhere(monkeypatch, tiny, here
     made = [engine.Device(name, "", "gpu", backend, 1, 1, False, False) for name, backend in here.items()]
     monkeypatch.setattr(engine, "devices", lambda: made)
     profile = make_profile(autoplan.read_graph(path, settings), SHEET)
-    assert autoplan._stand_ins(("CUDA0",), profile) == (expected,)
+    assert stand_ins(("CUDA0",), profile) == (expected,)
 
 
 # ---- files ---------------------------------------------------------------------------------------------------------

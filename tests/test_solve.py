@@ -17,7 +17,7 @@ from oallama.planning.layered import Infeasible, Instance, LayerClass
 from oallama.planning.solve import solve
 from oallama.planning.solve_dp import search
 from oallama.planning.solve_dual import maximise
-from oallama.planning.solve_milp import _Program, solve_milp
+from oallama.planning.solve_milp import _Walks, solve_milp
 from oallama.planning.trellis import Trellis
 
 CLOSE = 1e-9
@@ -140,8 +140,8 @@ def trap() -> Instance:
 
 def test_a_cycle_apart_from_the_walk_is_cut_off():
     trellis = Trellis.of(trap())
-    program = _Program(trellis, 0.0)
-    values, _ = program.solve(time.monotonic() + GENEROUS)
+    program = _Walks(trellis, 0.0)
+    values = program.model.solve(time.monotonic() + GENEROUS).values
     assert values is not None
     assert list(program.disconnected(values)), "without cuts the cheap cycle is used: the trap works"
     found = solve_milp(trellis, None, gap=0.0, deadline=time.monotonic() + GENEROUS)

@@ -8,16 +8,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from oallama import engine
 from oallama.engine import Settings
 from oallama.errors import OallamaError
+from oallama.here import ACCELERATOR_TYPES, Here
 from oallama.plan import HOST, ContextSettings, PlacementPlan
 from oallama.planning import (
     Budget,
@@ -25,7 +25,6 @@ from oallama.planning import (
     OperatorGraph,
     PlannerName,
     Space,
-    StockFlags,
     Workload,
     make_plans,
     parse_budget,
@@ -41,7 +40,6 @@ from oallama.profiling.workload import UNFUSED_V_TYPES
 TIERS = (1, 32, 512)
 # KV rows at which attention is measured: up to the first that the context does not exceed.
 DEPTHS = (128, 1024, 4096, 16384)
-ACCELERATOR_TYPES = ("gpu", "igpu")
 MINIMAL = "minimal"  # the budget of the planner of that name
 PathOrText = str | os.PathLike[str]
 Progress = Callable[[float, float, str], None]
@@ -220,7 +218,7 @@ def candidates(
     elsewhere = profile if choices.elsewhere else None
     budgets = _budgets(vram, accelerators, graph, elsewhere)
     budgets = {name: budget.less(choices.reserve.get(name, 0)) for name, budget in budgets.items()}
-    here = _Here(path, settings, accelerators, elsewhere)
+    here = Here(path, settings, accelerators, elsewhere)
     graphs = {settings.flash_attn: graph}
     if settings.flash_attn == "auto" and settings.type_v in UNFUSED_V_TYPES and not choices.paper:
         ends = (min(graph.tiers), max(graph.tiers))  # all that predictions need
@@ -277,48 +275,6 @@ def _budgets(
     }
 
 
-class _Here:
-    """This machine's allocators, which answer for the machine of the plan."""
-
-    def __init__(
-        self, path: PathOrText, settings: Settings, accelerators: tuple[str, ...], elsewhere: Profile | None
-    ) -> None:
-        self._path, self._settings, self._accelerators = os.fspath(path), settings, accelerators
-        stand_ins = _stand_ins(accelerators, elsewhere) if elsewhere else accelerators
-        self._stand_in = dict(zip(accelerators, stand_ins, strict=True))
-
-    def memory(self, plan: PlacementPlan) -> dict[str, dict[str, int]]:
-        """Dry run of a plan in the plan's own context."""
-        used = [name for name in plan.devices if name != HOST]
-        table = plan.to_backend_map()
-        for name in used:
-            table = re.sub(rf"(?<= ){re.escape(name)}(?=[ \n])", self._stand_in[name], table)
-        settings = replace(self._settings, **asdict(plan.context), devices=tuple(self._stand_in[name] for name in used))
-        found = engine.dry_run(self._path, settings, table)
-        names = {stand_in: name for name, stand_in in self._stand_in.items()}
-        return {names.get(name, name): sizes for name, sizes in found.items()}
-
-    def fit(self, limits: Mapping[str, int | None]) -> StockFlags:
-        """What llama.cpp's own --fit does with these budgets. Raises OallamaError where it finds nothing."""
-        budgets = {self._stand_in[name]: limit for name, limit in limits.items() if limit is not None}
-        settings = replace(self._settings, devices=tuple(self._stand_in[name] for name in self._accelerators))
-        found = engine.fit(self._path, settings, budgets)
-        if found.status != "success":
-            raise OallamaError(f"llama.cpp's --fit found nothing within the budget ({found.status})")
-        names = {stand_in: name for name, stand_in in self._stand_in.items()}
-        overrides = tuple((pattern, names.get(device, device)) for pattern, device in found.overrides)
-        return StockFlags(found.n_gpu_layers, tuple(found.tensor_split), overrides)
-
-    def noted(self, plan: PlacementPlan, drift: Sequence[str]) -> PlacementPlan:
-        """The plan with notes of drift, and of what was asked in place of devices that are not here."""
-        notes = [f"times scaled: {line}" for line in drift]
-        others = [name for name in plan.devices if self._stand_in.get(name, name) != name]
-        if others:
-            here = engine.device(self._stand_in[others[0]]).description
-            notes.append(f"memory was dry-run on {here} in place of {', '.join(others)}, which is not here")
-        return replace(plan, predicted=replace(plan.predicted, notes=(*plan.predicted.notes, *notes)))
-
-
 def _accelerators(named: Iterable[str]) -> tuple[str, ...]:
     """Raises OallamaError for a repeated name."""
     names = list(named)
@@ -360,24 +316,6 @@ def profile_for(
 def depths_for(n_ctx: int) -> list[int]:
     """The depths worth measuring for a context of this size."""
     return [depth for i, depth in enumerate(DEPTHS) if i == 0 or DEPTHS[i - 1] < n_ctx]
-
-
-def _stand_ins(names: tuple[str, ...], profile: Profile) -> tuple[str, ...]:
-    """Devices of this machine whose allocators answer for those of the profile.
-
-    The device of that name or another of its backend, else an RPC device: that one takes every tensor, while a device
-    of another backend may refuse what the real one would hold.
-    """
-    from oallama.rpc import LocalRpcServer
-
-    spare = {d.name: d.backend for d in engine.devices() if d.type in ACCELERATOR_TYPES}
-    found = []
-    for name in names:
-        backend = profile.device(name).backend
-        ranks = {here: (kind != backend, here != name) for here, kind in spare.items() if kind in (backend, "RPC")}
-        found.append(min(ranks, key=lambda here: ranks[here]) if ranks else LocalRpcServer().devices[0])
-        spare.pop(found[-1], None)
-    return tuple(found)
 
 
 def check_settings(plan: PlacementPlan, settings: Settings) -> None:

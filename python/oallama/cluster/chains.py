@@ -13,9 +13,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from ..planning.highs import Program
 from .costs import Assignment, Costs, Floats
 from .dynamic import promising_order, solve_dynamic
-from .highs import Program
 from .outcome import Outcome
 
 

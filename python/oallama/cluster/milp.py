@@ -13,8 +13,8 @@ import time
 
 import numpy as np
 
+from ..planning.highs import Program
 from .costs import Assignment, Costs, Floats
-from .highs import Program
 from .outcome import Outcome
 
 

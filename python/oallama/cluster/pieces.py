@@ -12,9 +12,9 @@ import time
 
 import numpy as np
 
+from ..planning.highs import GAP, Program
 from .costs import Assignment, Costs, Floats
 from .dynamic import promising_order, solve_dynamic
-from .highs import GAP, Program
 from .outcome import Outcome
 
 

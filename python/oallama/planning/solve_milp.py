@@ -8,19 +8,19 @@ cuts, added when violated, make them connected. Hierholzer's algorithm reads the
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-import highspy
 import numpy as np
 
-from .layered import Bytes, Floats, Indices
+from .highs import Program
+from .layered import Bytes, Floats
 from .trellis import Path, Trellis, Ways
 
-_SECONDS = 1e4  # the objective is scaled to about this much: HiGHS' tolerances are absolute
-_UNITS = 1e5  # so is every capacity, unless it is smaller in units of the bytes' common divisor
+# Capacities are scaled to this much, unless they are smaller in units of the bytes' common divisor: HiGHS' tolerances
+# are absolute.
+_UNITS = 1e5
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,17 @@ class Run:
 
 def solve_milp(trellis: Trellis, incumbent: Path | None, *, gap: float, deadline: float) -> Outcome:
     """The optimum to `gap` (relative), or the best and its bound at `deadline` (of time.monotonic)."""
-    program = _Program(trellis, gap)
+    program = _Walks(trellis, gap)
     best, bound, tightened = incumbent, -np.inf, False
     if incumbent is not None:
         program.suggest(incumbent)
     while True:
-        values, lower = program.solve(deadline)
+        solution = program.model.solve(deadline)
         if not tightened:
-            bound = max(bound, lower)
-        if values is None:
+            bound = max(bound, solution.bound)
+        if solution.values is None:
             return Outcome(best, bound)
+        values = np.rint(solution.values)
         cuts = list(program.disconnected(values))
         program.add(cuts)
         if not cuts:
@@ -66,32 +67,19 @@ def solve_milp(trellis: Trellis, incumbent: Path | None, *, gap: float, deadline
             tightened = True
 
 
-class _Program:
-    """The HiGHS model of a trellis."""
+class _Walks:
+    """The walks through a trellis as a program, and back."""
 
     def __init__(self, trellis: Trellis, gap: float) -> None:
         self.trellis = trellis
         self.runs: list[Run] = []
-        self.model = highspy.Highs()
-        options = {
-            "output_flag": False,
-            "threads": 1,
-            "mip_rel_gap": gap / (1 + gap) * (1 - 1e-9),  # HiGHS relates it to the path, we to the bound
-            "mip_abs_gap": 0.0,
-            "mip_feasibility_tolerance": 1e-9,
-            "primal_feasibility_tolerance": 1e-9,
-            "dual_feasibility_tolerance": 1e-9,
-        }
-        for option, value in options.items():
-            self.model.setOptionValue(option, value)
-        self._columns()
+        self.model = self._columns(gap / (1 + gap) * (1 - 1e-9))  # HiGHS relates it to the path, we to the bound
         self._flow()
         self._capacities()
 
-    def _columns(self) -> None:
+    def _columns(self, gap: float) -> Program:
         trellis, states = self.trellis, self.trellis.states
         fastest = trellis.potentials(np.zeros(len(trellis.capacity))).value
-        self.scale = _SECONDS / fastest if fastest > 0 else 1.0
         at = 0
         costs, uppers = [], []
         for which, layers in groupby(trellis.layers):
@@ -100,16 +88,12 @@ class _Program:
             allowed = np.ones(states)
             if at == 0:
                 allowed = np.isin(np.arange(states), trellis.start).astype(float)
-            costs += [np.zeros(states), ways.seconds * self.scale]
+            costs += [np.zeros(states), ways.seconds]
             uppers += [allowed, np.full(len(ways.seconds), float(length))]
             at += states + len(ways.seconds)
         self.end = at
         cost, upper = np.concatenate([*costs, np.zeros(states)]), np.concatenate([*uppers, np.ones(states)])
-        n = len(cost)
-        empty = np.empty(0)
-        self.model.addCols(n, cost, np.zeros(n), upper, 0, np.zeros(n, np.int32), empty.astype(np.int32), empty)
-        integer = np.full(n, int(highspy.HighsVarType.kInteger), dtype=np.uint8)
-        self.model.changeColsIntegrality(n, np.arange(n, dtype=np.int32), integer)
+        return Program(cost, upper, np.ones(len(cost), bool), fastest, gap)
 
     def _boundary_after(self, run: int) -> int:
         return self.runs[run + 1].boundary if run + 1 < len(self.runs) else self.end
@@ -123,9 +107,9 @@ class _Program:
                 net = (run.ways.leave == state).astype(float) - (run.ways.enter == state)
                 some = np.flatnonzero(net)
                 ends = [run.boundary + state, self._boundary_after(at) + state]
-                self._row(np.r_[columns[some], ends], np.r_[net[some], 1.0, -1.0], 0.0, 0.0)
-            self._row(columns, np.ones(len(columns)), run.length, run.length)
-        self._row(np.arange(states), np.ones(states), 1.0, 1.0)
+                self.model.row(np.r_[columns[some], ends], np.r_[net[some], 1.0, -1.0], 0.0, 0.0)
+            self.model.row(columns, np.ones(len(columns)), run.length, run.length)
+        self.model.row(np.arange(states), np.ones(states), 1.0, 1.0)
 
     def _capacities(self) -> None:
         trellis = self.trellis
@@ -140,34 +124,14 @@ class _Program:
                 some = np.flatnonzero(run.ways.nbytes[:, k])
                 columns.append(run.first + some)
                 values.append(run.ways.nbytes[some, k] / unit)
-            self.rows.append(self.model.getNumRow())
             # Whole divisors only: what the capacity leaves over cannot be filled, and the row becomes tighter.
-            self._row(np.concatenate(columns), np.concatenate(values), -np.inf, capacity // divisor * divisor / unit)
+            limit = capacity // divisor * divisor / unit
+            self.rows.append(self.model.row(np.concatenate(columns), np.concatenate(values), -np.inf, limit))
             self.units.append(unit)
-
-    def _row(self, columns: Indices, values: Floats, lower: float, upper: float) -> None:
-        low = -highspy.kHighsInf if np.isinf(lower) else lower
-        high = highspy.kHighsInf if np.isinf(upper) else upper
-        self.model.addRow(low, high, len(columns), np.asarray(columns, np.int32), np.asarray(values, float))
-
-    def solve(self, deadline: float) -> tuple[Floats | None, float]:
-        """Whole numbers of all columns (None: none found) and a bound in seconds (inf: there is no solution)."""
-        left = deadline - time.monotonic()
-        if left <= 0:
-            return None, -np.inf
-        self.model.setOptionValue("time_limit", left)
-        self.model.run()
-        status, info = self.model.getModelStatus(), self.model.getInfo()
-        if status in (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible):
-            return None, np.inf
-        bound = info.mip_dual_bound / self.scale
-        if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
-            return None, bound
-        return np.rint(self.model.getSolution().col_value), bound
 
     def suggest(self, path: Path) -> None:
         """Gives HiGHS a path to begin with; ways that the trellis no longer has make it no start, which is harmless."""
-        values = np.zeros(self.model.getNumCol())
+        values = np.zeros(self.end + self.trellis.states)
         layer = 0
         for run in self.runs:
             for _ in range(run.length):
@@ -180,9 +144,7 @@ class _Program:
                 leave = run.ways.leave[way[0]]
                 layer += 1
         values[self.end + leave] = 1
-        solution = highspy.HighsSolution()
-        solution.col_value = values.tolist()
-        self.model.setSolution(solution)
+        self.model.start(values)
 
     def disconnected(self, values: Floats) -> Iterator[tuple[int, set[int]]]:
         """(run, states) for every part of a run's ways that its first state does not lead to."""
@@ -205,13 +167,13 @@ class _Program:
             values = (inside[0] & inside[1]).astype(float) - run.length * (~inside[0] & inside[1])
             some = np.flatnonzero(values)
             columns = np.r_[run.first + some, [run.boundary + state for state in sorted(part)]]
-            self._row(columns, np.r_[values[some], np.full(len(part), -float(run.length))], -np.inf, 0.0)
+            self.model.row(columns, np.r_[values[some], np.full(len(part), -float(run.length))], -np.inf, 0.0)
 
     def tighten(self, excess: Bytes) -> None:
         """Lowers the capacities that a solution exceeded (by rounding) by as much again."""
         for k in np.flatnonzero(excess > 0):
             self.limits[k] -= 2 * excess[k]
-            self.model.changeRowBounds(self.rows[k], -highspy.kHighsInf, self.limits[k] / self.units[k])
+            self.model.limit(self.rows[k], self.limits[k] / self.units[k])
 
     def walk(self, values: Floats) -> list[int]:
         """The ways of all layers in an order in which each enters the state that the one before leaves (Hierholzer)."""

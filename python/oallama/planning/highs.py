@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import highspy
 import numpy as np
 
-from .costs import Floats
+from .layered import Floats
 
 _OBJECTIVE = 1e4  # costs are scaled so that the scale given is about this much: HiGHS' tolerances are absolute
 GAP = 1e-7  # relative; below it two allocations cost the same
@@ -28,17 +28,18 @@ class Program:
     """Minimise cost @ x, rows within limits. Whole columns are integers.
 
     cost: [columns], seconds. upper: [columns]; every lower bound is 0. whole: [columns] bool. scale: seconds of a
-    typical solution.
+    typical solution. gap: how far above its bound a solution may end, relative to the solution.
     """
 
-    def __init__(self, cost: Floats, upper: Floats, whole: np.ndarray, scale: float) -> None:
+    def __init__(self, cost: Floats, upper: Floats, whole: np.ndarray, scale: float, gap: float = GAP) -> None:
         self._scale = _OBJECTIVE / scale if scale > 0 else 1.0
         self._rows: list[tuple[float, float, np.ndarray, np.ndarray]] = []
+        self._n_rows = 0
         self._model = highspy.Highs()
         options = {
             "output_flag": False,
             "threads": 1,
-            "mip_rel_gap": GAP,
+            "mip_rel_gap": gap,
             "mip_abs_gap": 0.0,
             "mip_feasibility_tolerance": 1e-9,
             "primal_feasibility_tolerance": 1e-9,
@@ -60,10 +61,20 @@ class Program:
         values: float | Sequence[float] | np.ndarray,
         lower: float,
         upper: float,
-    ) -> None:
-        """lower <= sum of values * columns <= upper; one value serves all columns, infinities leave a side open."""
+    ) -> int:
+        """lower <= sum of values * columns <= upper; one value serves all columns, infinities leave a side open.
+
+        Returns the number of the row.
+        """
         at = np.asarray(columns, np.int32)
         self._rows.append((lower, upper, at, np.broadcast_to(np.asarray(values, float), at.shape)))
+        self._n_rows += 1
+        return self._n_rows - 1
+
+    def limit(self, row: int, upper: float) -> None:
+        """Another upper limit for a row without a lower one."""
+        self._add_rows()
+        self._model.changeRowBounds(row, -highspy.kHighsInf, upper)
 
     def start(self, values: Floats) -> None:
         """A solution to begin with."""
