@@ -80,6 +80,17 @@ def test_uneven_shards(alone: dict[str, np.ndarray], tiny: Callable[..., Path], 
     assert nmse(alone["llama"], found) <= 1e-6
 
 
+def test_what_ranks_cannot_do_is_refused(tiny: Callable[..., Path]) -> None:
+    """The other ranks would not follow: wrong answers."""
+    program = [sys.executable, str(ROOT / "tests" / "rank_worker.py"), str(tiny("llama", "F16")), "refusals"]
+    command = mpi.mpirun([mpi.Host("localhost", 2)], program, {"OALLAMA_DEBUG": "1"})
+    result = subprocess.run(command, capture_output=True, text=True, timeout=600, env=mpi.environment())
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert json.loads(result.stdout.splitlines()[-1]) == [0, False, -1]
+    for what in ("saved states", "LoRA adapters", "control vectors"):
+        assert f"{what}: not with a model that is spread over ranks" in result.stderr
+
+
 def test_a_model_that_is_not_there_ends_all_ranks(lib: Path, tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"cannot load .*nothing\.gguf"):
         rank_logits(lib, [{"model": str(tmp_path / "nothing.gguf"), "tokens": TOKENS, **CONTEXT}], 2, tmp_path)

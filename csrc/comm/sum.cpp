@@ -10,7 +10,7 @@ namespace {
 // Elements summed at a time: their f32 sums stay in the first-level cache.
 constexpr size_t block = 1024;
 
-OA_SIMD void load_f32(float * to, const float * from, size_t n) {
+OA_SIMD void copy_f32(float * to, const float * from, size_t n) {
     for (size_t i = 0; i < n; ++i) {
         to[i] = from[i];
     }
@@ -43,12 +43,6 @@ OA_SIMD void add_f16(float * to, const uint16_t * from, size_t n) {
 OA_SIMD void add_bf16(float * to, const uint16_t * from, size_t n) {
     for (size_t i = 0; i < n; ++i) {
         to[i] += oa_bf16_f32(from[i]);
-    }
-}
-
-OA_SIMD void store_f32(float * to, const float * from, size_t n) {
-    for (size_t i = 0; i < n; ++i) {
-        to[i] = from[i];
     }
 }
 
@@ -136,7 +130,7 @@ void oa_sum(oa_dtype dtype, void * to, const void * const * sources, int n_sourc
         case 2: add_two(out, from(0), from(1), n); return;
         case 3: add_three(out, from(0), from(1), from(2), n); return;
         case 4: add_four(out, from(0), from(1), from(2), from(3), n); return;
-        default: sum_blocks<float>(to, sources, n_sources, n, load_f32, add_f32, store_f32);
+        default: sum_blocks<float>(to, sources, n_sources, n, copy_f32, add_f32, copy_f32);
     }
 }
 

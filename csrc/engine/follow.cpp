@@ -97,44 +97,33 @@ llama_context_params without_pointers(llama_context_params params) {
     return params;
 }
 
-// Whether every rank has what it should; says which has not.
-bool everybody_has(const void * object, const char * what) {
+// What every rank makes by `make` and takes back by `undo` when one of them cannot; null then.
+template <typename T, typename F>
+T * make_on_all(const char * what, std::map<const T *, int> & known, int & n_made, F && make, void (*undo)(T *)) {
+    g_inside          = true;
+    T *        made   = make();
     int        failed = -1;
-    const bool all    = oa_ranks()->all_ok(object != nullptr, &failed);
-    if (!all && object) {
+    const bool all    = oa_ranks()->all_ok(made != nullptr, &failed);
+    if (!all && made) {
         LLAMA_LOG_ERROR("rank %d could not make its %s\n", failed, what);
+        undo(made);
+        made = nullptr;
     }
-    return all;
+    g_inside = false;
+    if (made) {
+        known[made] = n_made++;
+    }
+    return made;
 }
 
 llama_model * make_model(const char * path, const llama_model_params & params) {
-    g_inside            = true;
-    llama_model * model = llama_model_load_from_file(path, params);
-    const bool    all   = everybody_has(model, "model");
-    if (!all && model) {
-        llama_model_free(model);
-        model = nullptr;
-    }
-    g_inside = false;
-    if (model) {
-        g_models[model] = g_n_models++;
-    }
-    return model;
+    const auto make = [&] { return llama_model_load_from_file(path, params); };
+    return make_on_all<llama_model>("model", g_models, g_n_models, make, llama_model_free);
 }
 
 llama_context * make_context(llama_model * model, const llama_context_params & params) {
-    g_inside                = true;
-    llama_context * context = llama_init_from_model(model, params);
-    const bool      all     = everybody_has(context, "context");
-    if (!all && context) {
-        llama_free(context);
-        context = nullptr;
-    }
-    g_inside = false;
-    if (context) {
-        g_contexts[context] = g_n_contexts++;
-    }
-    return context;
+    const auto make = [&] { return llama_init_from_model(model, params); };
+    return make_on_all<llama_context>("context", g_contexts, g_n_contexts, make, llama_free);
 }
 
 } // namespace
@@ -153,6 +142,10 @@ bool oa_follow_wanted(const llama_model * model) {
 }
 
 llama_model * oa_follow_load(const char * path, llama_model_params params) {
+    if (params.tensor_buft_overrides && params.tensor_buft_overrides[0].pattern) {
+        LLAMA_LOG_ERROR("overridden buffer types (-ot): not with a model that is spread over ranks\n");
+        return nullptr;
+    }
     message call;
     call.put(OA_FOLLOW_LOAD).put(without_pointers(params));
     std::vector<float> split(llama_max_devices(), 0.0f);
@@ -241,12 +234,16 @@ void oa_follow_tell(oa_follow_call call, llama_memory_t memory, int a, int b, in
     }
 }
 
-bool oa_follow_has_no_state(const llama_context * context) {
-    if (g_contexts.count(context) == 0) {
+bool oa_follow_refuses(const llama_model * model, const char * what) {
+    if (g_models.count(model) == 0) {
         return false;
     }
-    LLAMA_LOG_ERROR("the state of a context that is spread over ranks cannot be saved or restored\n");
+    LLAMA_LOG_ERROR("%s: not with a model that is spread over ranks\n", what);
     return true;
+}
+
+bool oa_follow_refuses(const llama_context * context, const char * what) {
+    return g_contexts.count(context) > 0 && oa_follow_refuses(llama_get_model(context), what);
 }
 
 // ---- the other ranks -----------------------------------------------------------------------------------------------

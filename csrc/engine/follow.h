@@ -41,8 +41,9 @@ void oa_follow_process(const llama_context * context, llama_process_type type, c
 void oa_follow_tell(oa_follow_call call, const llama_context * context, int a);
 void oa_follow_tell(oa_follow_call call, llama_memory_t memory, int a = 0, int b = 0, int c = 0, int d = 0);
 
-// Whether the state of this context cannot be saved or restored, because it is spread over ranks; says so in the log.
-bool oa_follow_has_no_state(const llama_context * context);
+// Whether `what` cannot be had because the model is spread over ranks; says so in the log.
+bool oa_follow_refuses(const llama_model * model, const char * what);
+bool oa_follow_refuses(const llama_context * context, const char * what);
 
 // ---- the other ranks -----------------------------------------------------------------------------------------------
 

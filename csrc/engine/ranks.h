@@ -20,8 +20,9 @@ struct oa_rank_hooks {
     bool (*broadcast)(void * data, size_t nbytes);
     // Whether `ok` on all ranks; `failed` is the first rank on which it is not.
     bool (*all_ok)(bool ok, int * failed);
-    // n_rows pieces of `nbytes`, `stride` apart, that rank `owner` has in `data`, reach `data` of rank 0.
-    bool (*gather)(void * data, size_t nbytes, size_t n_rows, size_t stride, int owner);
+    // n_rows pieces of `nbytes`, `stride` apart, that rank `owner` has in `data`, reach `data` of rank 0. Does not
+    // return when they cannot: nobody could tell half of the logits from all of them.
+    void (*gather)(void * data, size_t nbytes, size_t n_rows, size_t stride, int owner);
     // Why the group of ranks cannot go on; empty while it can. Nothing mends it: the process should end.
     const char * (*error)(void);
 };

@@ -3,19 +3,20 @@
 //   OALLAMA_RANK_DEVICE   the ggml device it computes on; default CPU
 //   OALLAMA_RANK_THREADS  its threads; default the backend's
 //   OALLAMA_RANK_HOST     id of its host; default the host's name
+//   OALLAMA_RANK_SPEEDS   of all ranks, separated by commas: the fastest of a host speaks for it; default all alike
 //   OALLAMA_RANK_TIMEOUT  seconds until a rank that does nothing is given up; default 60
 //   OALLAMA_ALLREDUCE     auto (default), star, tree, exchange, rabenseifner or pipelined
 //   OALLAMA_WIRE          native (default) or q8: what travels between hosts
+#include "operation.h"
 #include "rank_comm.h"
 #include "rank_device.h"
 #include "ranks.h"
 
 #include <cstdio>
 #include <cstdlib>
-#include <initializer_list>
+#include <sstream>
 #include <stdexcept>
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace {
@@ -28,15 +29,31 @@ std::string variable(const char * name, const char * missing) {
     return text && *text ? text : missing;
 }
 
-// The value whose name the variable holds; the first one is the default.
-template <typename T> T choice(const char * name, std::initializer_list<std::pair<const char *, T>> values) {
-    const std::string text = variable(name, values.begin()->first);
-    for (const auto & [word, value] : values) {
-        if (text == word) {
-            return value;
+std::vector<double> numbers(const char * name) {
+    std::istringstream  text(variable(name, ""));
+    std::vector<double> values;
+    for (std::string word; std::getline(text, word, ',');) {
+        values.push_back(std::atof(word.c_str()));
+    }
+    return values;
+}
+
+oa_algorithm algorithm() {
+    const std::string text = variable("OALLAMA_ALLREDUCE", oa_algorithm_name(OA_AUTO));
+    for (int i = OA_AUTO; i <= OA_PIPELINED; ++i) {
+        if (text == oa_algorithm_name(i)) {
+            return oa_algorithm(i);
         }
     }
-    throw std::runtime_error(std::string(name) + " has no choice '" + text + "'");
+    throw std::runtime_error("OALLAMA_ALLREDUCE names no algorithm: " + text);
+}
+
+oa_wire_format wire() {
+    const std::string text = variable("OALLAMA_WIRE", "native");
+    if (text != "native" && text != "q8") {
+        throw std::runtime_error("OALLAMA_WIRE is neither native nor q8: " + text);
+    }
+    return text == "q8" ? OA_WIRE_Q8 : OA_WIRE_NATIVE;
 }
 
 void start() {
@@ -48,13 +65,9 @@ void start() {
     oa_rank_comm_settings settings;
     settings.host      = variable("OALLAMA_RANK_HOST", "");
     settings.timeout   = std::atof(variable("OALLAMA_RANK_TIMEOUT", "60").c_str());
-    settings.algorithm = choice<oa_algorithm>("OALLAMA_ALLREDUCE", { { "auto", OA_AUTO },
-                                                                     { "star", OA_STAR },
-                                                                     { "tree", OA_TREE },
-                                                                     { "exchange", OA_EXCHANGE },
-                                                                     { "rabenseifner", OA_RABENSEIFNER },
-                                                                     { "pipelined", OA_PIPELINED } });
-    settings.wire      = choice<oa_wire_format>("OALLAMA_WIRE", { { "native", OA_WIRE_NATIVE }, { "q8", OA_WIRE_Q8 } });
+    settings.speeds    = numbers("OALLAMA_RANK_SPEEDS");
+    settings.algorithm = algorithm();
+    settings.wire      = wire();
     int rank = 0, n_ranks = 0;
     oa_rank_comm_start(settings, rank, n_ranks);
     oa_rank_devices_make(rank, n_ranks, own, std::atoi(variable("OALLAMA_RANK_THREADS", "0").c_str()));

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <climits>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -32,25 +33,24 @@ std::atomic<bool> g_ended{ false };
 
 oa_rank_comm_settings g_settings;
 
-// Said at once: whoever computes may not hand it on. A program that would go on without its ranks (a server) has a
-// moment to answer what it was asked; the others wait for it, because mpirun ends all ranks when one ends like this.
+// mpirun ends all ranks when one ends like this. Rank 0 first: it has more to say.
+[[noreturn]] void leave() {
+    std::this_thread::sleep_for(oa_rank_own() == 0 ? grace : 3 * grace);
+    std::_Exit(failed_exit_code);
+}
+
+// Said at once: whoever computes may not hand it on. A program on rank 0 that would go on without its ranks (a server)
+// has a moment to answer what it was asked.
 bool fail(const std::string & why) {
     if (!g_error.empty()) {
         return false;
     }
-    g_error          = why;
-    const bool leads = oa_rank_own() == 0;
-    if (leads) {
-        std::fprintf(stderr, "error: %s\n", why.c_str());
+    g_error = why;
+    if (oa_rank_own() != 0) {
+        leave();
     }
-    const auto leave = [](std::chrono::seconds after) {
-        std::this_thread::sleep_for(after);
-        std::_Exit(failed_exit_code);
-    };
-    if (!leads) {
-        leave(3 * grace);
-    }
-    std::thread(leave, grace).detach();
+    std::fprintf(stderr, "error: %s\n", why.c_str());
+    std::thread(leave).detach();
     return false;
 }
 
@@ -115,8 +115,13 @@ void oa_rank_comm_start(const oa_rank_comm_settings & settings, int & rank, int 
     MPI_Comm_rank(g_comm, &rank);
     MPI_Comm_size(g_comm, &n_ranks);
 
+    if (!settings.speeds.empty() && settings.speeds.size() != size_t(n_ranks)) {
+        throw std::runtime_error("speeds of " + std::to_string(settings.speeds.size()) + " ranks for " +
+                                 std::to_string(n_ranks));
+    }
+    const double    speed   = settings.speeds.empty() ? 1 : settings.speeds[size_t(rank)];
     const char *    host    = settings.host.empty() ? nullptr : settings.host.c_str();
-    oa_comm_options options = { host, settings.speed, settings.timeout, std::min(silence, settings.timeout / 2), 0 };
+    oa_comm_options options = { host, speed, settings.timeout, std::min(silence, settings.timeout / 2), 0 };
     char            error[512];
     g_sums = oa_comm_create(&g_comm, &options, error, sizeof(error));
     if (!g_sums || (settings.algorithm == OA_AUTO && oa_comm_probe(g_sums) != 0)) {
@@ -173,29 +178,32 @@ bool oa_rank_all_ok(bool ok, int * failed) {
     return told && first == oa_rank_count();
 }
 
-bool oa_rank_gather(void * data, size_t nbytes, size_t n_rows, size_t stride, int owner) {
+void oa_rank_gather(void * data, size_t nbytes, size_t n_rows, size_t stride, int owner) {
     const int rank = oa_rank_own();
     if (owner == 0 || (rank != 0 && rank != owner) || nbytes * n_rows == 0) {
-        return true;
+        return;
     }
     auto *            rows = static_cast<char *>(data);
     std::vector<char> packed(nbytes * n_rows);
     MPI_Request       request;
+    if (packed.size() > INT_MAX) {
+        fail("2 GiB of logits at once are too many; a smaller batch has fewer");
+        leave();
+    }
     if (rank == owner) {
         for (size_t i = 0; i < n_rows; ++i) {
             std::memcpy(packed.data() + i * nbytes, rows + i * stride, nbytes);
         }
         MPI_Isend(packed.data(), int(packed.size()), MPI_BYTE, 0, owner, g_comm, &request);
-        return wait(request, "sending logits to rank 0", g_settings.timeout);
+    } else {
+        MPI_Irecv(packed.data(), int(packed.size()), MPI_BYTE, owner, owner, g_comm, &request);
     }
-    MPI_Irecv(packed.data(), int(packed.size()), MPI_BYTE, owner, owner, g_comm, &request);
-    if (!wait(request, "getting logits of another rank", g_settings.timeout)) {
-        return false;
+    if (!wait(request, "logits on their way to rank 0", g_settings.timeout)) {
+        leave();
     }
-    for (size_t i = 0; i < n_rows; ++i) {
+    for (size_t i = 0; rank == 0 && i < n_rows; ++i) {
         std::memcpy(rows + i * stride, packed.data() + i * nbytes, nbytes);
     }
-    return true;
 }
 
 // ---- ggml_backend_comm_* -------------------------------------------------------------------------------------------

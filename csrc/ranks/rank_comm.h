@@ -8,13 +8,14 @@
 #include "ggml-backend.h"
 
 #include <string>
+#include <vector>
 
 struct oa_rank_comm_settings {
-    std::string    host;           // id of this rank's host; empty: its name
-    double         speed     = 1;  // of this rank, in any unit; the fastest of a host speaks for it
-    double         timeout   = 60; // seconds until a rank that does nothing is given up
-    oa_algorithm   algorithm = OA_AUTO;
-    oa_wire_format wire      = OA_WIRE_NATIVE;
+    std::string         host;           // id of this rank's host; empty: its name
+    std::vector<double> speeds;         // by rank, in any unit: the fastest of a host speaks for it; empty: all alike
+    double              timeout   = 60; // seconds until a rank that does nothing is given up
+    oa_algorithm        algorithm = OA_AUTO;
+    oa_wire_format      wire      = OA_WIRE_NATIVE;
 };
 
 // Starts MPI, unless it runs already, and measures the links if the algorithm is to be chosen. Throws
@@ -26,7 +27,7 @@ void oa_rank_comm_end();
 
 bool oa_rank_broadcast(void * data, size_t nbytes);
 bool oa_rank_all_ok(bool ok, int * failed);
-bool oa_rank_gather(void * data, size_t nbytes, size_t n_rows, size_t stride, int owner);
+void oa_rank_gather(void * data, size_t nbytes, size_t n_rows, size_t stride, int owner);
 
 // Why one of these failed; empty while all went well.
 const char * oa_rank_error();

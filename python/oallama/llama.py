@@ -6,7 +6,6 @@ is set while upstream's constructor loads, and what it cannot be told is set whe
 
 from __future__ import annotations
 
-import ctypes
 import inspect
 import sys
 import threading
@@ -14,25 +13,25 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from oallama import autoplan, engine, runtime
+from oallama import autoplan, engine
 from oallama.autoplan import Choices, PathOrText, Progress
 from oallama.engine import Settings
 from oallama.errors import OallamaError
+from oallama.placed_llama import UPSTREAM, PlacedLlama
 from oallama.placement import Placement, placement_of
 from oallama.plan import HOST, PlacementPlan
 from oallama.planning.budget import format_bytes
 from oallama.profiling.fingerprint import cpu_set
 from oallama.profiling.profile import Profile
 
-_UPSTREAM = runtime.llama_cpp().Llama
-_SIGNATURE = inspect.signature(_UPSTREAM.__init__)
+_SIGNATURE = inspect.signature(UPSTREAM.__init__)
 _PLAN_DECIDES = ("n_gpu_layers", "split_mode", "main_gpu", "tensor_split", "vocab_only", "offload_kqv", "op_offload")
 _TYPE_NAMES = {number: name for name, number in engine.KV_TYPES.items()}
 # Planning and loading redirect things of the whole process: llama.cpp's log and, with verbose=False, stdout and stderr.
 _LOADING = threading.RLock()
 
 
-class Llama(_UPSTREAM):  # type: ignore[misc, valid-type]
+class Llama(PlacedLlama):
     """Drop-in for `llama_cpp.Llama` 0.3.36: the same arguments, methods and results, and three arguments more.
 
     Args:
@@ -67,8 +66,6 @@ class Llama(_UPSTREAM):  # type: ignore[misc, valid-type]
         **kwargs: Any,
     ) -> None:
         self._stack = ExitStack()  # upstream's; close() needs it when planning fails
-        self._devices: Any = None
-        self._auto_flash_attn = False
         self._left_mapped = 0
         self.plan: PlacementPlan | None = None
         if vram is None and plan is None and profile is None:
@@ -82,35 +79,17 @@ class Llama(_UPSTREAM):  # type: ignore[misc, valid-type]
                     "draft_model= need; make a new plan with vram= or `oallama plan --all-logits`"
                 )
             _check_host_memory(self.plan, kwargs)
-            self._auto_flash_attn = "flash_attn" not in kwargs and self.plan.context.flash_attn == "auto"
-            self._devices = engine.device_array([name for name in self.plan.devices if name != HOST])
+            planned = self.plan.context
             with engine.backend_map(self.plan.to_backend_map()):
-                super().__init__(model_path, **_complete(kwargs, self.plan), n_gpu_layers=-1)
+                super().__init__(
+                    model_path,
+                    devices=engine.device_array([name for name in self.plan.devices if name != HOST]),
+                    n_outputs_max=planned.n_outputs_max,
+                    flash_attn_type="auto" if "flash_attn" not in kwargs and planned.flash_attn == "auto" else None,
+                    n_gpu_layers=-1,
+                    **_complete(kwargs, self.plan),
+                )
                 self._left_mapped = engine.core().backend_map_left_mapped()
-
-    # Upstream assigns each structure before it fills it, and reads it through `self` every time.
-
-    @property
-    def model_params(self) -> Any:
-        if self._devices is not None:
-            self._model_params.devices = ctypes.addressof(self._devices)
-        return self._model_params
-
-    @model_params.setter
-    def model_params(self, params: Any) -> None:
-        self._model_params = params
-
-    @property
-    def context_params(self) -> Any:
-        if self._auto_flash_attn:
-            self._context_params.flash_attn_type = engine.FLASH_ATTN["auto"]
-        if self.plan is not None:
-            self._context_params.n_outputs_max = self.plan.context.n_outputs_max
-        return self._context_params
-
-    @context_params.setter
-    def context_params(self, params: Any) -> None:
-        self._context_params = params
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Upstream's; raises OallamaError when weights could not be streamed (the file was changed or cut off)."""
@@ -129,7 +108,7 @@ class Llama(_UPSTREAM):  # type: ignore[misc, valid-type]
         state = super().__getstate__()
         if self.plan is not None:
             state = {key: value for key, value in state.items() if key not in _PLAN_DECIDES} | {"plan": self.plan}
-            if self._auto_flash_attn:
+            if self._flash_attn_type is not None:
                 del state["flash_attn"]
         return state
 

@@ -9,6 +9,7 @@ import typer
 
 from oallama.cluster import hosts as hosts_file
 from oallama.cluster import launch
+from oallama.cluster.comm import ALGORITHMS, WIRES
 from oallama.cluster.mpi import Host
 from oallama.cluster.rank import RankJob
 from oallama.errors import OallamaError
@@ -38,7 +39,7 @@ def run(
     split: Annotated[str | None, typer.Option(help="Shares of the model by rank, 3,1,1; default: measured.")] = None,
     network: Annotated[str | None, typer.Option(help="Network between the hosts, as 10.0.0.0/24.")] = None,
     ssh_agent: Annotated[Path | None, typer.Option(help="Starts programs on hosts in place of ssh.")] = None,
-    allreduce: Annotated[str, typer.Option(help="auto, star, tree, exchange, rabenseifner or pipelined.")] = "auto",
+    allreduce: Annotated[str, typer.Option(help=f"{', '.join(ALGORITHMS)}; auto: by measured links.")] = "auto",
     wire: Annotated[
         str, typer.Option(help="Between hosts: native or q8 (a quarter of the bytes, not exact).")
     ] = "native",
@@ -52,8 +53,8 @@ def run(
     if bool(prompt) == serve:
         raise OallamaError("give a prompt to complete, or --serve to serve the OpenAI API")
     for what, name, choices in (
-        ("--allreduce", allreduce, ("auto", "star", "tree", "exchange", "rabenseifner", "pipelined")),
-        ("--wire", wire, ("native", "q8")),
+        ("--allreduce", allreduce, ALGORITHMS),
+        ("--wire", wire, WIRES),
     ):
         if name not in choices:
             raise OallamaError(f"unknown {what} {name!r}; expected one of {', '.join(choices)}")

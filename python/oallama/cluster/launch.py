@@ -135,6 +135,9 @@ def prepare(group: Group, job: RankJob) -> RankJob:
 
 def start(group: Group, job: RankJob, **options: Any) -> subprocess.Popen[Any]:
     """Start the ranks; ends with this process. `options`: of subprocess.Popen."""
+    # A share is a rank's speed, as far as its memory goes.
+    speeds = {"OALLAMA_RANK_SPEEDS": ",".join(f"{max(share, 1e-6):.6g}" for share in job.shares)}
+    group = replace(group, variables={**group.variables, **speeds})
     command = group.command([sys.executable, "-m", RANK_PROGRAM, job.dumps()])
     return subprocess.Popen(
         command, env=mpi.environment(), start_new_session=True, preexec_fn=die_with_parent, **options

@@ -82,38 +82,15 @@ def rank_llama(job: RankJob, n_threads: int, names: Sequence[str] | None = None)
 
     names: other devices in place of the ranks', one per share.
     """
-    import ctypes
-
     from oallama import engine, runtime
+    from oallama.placed_llama import PlacedLlama
 
-    llama_cpp = runtime.llama_cpp()
-    devices = engine.device_array(names or device_names(len(job.shares)))
-
-    class RankLlama(llama_cpp.Llama):  # type: ignore[misc, name-defined]
-        # Upstream assigns the structure before it fills it, and reads it through `self` every time.
-        @property
-        def model_params(self) -> Any:
-            self._model_params.devices = ctypes.addressof(devices)
-            return self._model_params
-
-        @model_params.setter
-        def model_params(self, params: Any) -> None:
-            self._model_params = params
-
-        # Only the last row's logits are read; all others would take memory on every rank.
-        @property
-        def context_params(self) -> Any:
-            self._context_params.n_outputs_max = 1
-            return self._context_params
-
-        @context_params.setter
-        def context_params(self, params: Any) -> None:
-            self._context_params = params
-
-    return RankLlama(
+    return PlacedLlama(
         job.model,
+        devices=engine.device_array(names or device_names(len(job.shares))),
+        n_outputs_max=1,  # only the last row's logits are read; all others would take memory on every rank
         n_gpu_layers=-1,
-        split_mode=llama_cpp.LLAMA_SPLIT_MODE_TENSOR,
+        split_mode=runtime.llama_cpp().LLAMA_SPLIT_MODE_TENSOR,
         tensor_split=list(job.shares),
         flash_attn=True,
         n_ctx=job.n_ctx,
