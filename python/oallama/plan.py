@@ -173,13 +173,7 @@ class PlacementPlan:
 
     def check_model(self, fingerprint: Mapping[str, Any]) -> None:
         """Raises OallamaError unless the plan was made for the model with this fingerprint."""
-        different = [
-            f"{key} {self.model.get(key, 'missing')!r} against {fingerprint.get(key, 'missing')!r}"
-            for key in sorted({*self.model, *fingerprint})
-            if self.model.get(key) != fingerprint.get(key)
-        ]
-        if different:
-            raise OallamaError(f"this plan is for another model ({'; '.join(different[:3])}); {REMEDY} for this model")
+        check_model(self.model, fingerprint, REMEDY)
 
     def check_devices(self, available: Iterable[str]) -> None:
         """Raises OallamaError when the plan uses a device that this machine does not have."""
@@ -296,6 +290,17 @@ class PlacementPlan:
                 f"{source} places data on unknown device {unknown[0]!r}, it lists {', '.join(plan.devices)}; {REMEDY}"
             )
         return plan
+
+
+def check_model(planned: Mapping[str, Any], fingerprint: Mapping[str, Any], remedy: str) -> None:
+    """Raises OallamaError unless a plan made for `planned` is for the model with this fingerprint."""
+    different = [
+        f"{key} {planned.get(key, 'missing')!r} against {fingerprint.get(key, 'missing')!r}"
+        for key in sorted({*planned, *fingerprint})
+        if planned.get(key) != fingerprint.get(key)
+    ]
+    if different:
+        raise OallamaError(f"this plan is for another model ({'; '.join(different[:3])}); {remedy} for this model")
 
 
 @cache

@@ -6,9 +6,7 @@ the process when it asks one whose server is gone.
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import socket
 import subprocess
 import tempfile
@@ -16,13 +14,12 @@ import time
 from types import TracebackType
 
 from oallama import engine, runtime
+from oallama.children import die_with_parent
 from oallama.errors import OallamaError
 
 START_TIMEOUT_S = 20.0
 # About 0.3 ms on a 2.3 GHz Xeon: longer than the gaps inside a graph, shorter than a wait for the other side.
 SPIN_COUNT = "20000"
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def share_processor() -> None:
@@ -53,7 +50,7 @@ class LocalRpcServer:
 
     def __init__(self, threads: int | None = None, register: bool = True) -> None:
         share_processor()
-        self.endpoint = f"127.0.0.1:{_free_port()}"
+        self.endpoint = f"127.0.0.1:{free_port()}"
         self.devices: list[str] = []
         self._register = register
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the server)
@@ -108,12 +105,8 @@ class LocalRpcServer:
         self._log.close()
 
 
-def die_with_parent() -> None:
-    """For `preexec_fn`: the kernel ends this child when the thread that started it does."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

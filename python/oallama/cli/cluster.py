@@ -11,13 +11,19 @@ from oallama.cluster import hosts as hosts_file
 from oallama.cluster import launch
 from oallama.cluster.comm import ALGORITHMS, WIRES
 from oallama.cluster.mpi import Host
+from oallama.cluster.pipeline import Options
 from oallama.cluster.rank import RankJob
 from oallama.errors import OallamaError
 
+from . import cluster_plan
 from .options import Json, Model
 from .terminal import say
 
-app = typer.Typer(help="One model on several hosts: tensor-parallel ranks over MPI.", no_args_is_help=True)
+app = typer.Typer(
+    help="One model on several hosts: ranks over MPI, or a pipeline of layers over RPC devices.", no_args_is_help=True
+)
+app.command("plan")(cluster_plan.plan)
+app.command("probe")(cluster_plan.probe)
 
 
 @app.command("run", context_settings={"allow_extra_args": True})
@@ -47,11 +53,39 @@ def run(
     n_generate: Annotated[int, typer.Option("--n-generate", min=1, help="Most tokens to generate.")] = 128,
     temperature: Annotated[float, typer.Option(min=0.0, help="0: always the most likely token.")] = 0.8,
     seed: Annotated[int | None, typer.Option(help="Seed of the sampler.")] = None,
+    plan: Annotated[
+        Path | None, typer.Option(help="Run layers over RPC devices by this plan of `cluster plan`, in place of ranks.")
+    ] = None,
+    cache: Annotated[bool, typer.Option(help="With --plan: devices keep weights for the next time.")] = True,
+    threshold: Annotated[
+        float, typer.Option(min=1.01, help="With --plan: a link this many times slower makes a new plan.")
+    ] = 1.5,
     json: Json = False,
 ) -> None:
-    """Run a model with its weights spread over ranks; arguments after -- go to llama-server (--serve) unchanged."""
+    """Run a model over ranks, or by a plan; arguments after -- go to llama-server (--serve) unchanged.
+
+    A plan brings the context: --ctx, --ubatch and what is about ranks have no effect with it.
+    """
     if bool(prompt) == serve:
         raise OallamaError("give a prompt to complete, or --serve to serve the OpenAI API")
+    if plan:
+        if hosts or ranks or split:
+            raise OallamaError("--plan names the devices; leave out --hosts, --ranks and --split")
+        server = ("--host", host, "--port", str(port), *context.args) if serve else None
+        options = Options(threshold, cache, n_threads=0)
+        code = cluster_plan.run_plan(
+            model,
+            plan,
+            prompt,
+            server=server,
+            options=options,
+            n_generate=n_generate,
+            temperature=temperature,
+            seed=seed,
+            ssh_agent=ssh_agent,
+            json=json,
+        )
+        raise typer.Exit(code)
     for what, name, choices in (
         ("--allreduce", allreduce, ALGORITHMS),
         ("--wire", wire, WIRES),

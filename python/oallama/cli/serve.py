@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -16,9 +15,9 @@ import typer
 
 from oallama import autoplan, runtime
 from oallama.autoplan import Choices
+from oallama.children import die_with_parent, forwarded_signals
 from oallama.engine import Settings
 from oallama.plan import HOST, PlacementPlan
-from oallama.rpc import die_with_parent
 
 from .options import (
     Batch,
@@ -130,13 +129,10 @@ def run_server(command: list[str], environment: dict[str, str]) -> int:
     """Run a server until it ends; SIGINT and SIGTERM are passed on once, so that it can finish its requests."""
     # A session of its own: else a Ctrl-C reaches it twice, and the second one kills it at once.
     server = subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=die_with_parent)
-    signals = (signal.SIGINT, signal.SIGTERM)
-    before = {s: signal.signal(s, lambda number, _: server.send_signal(number)) for s in signals}
-    try:
-        return server.wait()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        if server.poll() is None:
-            server.kill()
-            server.wait()
+    with forwarded_signals(server):
+        try:
+            return server.wait()
+        finally:
+            if server.poll() is None:
+                server.kill()
+                server.wait()

@@ -6,8 +6,11 @@ memory = "6GiB"                   # for layers, embedding and head; left out: em
 [[device]]
 name = "desk"
 host = "me@desk.lan"              # ssh host, or "local"
-address = "192.168.1.20:50052"    # of its RPC server
+address = "127.0.0.1:50052"       # its RPC server's there: loopback is reached through ssh, another one with a token
 memory = "8GiB"
+# device = "CUDA0"                # of that host; default: its first accelerator, else the CPU
+# threads = 4                     # of its CPU; default: all
+# python = "/opt/oallama/bin/python"                # default: where it is here
 # flops, prefill_flops: per second, instead of measuring; bandwidth: bytes per second to and from the client
 # ssh_options = ["-p", "2222"]
 
@@ -35,7 +38,12 @@ else:
     import tomli as tomllib
 
 LOCAL = "local"
-_DEVICE_KEYS = ("name", "host", "address", "memory", "flops", "prefill_flops", "bandwidth", "ssh_options")
+# E_p where the file does not say: bandwidths are measured with payload (the patent's 0.3 is of the nominal rate).
+PAYLOAD_SHARE = 1.0
+_DEVICE_KEYS = (
+    *("name", "host", "address", "memory", "device", "threads", "python"),
+    *("flops", "prefill_flops", "bandwidth", "ssh_options"),
+)
 _CLIENT_KEYS = ("name", "memory", "flops", "prefill_flops")
 # As the file (and the patent) spells them, and as Settings does.
 _WEIGHTS = {"w_c": "w_c", "wq1": "wq1", "wq2": "wq2", "wq3": "wq3", "E_p": "e_p", "beta": "beta"}
@@ -56,6 +64,8 @@ class ClientEntry:
 class DeviceEntry:
     """A device's section. host: where it is started, by ssh unless "local". address: (host, port) of its RPC server.
 
+    device: ggml's name of it there, None: the first accelerator, else the CPU. threads: of the CPU, 0: all. python: the
+    program that runs oallama there, None: the same path as here.
     flops, prefill_flops: per second, at one token and at a full micro-batch. bandwidth: bytes per second. None: measure
     """
 
@@ -67,11 +77,19 @@ class DeviceEntry:
     prefill_flops: float | None = None
     bandwidth: float | None = None
     ssh_options: tuple[str, ...] = ()
+    device: str | None = None
+    threads: int = 0
+    python: str | None = None
 
     @property
     def is_local(self) -> bool:
         """Whether its server runs on the client's host, without ssh."""
         return self.host == LOCAL
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether its server can be reached on its own host alone."""
+        return self.address[0] == "localhost" or self.address[0].startswith("127.") or self.address[0] == "::1"
 
 
 @dataclass(frozen=True)
@@ -80,7 +98,7 @@ class ClusterFile:
 
     client: ClientEntry
     devices: tuple[DeviceEntry, ...]
-    settings: Settings = field(default_factory=Settings)
+    settings: Settings = field(default_factory=lambda: Settings(e_p=PAYLOAD_SHARE))
     links: LinkModel = "via-client"
 
 
@@ -115,7 +133,7 @@ class _Reader:
         client = self._client(self._table("client", content.get("client", {})))
         devices = tuple(self._device(f"device[{at}]", entry) for at, entry in enumerate(entries))
         self._unique("name", [client.name, *(device.name for device in devices)])
-        self._unique("address", [f"{device.address[0]}:{device.address[1]}" for device in devices])
+        self._unique("address", [f"{device.address[0]}:{device.address[1]} on {_home(device)}" for device in devices])
         settings, links = self._settings(self._table("settings", content.get("settings", {})))
         return ClusterFile(client, devices, settings, links)
 
@@ -149,6 +167,9 @@ class _Reader:
             prefill_flops=self._rate(f"{where}.prefill_flops", entry.get("prefill_flops")),
             bandwidth=None if bandwidth is None else float(self._size(f"{where}.bandwidth", bandwidth)),
             ssh_options=tuple(options),
+            device=self._text(f"{where}.device", entry["device"]) if "device" in entry else None,
+            threads=self._count(f"{where}.threads", entry["threads"]) if "threads" in entry else 0,
+            python=self._text(f"{where}.python", entry["python"]) if "python" in entry else None,
         )
 
     def _settings(self, entry: Mapping[str, Any]) -> tuple[Settings, LinkModel]:
@@ -160,7 +181,8 @@ class _Reader:
         if links not in LINK_MODELS:
             self._fail("settings.links", " or ".join(LINK_MODELS), links)
         try:
-            return Settings(**{name: float(entry[key]) for key, name in _WEIGHTS.items() if key in entry}), links
+            given = {name: float(entry[key]) for key, name in _WEIGHTS.items() if key in entry}
+            return Settings(**{"e_p": PAYLOAD_SHARE, **given}), links
         except OallamaError as e:
             raise OallamaError(f"{self.path}: settings: {e}") from None
 
@@ -181,6 +203,11 @@ class _Reader:
             self._fail(where, "a text that is not empty", value)
         if value.startswith("-"):  # ssh would take it for an option
             self._fail(where, "a text that does not begin with a dash", value)
+        return value
+
+    def _count(self, where: str, value: Any) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            self._fail(where, "a number from 1 on", value)
         return value
 
     def _size(self, where: str, value: Any) -> int:
@@ -217,6 +244,11 @@ class _Reader:
 
     def _fail(self, where: str, expected: str, came: object) -> NoReturn:
         raise OallamaError(f"{self.path}: {where}: expected {expected}, got {came!r}")
+
+
+def _home(device: DeviceEntry) -> str:
+    """Where an address is one: loopback on its host, others everywhere."""
+    return device.host if device.is_loopback else "the network"
 
 
 def _is_number(value: Any) -> bool:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from oallama.children import die_with_parent, forwarded_signals
 from oallama.errors import OallamaError
-from oallama.rpc import die_with_parent
 
 from . import mpi
 from .mpi import Host
@@ -147,15 +147,13 @@ def start(group: Group, job: RankJob, **options: Any) -> subprocess.Popen[Any]:
 def run(group: Group, job: RankJob) -> int:
     """Run the ranks to their end and return rank 0's exit code; SIGINT and SIGTERM end all of them."""
     ranks = start(group, job, stdin=subprocess.DEVNULL)
-    before = {s: signal.signal(s, lambda number, _: ranks.send_signal(number)) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        return ranks.wait()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        if ranks.poll() is None:
-            ranks.terminate()
-            ranks.wait()
+    with forwarded_signals(ranks):
+        try:
+            return ranks.wait()
+        finally:
+            if ranks.poll() is None:
+                ranks.terminate()
+                ranks.wait()
 
 
 def serve(group: Group, job: RankJob, notice: Callable[[str], None]) -> int:

@@ -26,6 +26,9 @@ class LinkQuality:
         bandwidth: bytes per second of a large message (1 MB, say).
         jitter_s: largest minus smallest latency.
         loss: share of packets that are lost, in [0, 1).
+        message_bytes, message_s: the mean time one way of a message of that size, with what jitter and loss do to it;
+            0: not measured. Predictions use it, the objective has terms of its own for both.
+        software_s: what programs at both ends add to a crossing, whatever the link.
 
     Raises:
         OallamaError: for a value that no link can have.
@@ -35,9 +38,12 @@ class LinkQuality:
     bandwidth: float
     jitter_s: float = 0.0
     loss: float = 0.0
+    message_bytes: int = 0
+    message_s: float = 0.0
+    software_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("latency_s", "jitter_s"):
+        for name in ("latency_s", "jitter_s", "message_s", "software_s"):
             value = getattr(self, name)
             if not (_is_number(value) and 0 <= value < math.inf):
                 raise OallamaError(f"link {name} is {value!r}, expected 0 or more finite seconds")
@@ -49,6 +55,14 @@ class LinkQuality:
     def transfer_s(self, nbytes: float, payload_share: float = 1.0) -> float:
         """Seconds of `nbytes` on the wire, latency apart: t_ik = O / (E_p * B), E_p being `payload_share`."""
         return nbytes / (payload_share * self.bandwidth)
+
+    def mean_s(self, nbytes: float, payload_share: float = 1.0) -> float:
+        """Seconds that a message of `nbytes` is expected to take one way, software included."""
+        if self.message_s:
+            # The latency is part of what was measured; what is longer takes the bandwidth's time more.
+            longer = self.transfer_s(nbytes - self.message_bytes, payload_share)
+            return self.software_s + max(self.message_s + longer, self.latency_s)
+        return self.software_s + self.latency_s + self.transfer_s(nbytes, payload_share)
 
 
 _SAME = LinkQuality(latency_s=0.0, bandwidth=math.inf)
@@ -81,7 +95,7 @@ class Network:
             raise OallamaError(f"the link from {source} to {target} was not measured; measure it again") from None
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: {"links": [{"from", "to", "latency_s", "bandwidth", "jitter_s", "loss"}, ...]}."""
+        """For JSON: {"links": [{"from", "to", "latency_s", "bandwidth", "jitter_s", "loss", ...}, ...]}."""
         return {"links": [{"from": a, "to": b, **asdict(link)} for (a, b), link in self.links.items()]}
 
     @classmethod

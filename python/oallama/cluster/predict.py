@@ -69,7 +69,7 @@ def predict_latency(
             if link.target != problem.client.name:
                 nbytes += n_tokens * input_bytes
             if rows:
-                seconds += link.quality.latency_s + link.quality.transfer_s(nbytes, payload_share)
+                seconds += link.quality.mean_s(nbytes, payload_share)
         return seconds
 
     return LatencyPrediction(

@@ -57,10 +57,13 @@ class Settings:
                 raise OallamaError(f"setting {shown} is {value!r}, expected a share above 0, at most 1")
 
     def crossing(self, link: LinkQuality, nbytes: float) -> Crossing:
-        """What `nbytes` over a link cost: L, t = O / (E_p * B), wq1 * jitter, wq2 * t * PLR, wq3 * PLR^2."""
+        """What `nbytes` over a link cost: L, t = O / (E_p * B), wq1 * jitter, wq2 * t * PLR, wq3 * PLR^2.
+
+        L has the software's part in it.
+        """
         transfer = link.transfer_s(nbytes, self.e_p)
         return Crossing(
-            latency_s=link.latency_s,
+            latency_s=link.latency_s + link.software_s,
             transfer_s=transfer,
             jitter_s=self.wq1 * link.jitter_s,
             loss_s=self.wq2 * transfer * link.loss,

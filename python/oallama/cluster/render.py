@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -10,6 +12,8 @@ from rich.text import Text
 from ..planning.budget import format_bytes
 from .allocation import Allocation
 from .explain import Explanation
+from .network import Network
+from .predict import LatencyPrediction
 
 _TERMS = (
     ("compute_s", "compute"),
@@ -43,6 +47,33 @@ def render_stages(allocation: Allocation) -> Table:
         table.add_row(
             device, label, str(end - first), format_bytes(held), format_bytes(on.memory_bytes), _time(seconds)
         )
+    return table
+
+
+def render_network(network: Network, client: str) -> Table:
+    """One row per pair of hosts; both directions are taken to be alike."""
+    table = _table("links")
+    table.add_column("between", overflow="fold")
+    for column in ("latency", "bandwidth", "jitter", "loss", "message"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for (a, b), link in network.links.items():
+        if a == client or (client not in (a, b) and a < b):
+            loss = f"{link.loss:.2%}" if link.loss else "0"
+            bandwidth = f"{format_bytes(int(link.bandwidth))}/s"
+            message = f"{format_bytes(link.message_bytes)} {_time(link.message_s)}" if link.message_s else "-"
+            table.add_row(f"{a} - {b}", _time(link.latency_s), bandwidth, _time(link.jitter_s), loss, message)
+    return table
+
+
+def render_prediction(predicted: Mapping[int, LatencyPrediction]) -> Table:
+    """TTFT by prompt length, and TPOT."""
+    table = _table("predicted")
+    table.add_column("prompt", justify="right")
+    for column in ("TTFT", "of it links", "TPOT", "of it links"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for n_prompt, times in predicted.items():
+        parts = (times.ttft_s, times.ttft_links_s, times.tpot_s, times.tpot_links_s)
+        table.add_row(f"{n_prompt} tokens", *map(_time, parts))
     return table
 
 

@@ -15,7 +15,6 @@ import numpy as np
 from .allocation import Allocation, allocate, finish
 from .costs import Assignment, make_costs
 from .grouped import solve_grouped
-from .network import LinkQuality
 from .outcome import Outcome
 from .problem import Device, Layer, Problem
 
@@ -49,7 +48,8 @@ def perturb(problem: Problem, rng: np.random.Generator, factor: float = 1.5) -> 
     speeds = {device.name: wrong() for device in problem.devices}
     devices = tuple(_faster(device, speeds[device.name]) for device in problem.devices)
     links = {
-        ends: LinkQuality(
+        ends: replace(
+            link,
             latency_s=link.latency_s * wrong(),
             bandwidth=link.bandwidth * wrong(),
             jitter_s=link.jitter_s * wrong(),

@@ -1,0 +1,30 @@
+"""Processes that this one starts: they end with it, and get the signals that are meant for them."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def die_with_parent() -> None:
+    """For `preexec_fn`: the kernel ends this child when the thread that started it does."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+@contextmanager
+def forwarded_signals(process: subprocess.Popen[Any]) -> Iterator[None]:
+    """Within the block SIGINT and SIGTERM go to `process`, in a session of its own, and not to this one."""
+    both = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda n, _: process.send_signal(n)) for number in both}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

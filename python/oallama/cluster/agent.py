@@ -1,0 +1,201 @@
+"""What runs on the host of a device: `python -m oallama.cluster.agent`, started by remote.py.
+
+It measures the device, starts its RPC server, and says what becomes of it. Requests are lines of JSON on standard
+input, each answered by one line on standard output; "progress" lines may come before. It ends, and the server with it,
+when standard input does: when the client ends or cannot be reached any more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from oallama.children import die_with_parent
+from oallama.errors import OallamaError
+from oallama.rpc import LocalRpcServer, share_processor
+
+from .link_probe import Echo, measure_link
+
+TOKEN_VARIABLE = "OALLAMA_RPC_TOKEN_FILE"
+START_TIMEOUT_S = 20.0
+# The echo's first byte: what the RPC server does.
+NO_SERVER, RUNS, IS_STOPPED, IS_GONE = range(4)
+
+
+class Agent:
+    """Answers requests; one method per command, its keywords the request's, its result the answer's."""
+
+    def __init__(self, progress: Callable[[float, float, str], None]) -> None:
+        self._progress = progress
+        self._server: subprocess.Popen[bytes] | None = None
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
+        self._echo: Echo | None = None
+
+    def hello(self, device: str | None) -> dict[str, Any]:
+        """Who this is; device: ggml's name of the device to use, None: the first accelerator, else the CPU."""
+        from oallama import autoplan, engine
+
+        core = engine.core()
+        chosen = engine.device(device or autoplan.find_accelerator() or "CPU")
+        free = core.host_memory() if chosen.name == "CPU" else chosen.memory_free
+        return {"host": socket.gethostname(), "pid": os.getpid(), "engine": core.ENGINE_ID} | {
+            "device": chosen.name,
+            "description": chosen.description,
+            "memory": free,
+        }
+
+    def listen(self, address: str, token: str) -> dict[str, Any]:
+        """Start the echo that links are measured with, and that says what the server does."""
+        try:
+            self._echo = Echo((address, 0), bytes.fromhex(token), self._state)
+        except OSError as error:
+            raise OallamaError(f"cannot listen on {address}: {error.strerror}") from None
+        return {"port": self._echo.address[1]}
+
+    def probe(self, address: str, port: int, token: str, message_bytes: int) -> dict[str, Any]:
+        """The link from here to another agent's echo."""
+        return vars(measure_link((address, port), bytes.fromhex(token), message_bytes))
+
+    def profile(self, graph: str, device: str, threads: int, options: dict[str, Any]) -> dict[str, Any]:
+        """Times of the model's operators on the device, and seconds that an RPC server adds to a change of device."""
+        from oallama import engine
+        from oallama.planning import OperatorGraph
+        from oallama.profiling.fingerprint import cpu_set
+        from oallama.profiling.profiler import profile_machine
+
+        threads = threads or len(cpu_set())
+        found = profile_machine(
+            OperatorGraph.from_json(graph), [device], n_threads=threads, progress=self._progress, **options
+        )
+        times = {
+            kind: [vars(entry) for entry in getattr(found, kind) if entry.device == device]
+            for kind in ("operators", "attention")
+        }
+        with LocalRpcServer(threads) as server:
+            software = engine.core().switch_bench(server.devices[0], threads)
+        return {"times": times, "software_s": float(software), "threads": threads}
+
+    def serve(self, address: str, port: int, token: str, device: str, threads: int, cache_bytes: int) -> dict[str, Any]:
+        """Start the RPC server; it keeps up to `cache_bytes` of weights for the next time, 0: none."""
+        from oallama import runtime
+        from oallama.profiling.fingerprint import cpu_set
+
+        try:
+            socket.create_server((address, port)).close()
+        except OSError as error:
+            raise OallamaError(f"an RPC server cannot listen on {address}:{port}: {error.strerror}") from None
+        command = [str(runtime.program("ggml-rpc-server")), "--port", str(port), "--device", device]
+        command += ["--threads", str(threads or len(cpu_set())), "--host", address]
+        self._token = tempfile.NamedTemporaryFile(prefix="oallama-")  # noqa: SIM115 (removed with this object)
+        self._token.write(token.encode())
+        self._token.flush()
+        environment = {**os.environ, TOKEN_VARIABLE: self._token.name}
+        if cache_bytes:
+            folder = weights_folder()
+            prune(folder / "rpc", cache_bytes)
+            environment["LLAMA_CACHE"] = str(folder)
+            command += ["--cache"]
+        share_processor()
+        self._server = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            preexec_fn=die_with_parent,
+        )
+        self._wait_until_up(address, port)
+        return {"pid": self._server.pid}
+
+    def stop(self) -> dict[str, Any]:
+        """End the server."""
+        if self._server is not None:
+            self._server.kill()
+            self._server.wait()
+            self._server = None
+        return {}
+
+    def words(self) -> dict[str, Any]:
+        """The last line that the server has said."""
+        return {"words": self._last_words()}
+
+    def _wait_until_up(self, address: str, port: int) -> None:
+        assert self._server is not None
+        end = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < end:
+            if self._server.poll() is not None:
+                raise OallamaError(f"the RPC server on {address}:{port} ended at once: {self._last_words()}")
+            with suppress(OSError):
+                socket.create_connection((address, port), timeout=1).close()
+                return
+            time.sleep(0.02)
+        raise OallamaError(f"the RPC server did not listen within {START_TIMEOUT_S:g} s: {self._last_words()}")
+
+    def _last_words(self) -> str:
+        self._log.seek(0)
+        lines = self._log.read().decode("utf-8", "replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "it says nothing")
+
+    def _state(self) -> int:
+        if self._server is None:
+            return NO_SERVER
+        if self._server.poll() is not None:
+            return IS_GONE
+        with suppress(OSError):
+            state = Path(f"/proc/{self._server.pid}/stat").read_text().rpartition(")")[2].split()[0]
+            return IS_STOPPED if state in "Tt" else RUNS
+        return IS_GONE
+
+
+def weights_folder() -> Path:
+    """Where RPC servers keep weights: `$XDG_CACHE_HOME/oallama/weights`, by default under `~/.cache`."""
+    from oallama.profiling.profiler import cache_dir
+
+    return cache_dir() / "weights"
+
+
+def prune(folder: Path, limit: int) -> None:
+    """Remove the files that were read longest ago until the others take at most `limit` bytes."""
+    files = []
+    with suppress(OSError):
+        files = [(path.stat(), path) for path in folder.iterdir() if path.is_file()]
+    excess = sum(stat.st_size for stat, _ in files) - limit
+    for stat, path in sorted(files, key=lambda file: max(file[0].st_atime, file[0].st_mtime)):
+        if excess <= 0:
+            return
+        with suppress(OSError):
+            path.unlink()
+            excess -= stat.st_size
+
+
+def main() -> None:
+    # Libraries write to standard output: answers have a descriptor of their own.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+
+    def say(content: dict[str, Any]) -> None:
+        answers.write(json.dumps(content) + "\n")
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the client, which ends us
+    agent = Agent(lambda done, total, what: say({"progress": [done, total, what]}))
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            say({"answer": getattr(agent, request.pop("command"))(**request)})
+        except (OallamaError, OSError, RuntimeError, ValueError) as error:
+            say({"error": str(error)})
+    agent.stop()
+
+
+if __name__ == "__main__":
+    main()

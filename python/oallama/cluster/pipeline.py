@@ -1,0 +1,312 @@
+"""Runs a model by a ClusterPlan: servers on the devices, the client's process here, and another plan when one fails."""
+
+from __future__ import annotations
+
+import json
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from oallama.children import die_with_parent, forwarded_signals
+from oallama.errors import OallamaError
+
+from .allocation import DoesNotFit
+from .cluster_plan import ClusterPlan
+from .link_probe import QUICK
+from .members import SILENCE_S, Member
+from .network import Network
+from .problem import Problem
+from .replan import changes, replan
+from .stages import CLIENT, StageJob
+from .terms import price
+from .watch import Lost, Slower, Watch
+
+PROGRAM = "oallama.cli.pipeline"
+# By then whoever ended a server's connection has been found.
+GRACE_S = SILENCE_S + 1.0
+
+
+@dataclass(frozen=True)
+class Token:
+    """A generated token: its text, and when it came, in seconds since the prompt was given."""
+
+    id: int
+    piece: bytes
+    at: float
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a pipeline is run.
+
+    Attributes:
+        threshold: how many times slower a link may become before there is a new plan.
+        cache: whether servers keep weights, which are then not sent again.
+        n_threads: of the client, 0: all.
+    """
+
+    threshold: float = 1.5
+    cache: bool = True
+    n_threads: int = 0
+
+
+class Pipeline:
+    """A plan in force on its devices.
+
+    members: agents of the plan's devices. notice: is told, in a line, of every change of plan.
+
+    Attributes:
+        plan: as it is now.
+        changes_made: one entry per new plan: why, and the layers.
+        memory: bytes that each device holds, by kind.
+        n_prompt: tokens of the prompt.
+    """
+
+    def __init__(
+        self, model: Path, plan: ClusterPlan, members: Sequence[Member], options: Options, notice: Callable[[str], None]
+    ) -> None:
+        self.plan = plan
+        self.changes_made: list[dict[str, Any]] = []
+        self.memory: dict[str, dict[str, int]] = {}
+        self._model, self._options, self._notice = model, options, notice
+        self._members = {member.name: member for member in members}
+        self.n_prompt = 0
+        self._load_s = 0.0
+
+    def check_links(self) -> None:
+        """Measure the links again; a new plan when one has become slower by more than the threshold."""
+        now = self._measured([self._members[entry.name] for entry in self.plan.devices])
+        if found := changes(self.plan.problem, now, self._options.threshold):
+            self._change(now, "; ".join(found), horizon=1000)
+
+    def start_servers(self) -> list[Member]:
+        """Servers on every device that computes a layer; those members, in the order of the layers.
+
+        Raises:
+            OallamaError: when one does not start.
+        """
+        used = [self._members[entry.name] for entry in self.plan.used]
+        for member in used:
+            if not member.endpoint:
+                member.serve(2 * member.entry.memory_bytes if self._options.cache else 0)
+        return used
+
+    def complete(self, prompt: str, n_generate: int, temperature: float, seed: int | None) -> Iterator[Token]:
+        """Tokens one by one. When a device fails, the others go on: from the tokens so far, on a new plan.
+
+        Raises:
+            OallamaError: when the remaining devices have too little memory, or the client's process fails.
+        """
+        begin, made, state, self.n_prompt = 0.0, 0, None, 0
+        tokens: list[int] = []
+        with tempfile.TemporaryDirectory(prefix="oallama-") as folder:
+            while True:
+                job = self._job(
+                    prompt=prompt,
+                    tokens=tuple(tokens),
+                    n_generate=n_generate - made,
+                    temperature=temperature,
+                    seed=seed,
+                    state=state,
+                )
+                run = _Run(self, job, f"{folder}/state-{len(self.changes_made)}")
+                for event in run:
+                    if isinstance(event, list):
+                        tokens = event
+                        begin = begin or time.perf_counter()  # TTFT is counted from a loaded model
+                        self.n_prompt = self.n_prompt or len(tokens)
+                    elif isinstance(event, Token):
+                        tokens.append(event.id)
+                        made += 1
+                        yield replace(event, at=time.perf_counter() - begin)
+                state = run.saved
+                if run.done or made >= n_generate:
+                    return
+
+    def serve(self, start: Callable[[StageJob], AbstractContextManager[subprocess.Popen[Any]]]) -> int:
+        """Run a server program, which `start` starts and ends, until it ends; anew when a device fails.
+
+        Returns its exit code. SIGINT and SIGTERM are passed on to it.
+        """
+        while True:
+            events: queue.Queue[Any] = queue.Queue()
+            with start(self._job()) as process, self.watch(events), forwarded_signals(process):
+                threading.Thread(target=lambda p, e: e.put(p.wait()), args=(process, events), daemon=True).start()
+                event = events.get()
+                while isinstance(event, Slower):  # requests are not broken off for it
+                    event = events.get()
+                if isinstance(event, int) and event >= 0:
+                    return event
+                if isinstance(event, int):  # ggml aborts when a device is gone
+                    event = self.verdict(events, f"the server ended by signal {-event}")
+            self.lose(event)
+
+    def verdict(self, events: queue.Queue[Any], otherwise: str) -> Lost:
+        """What the watch says shortly after a process has ended; raises OallamaError(otherwise) when it says nothing."""
+        end = time.monotonic() + GRACE_S
+        while (left := end - time.monotonic()) > 0:
+            with suppress(queue.Empty):
+                event = events.get(timeout=left)
+                if isinstance(event, Lost):
+                    return event
+        raise OallamaError(otherwise)
+
+    def lose(self, event: Lost) -> None:
+        """A new plan without the device. Raises OallamaError when there is none."""
+        if member := self._members.pop(event.name, None):
+            threading.Thread(target=member.close, daemon=True).start()  # it may not answer any more
+        problem = self.plan.problem
+        left = replace(problem, devices=tuple(d for d in problem.devices if d.name != event.name))
+        try:
+            self._change(left, event.why, horizon=1)
+        except DoesNotFit as error:
+            raise OallamaError(f"{event.why}, and without it {error}") from None
+
+    def is_worth_moving(self, event: Slower, n_left: int) -> bool:
+        """Whether the link is slower when measured, and another plan is worth its moves; it is then in force."""
+        if event.name not in self._members:
+            return False
+        now = self._measured([self._members[event.name]])
+        found = changes(self.plan.problem, now, self._options.threshold)
+        if not found or n_left < 1:
+            return False
+        other = replan(now, self.plan.layers, horizon_tokens=n_left)
+        gain = (price(now, self.plan.layers).time_s - other.allocation.terms.time_s) * n_left
+        if not other.moves or gain < other.move_s + self._load_s:
+            self.plan = self.plan.allocated(now, self.plan.layers, 0.0)
+            self._notice(f"{'; '.join(found)}; another plan would not be worth its moves")
+            return False
+        self._change(now, "; ".join(found), horizon=n_left)
+        return True
+
+    def loaded(self, seconds: float, memory: dict[str, dict[str, int]]) -> None:
+        """The client's process says how long it took to load, and what the devices hold."""
+        self._load_s, self.memory = seconds, memory
+
+    def watch(self, events: queue.Queue[Any]) -> Watch:
+        """Watches the devices that compute a layer."""
+        width = self.plan.problem.embedding.output_bytes
+        return Watch([self._members[entry.name] for entry in self.plan.used], width, events, self._options.threshold)
+
+    def _job(self, **of_request: Any) -> StageJob:
+        used = self.start_servers()
+        names = [member.name for member in used]
+        return StageJob(
+            model=str(self._model),
+            names=tuple(names),
+            endpoints=tuple(member.endpoint for member in used),
+            budgets=tuple(member.entry.memory_bytes for member in used),
+            layers=tuple(names.index(name) if name in names else CLIENT for name in self.plan.layers),
+            context=self.plan.context,
+            n_threads=self._options.n_threads,
+            **of_request,
+        )
+
+    def _change(self, problem: Problem, why: str, horizon: int) -> None:
+        found = replan(problem, self.plan.layers, horizon_tokens=horizon)
+        self.plan = self.plan.allocated(problem, found.allocation.layers, found.allocation.bound_s)
+        where = ", ".join(f"{s.device} {s.first}-{s.end - 1}" for s in found.allocation.segments)
+        self.changes_made.append({"why": why, "layers": self.plan.layers})
+        self._notice(f"{why}; {len(found.moves)} layers move: {where}")
+
+    def _measured(self, members: Sequence[Member]) -> Problem:
+        """The problem with the links to these devices as they are now."""
+        problem = self.plan.problem
+        client, links = problem.client.name, dict(problem.network.links)
+        for member in members:
+            before = links[client, member.name]
+            quality = replace(member.measure_link(before.message_bytes, QUICK), software_s=before.software_s)
+            links[client, member.name] = links[member.name, client] = quality
+        return replace(problem, network=Network(links))
+
+
+class _Run:
+    """One client's process: yields the tokens it begins with, then each Token; ends when it does, or must be replaced.
+
+    done: whether the answer is complete. saved: file with the KV cache, when the process was replaced in good order.
+    """
+
+    def __init__(self, pipeline: Pipeline, job: StageJob, state: str) -> None:
+        self.done, self.saved = False, None
+        self._pipeline, self._job, self._state = pipeline, job, state
+        self._events: queue.Queue[Any] = queue.Queue()
+
+    def __iter__(self) -> Iterator[list[int] | Token]:
+        pipeline, job = self._pipeline, self._job
+        with ExitStack() as stack:
+            words = stack.enter_context(tempfile.TemporaryFile())
+            process = subprocess.Popen(
+                [sys.executable, "-m", PROGRAM, job.dumps()],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=words,
+                preexec_fn=die_with_parent,
+                start_new_session=True,
+            )
+            stack.callback(_end, process)
+            threading.Thread(target=self._read, args=(process,), daemon=True).start()
+            stack.enter_context(pipeline.watch(self._events))
+            n_left, leaving = job.n_generate, False
+            while True:
+                event = self._next(words)
+                if isinstance(event, Lost):
+                    pipeline.lose(event)
+                    return
+                if isinstance(event, Slower):
+                    if not leaving and pipeline.is_worth_moving(event, n_left):
+                        leaving = True
+                        assert process.stdin is not None
+                        with suppress(OSError):
+                            process.stdin.write(f"save {self._state}\n".encode())
+                            process.stdin.flush()
+                elif "loaded" in event:
+                    pipeline.loaded(event["loaded"], event["memory"])
+                    yield event["tokens"]
+                elif "token" in event:
+                    n_left -= 1
+                    yield Token(event["token"], bytes.fromhex(event["piece"]), event["at"])
+                elif "saved" in event:
+                    self.saved = event["saved"]
+                    return
+                elif "error" in event:
+                    raise OallamaError(event["error"])
+                else:
+                    self.done = True
+                    return
+
+    def _next(self, words: Any) -> Any:
+        """The next event; when the process has ended without a word, what the watch says of it."""
+        event = self._events.get()
+        if event is not None:
+            return event
+        words.seek(0)
+        said = [line for line in words.read().decode("utf-8", "replace").split("\n") if line.strip()]
+        otherwise = f"the client's process ended: {said[-1].strip() if said else 'it says nothing'}"
+        return self._pipeline.verdict(self._events, otherwise)
+
+    def _read(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        with suppress(ValueError):
+            for line in process.stdout:
+                self._events.put(json.loads(line))
+        self._events.put(None)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            with suppress(OSError):
+                stream.close()
+
+
+__all__ = ["Options", "Pipeline", "Token"]
