@@ -58,7 +58,7 @@ def test_everything_is_read(tmp_path):
 def test_defaults(tmp_path):
     found = load_devices(write(tmp_path, DEVICE))
     assert (found.client.name, found.client.memory_bytes) == ("client", 0)
-    assert found.settings == Settings() and found.links == "via-client"
+    assert found.settings == Settings(e_p=1.0) and found.links == "via-client"
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,10 @@ def test_defaults(tmp_path):
         (DEVICE + "flops = nan", r"\(a\)\.flops: expected a number above 0 per second, got nan"),
         (DEVICE + 'ssh_options = "-p 22"', r"\(a\)\.ssh_options: expected a list of texts, got '-p 22'"),
         (DEVICE + DEVICE.replace("h:1", "h:2"), "device.name: expected every name once, got 'a 2 times'"),
-        (DEVICE + DEVICE.replace('"a"', '"b"'), "device.address: expected every address once, got 'h:1 2 times'"),
+        (
+            DEVICE + DEVICE.replace('"a"', '"b"'),
+            "device.address: expected every address once, got 'h:1 on the network 2 times'",
+        ),
         ('[client]\nname = "a"\n' + DEVICE, "device.name: expected every name once, got 'a 2 times'"),
         ("client = 1\n" + DEVICE, "client: expected a table, got 1"),
         ("[client]\nport = 1\n" + DEVICE, "client: expected only the keys name, memory"),

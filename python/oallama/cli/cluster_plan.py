@@ -131,6 +131,7 @@ def run_plan(
             print_json(
                 {
                     **result,
+                    "tokens": [token.id for token in tokens],
                     "token_times_s": times,
                     "predicted": {"ttft_s": predicted.ttft_s, "tpot_s": predicted.tpot_s},
                     "layers": pipeline.plan.layers,

@@ -126,8 +126,9 @@ class Agent:
         return {}
 
     def words(self) -> dict[str, Any]:
-        """The last line that the server has said."""
-        return {"words": self._last_words()}
+        """How the server has ended: by which signal, or with which last line."""
+        code = self._server.poll() if self._server else None
+        return {"words": f"killed by signal {-code}" if code is not None and code < 0 else self._last_words()}
 
     def _wait_until_up(self, address: str, port: int) -> None:
         assert self._server is not None

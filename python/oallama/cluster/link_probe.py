@@ -220,7 +220,8 @@ def measure_link(
 
 
 def _until(measure: Callable[[], float], count: int, most_s: float) -> list[float]:
-    found, end = [], time.monotonic() + most_s
+    found: list[float] = []
+    end = time.monotonic() + most_s
     while len(found) < count and (not found or time.monotonic() < end):
         found.append(measure())
     return found

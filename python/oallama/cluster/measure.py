@@ -69,8 +69,8 @@ def measure_problem(model: Model, cluster: ClusterFile, members: Sequence[Member
     for member in members:
         if member.hello["memory"] < member.entry.memory_bytes:
             raise OallamaError(
-                f"device {member.name} ({member.hello['description']}) has {format_bytes(member.hello['memory'])} free, "
-                f"devices.toml promises {format_bytes(member.entry.memory_bytes)}; lower its memory"
+                f"device {member.name} has {format_bytes(member.hello['memory'])} free, devices.toml promises "
+                f"{format_bytes(member.entry.memory_bytes)}; lower its memory"
             )
     depths = autoplan.depths_for(model.settings.n_ctx)
     options: dict[str, Any] = {"depths": depths, "type_k": model.settings.type_k, "type_v": model.settings.type_v}

@@ -38,14 +38,14 @@ class Member:
 
     Attributes:
         hello: what the agent says of itself (agent.py).
-        endpoint: host:port where this process reaches the RPC server, after `serve`.
+        endpoint, server_pid: host:port where this process reaches the RPC server, and its process there; after `serve`.
 
     Raises:
         OallamaError: when the host cannot be reached, or runs another version of oallama.
     """
 
     def __init__(self, entry: DeviceEntry, token: bytes, agent: str | None = None) -> None:
-        self.entry, self.name, self.endpoint = entry, entry.name, ""
+        self.entry, self.name, self.endpoint, self.server_pid = entry, entry.name, "", 0
         self._token = token
         self._stack = ExitStack()
         self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
@@ -105,7 +105,8 @@ class Member:
         """Start the RPC server. Raises OallamaError when it does not come up, as when its port is in use."""
         address, port = self.entry.address
         arguments = {"token": self._token.hex(), "device": self.hello["device"], "threads": self.entry.threads}
-        self._request("serve", address=address, port=port, cache_bytes=cache_bytes, **arguments)
+        found = self._request("serve", address=address, port=port, cache_bytes=cache_bytes, **arguments)
+        self.server_pid = int(found["pid"])
         host, port = self._way((address, port))
         self.endpoint = f"{host}:{port}"
 

@@ -150,7 +150,7 @@ class Pipeline:
             self.lose(event)
 
     def verdict(self, events: queue.Queue[Any], otherwise: str) -> Lost:
-        """What the watch says shortly after a process has ended; raises OallamaError(otherwise) when it says nothing."""
+        """What the watch says shortly after a process has ended. Raises OallamaError when it says nothing."""
         end = time.monotonic() + GRACE_S
         while (left := end - time.monotonic()) > 0:
             with suppress(queue.Empty):

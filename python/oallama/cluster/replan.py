@@ -61,16 +61,15 @@ class Replan:
 def changes(before: Problem, after: Problem, threshold: float = 1.5) -> list[str]:
     """Why a running plan should be reconsidered, one line each: devices that left, links that became worse.
 
-    A link is worse when a token's output takes `threshold` times as long as before: latency, transfer and QoS terms
-    together. Links that were not measured again count as they were.
+    A link is worse when a token's output is expected to take `threshold` times as long as before (what jitter and loss
+    do to it is measured with it). Links that were not measured again count as they were.
     """
     names = {device.name for device in after.devices}
     found = [f"device {device.name} left" for device in before.devices if device.name not in names]
     for source, target in before.network.links:
         if {source, target} <= names and (source, target) in after.network.links:
             old, new = (
-                sum(p.settings.crossing(p.network.link(source, target), p.n_tokens * p.embedding.output_bytes))
-                for p in (before, after)
+                p.network.link(source, target).mean_s(p.n_tokens * p.embedding.output_bytes) for p in (before, after)
             )
             if new > threshold * old:
                 found.append(f"link {source} -> {target}: {new:.3g} s per token, was {old:.3g} s")

@@ -10,6 +10,7 @@ import ctypes
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from oallama import engine, runtime
 from oallama.errors import OallamaError
