@@ -1,6 +1,7 @@
 """One model on two emulated hosts: tensor-parallel ranks by all-reduce algorithm, and llama.cpp's -sm tensor over RPC.
 
 python bench/cluster.py [--model FILE.gguf] [--hosts 2] [--slots 4] [--rate 1gbit] [--delay 0.1ms] [--out FILE]
+python bench/cluster.py --memory     # "auto" with resident weights and with a window of them: peak memory of each rank
 
 Hosts are network namespaces (scripts/netlab.py; root). Every engine is started anew in each round, in turn, completes
 the same prompt greedily and says its TTFT and TPOT. Without --model: the paper's LLaMA-3B shape (hidden 3200, 32 heads,
@@ -16,7 +17,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from contextlib import ExitStack
+import threading
+import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,8 @@ from oallama.modelmaker import make_model  # noqa: E402
 SHAPE = {"n_layer": 6, "n_embd": 3200, "n_ff": 8640, "n_head": 32, "n_head_kv": 32}
 ALGORITHMS = ("auto", "star", "tree")
 RPC = "rpc"
+MINIMAL = "minimal"
+SAMPLE_S = 0.02
 PORT = 50100
 OALLAMA = str(Path(sys.executable).parent / "oallama")
 
@@ -43,7 +48,8 @@ def command(lab: NetLab, engine: str, model: Path, hosts: Path, endpoints: list[
         role = [sys.executable, __file__, "--rpc-client", ",".join(endpoints), "--model", str(model)]
         return [*role, "--prompt", str(options.prompt), "--generate", str(options.generate)]
     run = [OALLAMA, "cluster", "run", str(model), prompt_text(options.prompt), "--hosts", str(hosts), "--json"]
-    run += ["--network", lab.network, "--ssh-agent", str(lab.ssh_agent()), "--allreduce", engine, "--ctx", "1024"]
+    run += ["--network", lab.network, "--ssh-agent", str(lab.ssh_agent()), "--ctx", "1024"]
+    run += ["--memory", MINIMAL] if engine == MINIMAL else ["--allreduce", engine]
     equal = ",".join(["1"] * options.hosts * options.slots)
     return [*run, "--split", equal, "--temperature", "0", "--n-generate", str(options.generate)]
 
@@ -81,9 +87,37 @@ def start_servers(lab: NetLab, options: Any) -> list[str]:
     return endpoints
 
 
+class MemorySamples:
+    """Samples the resident bytes of all ranks within a block."""
+
+    def __enter__(self) -> MemorySamples:
+        self._found: dict[int, list[tuple[float, int]]] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._sample)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def peaks(self, last_s: float) -> list[int]:
+        """Each rank's most resident bytes in its last so many seconds: while it answers, and not while it loads."""
+        return sorted(max(size for at, size in found if at > found[-1][0] - last_s) for found in self._found.values())
+
+    def _sample(self) -> None:
+        while not self._stop.wait(SAMPLE_S):
+            for folder in Path("/proc").iterdir():
+                with suppress(OSError, ValueError, IndexError):
+                    words = (folder / "cmdline").read_bytes().split(b"\0")
+                    if b"oallama.cli.rank" in words and b"mpirun" not in words[0]:
+                        resident = int((folder / "status").read_text().split("VmRSS:")[1].split()[0]) * 1024
+                        self._found.setdefault(int(folder.name), []).append((time.monotonic(), resident))
+
+
 def measure(model: Path, folder: Path, options: Any) -> list[dict[str, Any]]:
     """One entry per engine."""
-    engines = [*ALGORITHMS, *([RPC] if options.rpc else [])]
+    engines = ["auto", MINIMAL] if options.memory else [*ALGORITHMS, *([RPC] if options.rpc else [])]
     found: dict[str, dict[str, Any]] = {e: {"engine": e, "samples": [], "texts": set()} for e in engines}
     hosts = folder / "hosts.txt"
     hosts.write_text("".join(f"h{i} slots={options.slots}\n" for i in range(options.hosts)))
@@ -93,12 +127,13 @@ def measure(model: Path, folder: Path, options: Any) -> list[dict[str, Any]]:
             with NetLab(options.hosts, conditions) as lab:
                 endpoints = start_servers(lab, options) if engine == RPC else []
                 run = command(lab, engine, model, hosts, endpoints, options)
-                with lab.traffic() as traffic:
+                with lab.traffic() as traffic, MemorySamples() as memory:
                     done = lab.run(0, run, capture_output=True, text=True, timeout=1800)
             if done.returncode:
                 raise SystemExit(f"{engine}: {done.stderr[-2000:]}")
             said = json.loads(done.stdout)
             sample = {"round": number, "ttft_s": said["ttft_s"], "tpot_s": said["tpot_s"], "sent_bytes": traffic.sent}
+            sample["peak_bytes"] = memory.peaks(said["ttft_s"] + (options.generate - 1) * said["tpot_s"])
             found[engine]["samples"].append(sample)
             found[engine]["texts"].add(said["text"])
             print(f"round {number} {engine:8} {sample}", file=sys.stderr)
@@ -108,7 +143,8 @@ def measure(model: Path, folder: Path, options: Any) -> list[dict[str, Any]]:
         del entry["texts"]
         for name in ("ttft_s", "tpot_s"):
             entry[f"median_{name}"] = statistics.median(s[name] for s in entry["samples"])
-    star = found["star"]
+    if not (star := found.get("star")):
+        return list(found.values())
     for entry in found.values():
         entry["ttft_against_star"] = entry["median_ttft_s"] / star["median_ttft_s"] - 1
         entry["tokens_per_s_against_star"] = star["median_tpot_s"] / entry["median_tpot_s"] - 1
@@ -118,6 +154,7 @@ def measure(model: Path, folder: Path, options: Any) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path)
+    parser.add_argument("--layers", type=int, default=SHAPE["n_layer"], help="of the model that is made")
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--slots", type=int, default=4, help="ranks of a host")
     parser.add_argument("--rate", default="1gbit")
@@ -125,6 +162,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--prompt", type=int, default=64, help="tokens")
     parser.add_argument("--generate", type=int, default=16, help="tokens")
+    parser.add_argument("--memory", action="store_true", help="resident weights against a window of them")
     parser.add_argument("--no-rpc", dest="rpc", action="store_false")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--rpc-client", help=argparse.SUPPRESS)
@@ -136,7 +174,8 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="oallama-")))
         model = options.model
         if model is None:
-            model = make_model(folder / "model.gguf", arch="llama", shape="small", file_type="Q8_0", overrides=SHAPE)
+            shape = {**SHAPE, "n_layer": options.layers}
+            model = make_model(folder / "model.gguf", arch="llama", shape="small", file_type="Q8_0", overrides=shape)
         lines = [describe(["python", "bench/cluster.py", *sys.argv[1:]])]
         setting = {k: v for k, v in vars(options).items() if k not in ("model", "out", "rpc_client")}
         lines += [{**setting, "model_nbytes": model.stat().st_size, **e} for e in measure(model, folder, options)]

@@ -25,7 +25,9 @@ ARCHITECTURES = ("llama", "qwen2", "qwen3moe")
 CONTEXT = {"n_ctx": 256, "n_ubatch": 64, "flash_attn": 1, "use_extra_bufts": False, "n_threads": 1}
 
 
-def rank_logits(lib: Path, jobs: list[dict[str, Any]], n_ranks: int, folder: Path) -> list[np.ndarray]:
+def rank_logits(
+    lib: Path, jobs: list[dict[str, Any]], n_ranks: int, folder: Path, **variables: str
+) -> list[np.ndarray]:
     """Logits of each job (tests/logits_worker.py), computed by `n_ranks` ranks on this host."""
     for i, job in enumerate(jobs):
         job["out"] = str(folder / f"ranks-{n_ranks}-{i}.npy")
@@ -34,7 +36,7 @@ def rank_logits(lib: Path, jobs: list[dict[str, Any]], n_ranks: int, folder: Pat
     file = folder / "jobs.jsonl"
     file.write_text("".join(json.dumps(job) + "\n" for job in jobs))
     program = [sys.executable, str(ROOT / "tests" / "rank_worker.py"), str(file)]
-    command = mpi.mpirun([mpi.Host("localhost", n_ranks)], program, {"OALLAMA_RANK_THREADS": "1"})
+    command = mpi.mpirun([mpi.Host("localhost", n_ranks)], program, {"OALLAMA_RANK_THREADS": "1", **variables})
     result = subprocess.run(
         command,
         capture_output=True,
@@ -78,6 +80,21 @@ def test_uneven_shards(alone: dict[str, np.ndarray], tiny: Callable[..., Path], 
     job = {"model": str(tiny("llama", "F16")), "tokens": TOKENS, "n_decode": 4, "tensor_split": [3, 1, 0], **CONTEXT}
     (found,) = rank_logits(lib, [job], 3, tmp_path)
     assert nmse(alone["llama"], found) <= 1e-6
+
+
+def test_few_weights_in_memory_compute_the_same(tiny: Callable[..., Path], lib: Path, tmp_path: Path) -> None:
+    """Weights in a file, a window of them in memory: bit for bit what resident weights give."""
+    jobs = [{"model": str(tiny(arch, "F16")), "tokens": TOKENS, "n_decode": 4, **CONTEXT} for arch in ARCHITECTURES]
+    resident = rank_logits(lib, jobs, 2, tmp_path)
+    minimal = rank_logits(lib, jobs, 2, tmp_path, OALLAMA_RANK_MEMORY="minimal")
+    for arch, a, b in zip(ARCHITECTURES, resident, minimal, strict=True):
+        assert np.array_equal(a, b), arch
+
+
+def test_a_folder_without_a_disk_is_named(tiny: Callable[..., Path], lib: Path, tmp_path: Path) -> None:
+    job = {"model": str(tiny("llama", "F16")), "tokens": TOKENS, **CONTEXT}
+    with pytest.raises(AssertionError, match=r"/dev/shm has no room for .* on a disk .*; name another folder"):
+        rank_logits(lib, [job], 2, tmp_path, OALLAMA_RANK_MEMORY="minimal", OALLAMA_RANK_FOLDER="/dev/shm")
 
 
 def test_what_ranks_cannot_do_is_refused(tiny: Callable[..., Path]) -> None:

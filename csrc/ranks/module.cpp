@@ -6,11 +6,14 @@
 //   OALLAMA_RANK_SPEEDS   of all ranks, separated by commas: the fastest of a host speaks for it; default all alike
 //   OALLAMA_RANK_TIMEOUT  seconds until a rank that does nothing is given up; default 60
 //   OALLAMA_ALLREDUCE     auto (default), star, tree, exchange, rabenseifner or pipelined
+//   OALLAMA_RANK_MEMORY   resident (default) or minimal: weights in a file, few of them in memory; on the CPU only
+//   OALLAMA_RANK_FOLDER   where that file lies; default /var/tmp
 //   OALLAMA_WIRE          native (default) or q8: what travels between hosts
 #include "operation.h"
 #include "rank_comm.h"
 #include "rank_device.h"
 #include "ranks.h"
+#include "weight_window.h"
 
 #include <cstdio>
 #include <cstdlib>
@@ -56,12 +59,27 @@ oa_wire_format wire() {
     return text == "q8" ? OA_WIRE_Q8 : OA_WIRE_NATIVE;
 }
 
+bool is_minimal(ggml_backend_dev_t own) {
+    const std::string text = variable("OALLAMA_RANK_MEMORY", "resident");
+    if (text != "resident" && text != "minimal") {
+        throw std::runtime_error("OALLAMA_RANK_MEMORY is neither resident nor minimal: " + text);
+    }
+    if (text == "minimal" && ggml_backend_dev_type(own) != GGML_BACKEND_DEVICE_TYPE_CPU) {
+        throw std::runtime_error("minimal memory is for ranks that compute on the CPU");
+    }
+    if (text == "minimal") {
+        oa_window_check();
+    }
+    return text == "minimal";
+}
+
 void start() {
     const std::string  name = variable("OALLAMA_RANK_DEVICE", "CPU");
     ggml_backend_dev_t own  = ggml_backend_dev_by_name(name.c_str());
     if (!own) {
         throw std::runtime_error("OALLAMA_RANK_DEVICE names no device here: " + name);
     }
+    const bool            minimal = is_minimal(own);
     oa_rank_comm_settings settings;
     settings.host      = variable("OALLAMA_RANK_HOST", "");
     settings.timeout   = std::atof(variable("OALLAMA_RANK_TIMEOUT", "60").c_str());
@@ -70,7 +88,8 @@ void start() {
     settings.wire      = wire();
     int rank = 0, n_ranks = 0;
     oa_rank_comm_start(settings, rank, n_ranks);
-    oa_rank_devices_make(rank, n_ranks, own, std::atoi(variable("OALLAMA_RANK_THREADS", "0").c_str()));
+    const int n_threads = std::atoi(variable("OALLAMA_RANK_THREADS", "0").c_str());
+    oa_rank_devices_make(rank, n_ranks, own, n_threads, minimal);
     for (size_t i = 0; i < ggml_backend_reg_dev_count(oa_rank_reg()); ++i) {
         g_devices.push_back(ggml_backend_reg_dev_get(oa_rank_reg(), i));
     }

@@ -2,6 +2,7 @@
 
 #include "placeholder.h"
 #include "rank_comm.h"
+#include "weight_window.h"
 
 #include <cstring>
 #include <deque>
@@ -18,7 +19,8 @@ struct rank_device {
 };
 
 std::deque<rank_device> g_devices;
-int                     g_rank = -1;
+int                     g_rank    = -1;
+bool                    g_minimal = false;
 
 const rank_device & of(ggml_backend_dev_t dev) {
     return *static_cast<rank_device *>(dev->context);
@@ -56,7 +58,10 @@ void get_props(ggml_backend_dev_t dev, ggml_backend_dev_props * props) {
 
 ggml_backend_buffer_type_t get_buffer_type(ggml_backend_dev_t dev) {
     ggml_backend_buffer_type_t real = ggml_backend_dev_buffer_type(of(dev).own);
-    return of(dev).is_own ? real : oa_placeholder_buffer_type(dev, real);
+    if (!of(dev).is_own) {
+        return oa_placeholder_buffer_type(dev, real);
+    }
+    return g_minimal ? oa_window_buffer_type(dev, real) : real;
 }
 
 ggml_backend_t init_backend(ggml_backend_dev_t dev, const char * params) {
@@ -73,6 +78,9 @@ ggml_backend_t init_backend(ggml_backend_dev_t dev, const char * params) {
             set(backend, d.n_threads);
         }
     }
+    if (backend && g_minimal) {
+        oa_window_watch(backend);
+    }
     if (backend) {
         backend->device = dev; // llama.cpp asks the first backend's registry for the all-reduce: that must be ours
     }
@@ -84,7 +92,7 @@ bool supports_op(ggml_backend_dev_t dev, const ggml_tensor * op) {
 }
 
 bool supports_buft(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft) {
-    return buft == get_buffer_type(dev);
+    return buft == get_buffer_type(dev) || (of(dev).is_own && buft == ggml_backend_dev_buffer_type(of(dev).own));
 }
 
 constexpr ggml_backend_device_i device_interface = {
@@ -128,9 +136,10 @@ ggml_backend_reg_t oa_rank_reg() {
     return &reg;
 }
 
-void oa_rank_devices_make(int rank, int n_ranks, ggml_backend_dev_t own, int n_threads) {
+void oa_rank_devices_make(int rank, int n_ranks, ggml_backend_dev_t own, int n_threads, bool minimal) {
     GGML_ASSERT(g_devices.empty() && rank >= 0 && rank < n_ranks);
-    g_rank = rank;
+    g_rank    = rank;
+    g_minimal = minimal;
     for (int i = 0; i < n_ranks; ++i) {
         g_devices.push_back(
             { "RANK" + std::to_string(i), own, i == rank, n_threads, { device_interface, oa_rank_reg(), nullptr } });

@@ -13,8 +13,8 @@
 ggml_backend_reg_t oa_rank_reg();
 
 // Makes the devices of `n_ranks` ranks, of which `rank` is this process and computes on `own` with `n_threads` threads
-// (0: that backend's default). Once per process.
-void oa_rank_devices_make(int rank, int n_ranks, ggml_backend_dev_t own, int n_threads);
+// (0: that backend's default). minimal: it keeps few weights in memory (weight_window.h). Once per process.
+void oa_rank_devices_make(int rank, int n_ranks, ggml_backend_dev_t own, int n_threads, bool minimal);
 
 int oa_rank_own();   // -1 before
 int oa_rank_count(); // 0 before

@@ -49,6 +49,9 @@ def run(
     wire: Annotated[
         str, typer.Option(help="Between hosts: native or q8 (a quarter of the bytes, not exact).")
     ] = "native",
+    memory: Annotated[
+        str, typer.Option(help="resident, or minimal: ranks keep the weights they compute with, the others in a file.")
+    ] = "resident",
     timeout: Annotated[float, typer.Option(min=1.0, help="Seconds until a rank that does nothing is given up.")] = 60.0,
     n_generate: Annotated[int, typer.Option("--n-generate", min=1, help="Most tokens to generate.")] = 128,
     temperature: Annotated[float, typer.Option(min=0.0, help="0: always the most likely token.")] = 0.8,
@@ -89,6 +92,7 @@ def run(
     for what, name, choices in (
         ("--allreduce", allreduce, ALGORITHMS),
         ("--wire", wire, WIRES),
+        ("--memory", memory, ("resident", "minimal")),
     ):
         if name not in choices:
             raise OallamaError(f"unknown {what} {name!r}; expected one of {', '.join(choices)}")
@@ -102,6 +106,7 @@ def run(
         ssh_agent=str(ssh_agent) if ssh_agent else None,
         algorithm=allreduce,
         wire=wire,
+        memory=memory,
         timeout_s=timeout,
     )
     if group.n_ranks < 2:

@@ -41,6 +41,7 @@ class Group:
         network: the network between the hosts as CIDR; None leaves it to MPI.
         ssh_agent: what starts a program on another host, in place of ssh.
         algorithm, wire: of the all-reduce, see docs/cluster.md.
+        memory: "resident", or "minimal": weights in a file on each host, few of them in memory (CPU only).
         timeout_s: after which a rank that does nothing is given up.
         variables: more of the environment for the ranks.
     """
@@ -52,6 +53,7 @@ class Group:
     ssh_agent: str | None = None
     algorithm: str = "auto"
     wire: str = "native"
+    memory: str = "resident"
     timeout_s: float = 60.0
     variables: dict[str, str] = field(default_factory=dict)
 
@@ -67,6 +69,7 @@ class Group:
             "OALLAMA_RANK_TIMEOUT": f"{self.timeout_s:g}",
             "OALLAMA_ALLREDUCE": self.algorithm,
             "OALLAMA_WIRE": self.wire,
+            "OALLAMA_RANK_MEMORY": self.memory,
             **self.variables,
         }
         return mpi.mpirun(self.hosts, program, variables, self.network, self.ssh_agent)
@@ -129,7 +132,7 @@ def prepare(group: Group, job: RankJob) -> RankJob:
     check_hosts(group)
     reports = look(group, Path(job.model))
     check_reports(reports)
-    measured = tuple(shares(reports))
+    measured = tuple(shares(reports, resident=group.memory == "resident"))
     return job if job.shares else replace(job, shares=measured)
 
 

@@ -32,17 +32,18 @@ def check_reports(reports: Sequence[Mapping[str, Any]]) -> None:
             )
 
 
-def shares(reports: Sequence[Mapping[str, Any]]) -> list[float]:
+def shares(reports: Sequence[Mapping[str, Any]], resident: bool = True) -> list[float]:
     """Each rank's share of the model (they add up to 1): by measured speed, as far as its memory goes.
 
-    Ranks of one host share its memory. What a rank cannot hold goes to the others, again by speed.
+    Ranks of one host share its memory. What a rank cannot hold goes to the others, again by speed. resident: whether
+    weights are in memory.
 
     Raises:
         OallamaError: when all hosts together have too little memory, saying by how much.
     """
     nbytes = float(reports[0]["model"]["nbytes"])
     ranks_of = {r["host"]: sum(other["host"] == r["host"] for other in reports) for r in reports}
-    room = [WEIGHTS_SHARE * r["memory"] / ranks_of[r["host"]] for r in reports]
+    room = [WEIGHTS_SHARE * r["memory"] / ranks_of[r["host"]] if resident else nbytes for r in reports]
     if sum(room) < nbytes:
         offered = ", ".join(f"{host} {format_bytes(int(_memory(reports, host)))}" for host in ranks_of)
         missing = format_bytes(int(nbytes - sum(room)))
