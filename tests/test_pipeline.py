@@ -344,3 +344,43 @@ def test_a_plan_is_for_its_model(tiny: Callable[..., Path], tmp_path: Path) -> N
     command = [OALLAMA, "cluster", "run", str(tiny("qwen2")), PROMPT, "--plan", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and "this plan is for another model (arch 'llama' against 'qwen2'" in done.stderr
+
+
+@contextmanager
+def ssh_server(folder: Path) -> Iterator[list[str]]:
+    """An sshd of our own on a free port of this host; yields the options that ssh needs for it."""
+    port = free_port()
+    for name in ("host", "user"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
+    config = folder / "sshd_config"
+    config.write_text(
+        f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/user.pub\n"
+        "StrictModes no\nUsePAM no\nPidFile none\nPasswordAuthentication no\n"
+    )
+    Path("/run/sshd").mkdir(exist_ok=True)  # it insists
+    with subprocess.Popen(["/usr/sbin/sshd", "-D", "-e", "-f", str(config)], stderr=subprocess.DEVNULL) as server:
+        try:
+            options = ["-p", str(port), "-i", str(folder / "user"), "-o", "UserKnownHostsFile=/dev/null"]
+            yield [*options, "-o", "StrictHostKeyChecking=no", "-o", "LogLevel=ERROR", "-F", "none"]
+        finally:
+            server.terminate()
+
+
+@pytest.mark.skipif(
+    not Path("/usr/sbin/sshd").exists() or os.geteuid() != 0, reason="needs sshd: apt-get install openssh-server, root"
+)
+def test_a_device_behind_ssh(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    """Started by ssh, and reached through its tunnel: its server listens on loopback alone."""
+    model, notices = tiny("llama"), list[str]()
+    with ssh_server(tmp_path) as options:
+        lines = f'host = "localhost"\nssh_options = {json.dumps(options)}\n'
+        devices = {"a": lines + local("1GiB"), "b": local("1GiB")}
+        with pipeline(model, tmp_path, devices, notices) as (running, hosts):
+            split(running)
+            assert hosts["a"].has_tunnel and not hosts["b"].has_tunnel
+            tokens = [token.id for token in running.complete(PROMPT, 8, 0.0, None)]
+            assert hosts["a"].endpoint != f"127.0.0.1:{hosts['a'].entry.address[1]}"
+            quality = hosts["a"].measure_link(4096)
+        pids = [hosts[name].server_pid for name in "ab"]
+    assert tokens == expected(model, 8) and quality.message_s > 0 and not notices
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 5)

@@ -65,17 +65,13 @@ def run(
     ] = 1.5,
     json: Json = False,
 ) -> None:
-    """Run a model over ranks, or by a plan; arguments after -- go to llama-server (--serve) unchanged.
-
-    A plan brings the context: --ctx, --ubatch and what is about ranks have no effect with it.
-    """
+    """Run a model over ranks, or by a plan; arguments after -- go to llama-server (--serve) unchanged."""
     if bool(prompt) == serve:
         raise OallamaError("give a prompt to complete, or --serve to serve the OpenAI API")
     if plan:
-        if hosts or ranks or split:
-            raise OallamaError("--plan names the devices; leave out --hosts, --ranks and --split")
+        _refuse_beside_plan(context)
         server = ("--host", host, "--port", str(port), *context.args) if serve else None
-        options = Options(threshold, cache, n_threads=0)
+        options = Options(threshold, cache, n_threads=threads if _is_given(context, "threads") else 0)
         code = cluster_plan.run_plan(
             model,
             plan,
@@ -130,6 +126,19 @@ def run(
         say(f"serving on http://{host}:{port} (OpenAI API under /v1)")
         raise typer.Exit(launch.serve(group, job, say))
     raise typer.Exit(launch.run(group, job))
+
+
+def _is_given(context: typer.Context, parameter: str) -> bool:
+    source = context.get_parameter_source(parameter)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _refuse_beside_plan(context: typer.Context) -> None:
+    """A plan brings the devices and the context; what is about ranks says nothing to it."""
+    about_ranks = ("ranks", "hosts", "split", "network", "allreduce", "wire", "memory", "device", "timeout")
+    for name in (*about_ranks, "ctx", "ubatch"):
+        if _is_given(context, name):
+            raise OallamaError(f"--{name} says nothing to a plan, which brings devices and context; leave it out")
 
 
 def _shares(text: str | None, n_ranks: int) -> tuple[float, ...]:

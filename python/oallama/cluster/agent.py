@@ -2,18 +2,20 @@
 
 It measures the device, starts its RPC server, and says what becomes of it. Requests are lines of JSON on standard
 input, each answered by one line on standard output; "progress" lines may come before. It ends, and the server with it,
-when standard input does: when the client ends or cannot be reached any more.
+when standard input does, and when nothing has come there for 30 s: a client sends empty lines meanwhile.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import queue
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -28,6 +30,8 @@ from .link_probe import Echo, measure_link
 
 TOKEN_VARIABLE = "OALLAMA_RPC_TOKEN_FILE"
 START_TIMEOUT_S = 20.0
+ALIVE_S = 5.0  # between a client's signs of life
+SILENCE_S = 30.0
 # The echo's first byte: what the RPC server does.
 NO_SERVER, RUNS, IS_STOPPED, IS_GONE = range(4)
 
@@ -189,13 +193,32 @@ def main() -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the client, which ends us
     agent = Agent(lambda done, total, what: say({"progress": [done, total, what]}))
-    for line in sys.stdin:
+    requests: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(requests,), daemon=True).start()
+    while line := requests.get():
         request = json.loads(line)
         try:
             say({"answer": getattr(agent, request.pop("command"))(**request)})
         except (OallamaError, OSError, RuntimeError, ValueError) as error:
             say({"error": str(error)})
     agent.stop()
+
+
+def _listen(requests: queue.SimpleQueue[str]) -> None:
+    """Puts requests there, and an empty text when the client is gone; ends the process when it has fallen silent."""
+    heard = time.monotonic()
+
+    def watch() -> None:
+        while time.monotonic() - heard < SILENCE_S:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+    for line in sys.stdin:
+        heard = time.monotonic()
+        if line.strip():
+            requests.put(line)
+    requests.put("")
 
 
 if __name__ == "__main__":

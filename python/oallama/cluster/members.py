@@ -17,7 +17,7 @@ from typing import Any
 from oallama.errors import OallamaError
 
 from . import remote
-from .agent import IS_GONE, IS_STOPPED, TOKEN_VARIABLE
+from .agent import ALIVE_S, IS_GONE, IS_STOPPED, TOKEN_VARIABLE
 from .devices import DeviceEntry
 from .link_probe import EchoClient, Effort, measure_link
 from .network import LinkQuality
@@ -49,7 +49,7 @@ class Member:
         self._token = token
         self._stack = ExitStack()
         self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
-        self._lock = threading.Lock()
+        self._lock, self._writing = threading.Lock(), threading.Lock()
         self._words = self._stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 (the stack closes it)
         self._process = remote.start(
             entry,
@@ -60,7 +60,8 @@ class Member:
             stderr=self._words,
         )
         self._stack.callback(self._end)
-        threading.Thread(target=self._read, daemon=True).start()
+        for work in (self._read, self._show_life):
+            threading.Thread(target=work, daemon=True).start()
         try:
             self.hello: dict[str, Any] = self._request("hello", timeout_s=START_S, device=entry.device)
             self._check_engine()
@@ -162,11 +163,9 @@ class Member:
         self, command: str, timeout_s: float = REQUEST_S, progress: Progress | None = None, **arguments: Any
     ) -> dict[str, Any]:
         """Raises OallamaError for the agent's own errors, and when it does not answer."""
-        assert self._process.stdin is not None
         with self._lock:
-            with suppress(OSError):  # it has ended: the reader says so
-                self._process.stdin.write(json.dumps({"command": command, **arguments}).encode() + b"\n")
-                self._process.stdin.flush()
+            with suppress(OSError, ValueError), self._writing:  # it has ended: the reader says so
+                self._write(json.dumps({"command": command, **arguments}).encode() + b"\n")
             end = time.monotonic() + timeout_s
             while True:
                 try:
@@ -185,6 +184,18 @@ class Member:
                 else:
                     answer: dict[str, Any] = said["answer"]
                     return answer
+
+    def _show_life(self) -> None:
+        with suppress(OSError, ValueError):
+            while self._process.poll() is None:
+                with self._writing:
+                    self._write(b"\n")
+                time.sleep(ALIVE_S)
+
+    def _write(self, line: bytes) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line)
+        self._process.stdin.flush()
 
     def _read(self) -> None:
         assert self._process.stdout is not None

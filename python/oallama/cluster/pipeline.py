@@ -90,14 +90,20 @@ class Pipeline:
     def start_servers(self) -> list[Member]:
         """Servers on every device that computes a layer; those members, in the order of the layers.
 
+        Where one does not start, the others share its layers.
+
         Raises:
-            OallamaError: when one does not start.
+            OallamaError: when they have too little memory for that.
         """
-        used = [self._members[entry.name] for entry in self.plan.used]
-        for member in used:
-            if not member.endpoint:
-                member.serve(2 * member.entry.memory_bytes if self._options.cache else 0)
-        return used
+        while True:
+            used = [self._members[entry.name] for entry in self.plan.used]
+            waiting = [member for member in used if not member.endpoint]
+            if not waiting:
+                return used
+            try:
+                waiting[0].serve(2 * waiting[0].entry.memory_bytes if self._options.cache else 0)
+            except OallamaError as error:
+                self.lose(Lost(waiting[0].name, str(error)))
 
     def complete(self, prompt: str, n_generate: int, temperature: float, seed: int | None) -> Iterator[Token]:
         """Tokens one by one. When a device fails, the others go on: from the tokens so far, on a new plan.
@@ -172,9 +178,10 @@ class Pipeline:
 
     def is_worth_moving(self, event: Slower, n_left: int) -> bool:
         """Whether the link is slower when measured, and another plan is worth its moves; it is then in force."""
-        if event.name not in self._members:
+        try:
+            now = self._measured([self._members[event.name]])
+        except OallamaError:  # it is gone: the watch says so
             return False
-        now = self._measured([self._members[event.name]])
         found = changes(self.plan.problem, now, self._options.threshold)
         if not found or n_left < 1:
             return False
