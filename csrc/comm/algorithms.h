@@ -37,5 +37,4 @@ struct oa_stages {
     int             n_hosts;
 };
 
-// `counted`: chunks of all operations before this one. Returns how many this one had.
-uint64_t oa_run_stages(const oa_stages & stages, const oa_operation & op, char * buffer, uint64_t counted);
+void oa_run_stages(const oa_stages & stages, const oa_operation & op, char * buffer);

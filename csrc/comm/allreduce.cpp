@@ -70,8 +70,7 @@ oa_allreduce::oa_allreduce(MPI_Comm comm, const oa_allreduce_options & options) 
     const std::lock_guard<std::mutex> lock(mpi_turn);
     require(std::isfinite(options.timeout) && options.timeout > 0,
             "the timeout must be a positive number of seconds, got " + std::to_string(options.timeout));
-    net_  = std::make_unique<oa_host_stage>(comm, options.timeout);
-    rank_ = net_->rank();
+    net_ = std::make_unique<oa_host_stage>(comm, options.timeout);
     share_memory(options);
 }
 
@@ -95,13 +94,12 @@ void oa_allreduce::share_memory(const oa_allreduce_options & options) {
     }
     topology_ = oa_make_topology(places);
 
-    const oa_host & host     = topology_.hosts[size_t(topology_.host_of[size_t(rank_)])];
+    const oa_host & host     = topology_.hosts[size_t(topology_.host_of[size_t(rank())])];
     const auto      index_of = [&](int rank) {
         return int(std::find(host.ranks.begin(), host.ranks.end(), rank) - host.ranks.begin());
     };
     const int n = int(host.ranks.size());
-    shm_        = std::make_unique<oa_shm_stage>(index_of(rank_), n, index_of(host.lm), options.area);
-    area_       = shm_->area();
+    shm_        = std::make_unique<oa_shm_stage>(index_of(rank()), n, index_of(host.lm), options.area);
     // The LM makes the memory, the others attach to it, and all hear who could not.
     const size_t size    = oa_shm_stage::segment_size(n, options.area);
     const auto   guarded = [&](auto && action) {
@@ -165,7 +163,7 @@ oa_operation oa_allreduce::resolve(oa_dtype dtype, size_t n, oa_algorithm algori
     op.wire      = wire;
     op.slices    = best.slices;
     // Whole cache lines and q8 blocks; no slot is larger than the message needs.
-    const size_t most  = area_ / width;
+    const size_t most  = shm_->area() / width;
     const size_t asked = chunk > 0 ? chunk / width : best.chunk > 0 ? best.chunk / width : most;
     op.chunk           = std::min(most, (std::max<size_t>(1, std::min(asked, n)) + 63) / 64 * 64);
     return op;
@@ -181,7 +179,7 @@ oa_schedule * oa_allreduce::schedule(const oa_operation & op) {
     }
     auto & schedule = schedules_[algorithm];
     if (!schedule) {
-        oa_lm_group group = { {}, topology_.host_of[size_t(rank_)], topology_.gm };
+        oa_lm_group group = { {}, topology_.host_of[size_t(rank())], topology_.gm };
         for (const oa_host & host : topology_.hosts) {
             group.ranks.push_back(host.lm);
         }
@@ -190,7 +188,7 @@ oa_schedule * oa_allreduce::schedule(const oa_operation & op) {
                                               oa_make_rabenseifner(*net_, group);
     }
     // Chunks on the wire at once: enough to fill it while some are waited for.
-    const size_t slots = std::max<size_t>(1, area_ / (op.chunk * oa_dtype_size(oa_dtype(op.dtype))));
+    const size_t slots = std::max<size_t>(1, shm_->area() / (op.chunk * oa_dtype_size(oa_dtype(op.dtype))));
     schedule->begin({ oa_dtype(op.dtype), oa_wire_format(op.wire) }, op.chunk, int(std::min<size_t>(slots, 8)));
     return schedule.get();
 }
@@ -213,8 +211,7 @@ void oa_allreduce::run(const oa_operation & op, char * buffer) {
             watch_->begin(op);
             oa_run_star(*net_, *watch_, op, buffer, star_scratch_);
         } else if (topology_.n_ranks() > 1) {
-            n_chunks_ +=
-                oa_run_stages({ *shm_, *net_, *watch_, schedule(op), topology_.n_hosts() }, op, buffer, n_chunks_);
+            oa_run_stages({ *shm_, *net_, *watch_, schedule(op), topology_.n_hosts() }, op, buffer);
         }
     } catch (const oa_comm_error & error) {
         break_up(error.what(), error.rank());
@@ -227,7 +224,7 @@ void oa_allreduce::run(const oa_operation & op, char * buffer) {
 void oa_allreduce::break_up(const std::string & what, int culprit) {
     broken_ = true;
     shm_->fail(what, culprit);
-    const int       me   = topology_.host_of[size_t(rank_)];
+    const int       me   = topology_.host_of[size_t(rank())];
     const oa_host & host = topology_.hosts[size_t(me)];
     // One of the host's ranks tells: its LM, or all others when that is the one that is missing.
     if (!shm_->is_lm() && culprit != host.lm) {
@@ -255,7 +252,7 @@ const oa_links & oa_allreduce::probe() {
         op.algorithm = OA_PIPELINED;
         op.slices    = slices;
         std::vector<char> buffer(n * sizeof(float));
-        n_chunks_ += oa_run_stages({ *shm_, *net_, *watch_, nullptr, 1 }, op, buffer.data(), n_chunks_);
+        oa_run_stages({ *shm_, *net_, *watch_, nullptr, 1 }, op, buffer.data());
     };
     try {
         net_->begin({});
@@ -268,5 +265,5 @@ const oa_links & oa_allreduce::probe() {
 }
 
 void oa_allreduce::abort(const std::string & why) {
-    shm_->fail("aborted by rank " + std::to_string(rank_) + ": " + why, rank_);
+    shm_->fail("aborted by rank " + std::to_string(rank()) + ": " + why, rank());
 }

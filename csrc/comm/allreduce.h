@@ -33,7 +33,7 @@ class oa_allreduce {
     oa_allreduce(const oa_allreduce &)             = delete;
     oa_allreduce & operator=(const oa_allreduce &) = delete;
 
-    int                 rank() const { return rank_; }
+    int                 rank() const { return net_->rank(); }
     const oa_topology & topology() const { return topology_; }
     const oa_links &    links() const { return links_; }
 
@@ -61,15 +61,12 @@ class oa_allreduce {
     oa_schedule * schedule(const oa_operation & op);
 
     oa_topology                                          topology_;
-    oa_links                                             links_ = oa_assumed_links();
-    int                                                  rank_;
+    oa_links                                             links_  = oa_assumed_links();
     bool                                                 broken_ = false;
-    size_t                                               area_;
     std::unique_ptr<oa_host_stage>                       net_;
     std::unique_ptr<oa_shm_stage>                        shm_;
     std::unique_ptr<oa_watch>                            watch_;
     std::map<oa_algorithm, std::unique_ptr<oa_schedule>> schedules_;
     std::vector<char>                                    star_scratch_;
     uint64_t                                             n_operations_ = 0;
-    uint64_t                                             n_chunks_     = 0;
 };

@@ -3,7 +3,6 @@
 #include "comm_error.h"
 #include "mpi_call.h"
 
-#include <algorithm>
 #include <chrono>
 #include <climits>
 #include <cstring>

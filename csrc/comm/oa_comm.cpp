@@ -72,10 +72,6 @@ void oa_comm_beat(oa_comm_t comm) {
     comm->group->beat();
 }
 
-void oa_comm_abort(oa_comm_t comm, const char * why) {
-    comm->group->abort(why ? why : "no reason given");
-}
-
 const char * oa_comm_error(oa_comm_t comm) {
     return comm->error.c_str();
 }

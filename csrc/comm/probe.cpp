@@ -1,6 +1,5 @@
 #include "probe.h"
 
-#include "comm_error.h"
 #include "mpi_call.h"
 
 #include <algorithm>
