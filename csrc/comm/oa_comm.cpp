@@ -34,7 +34,7 @@ oa_comm_t oa_comm_create(const void * mpi_comm, const oa_comm_options * options,
         o.speed   = options->speed > 0 ? options->speed : o.speed;
         o.timeout = options->timeout > 0 ? options->timeout : o.timeout;
         o.silence = options->silence > 0 ? options->silence : o.silence;
-        o.area    = options->area > 0 ? options->area : o.area;
+        o.area    = options->area > 0 ? int64_t(options->area) : o.area;
     }
     auto       comm = std::make_unique<oa_comm>();
     const auto make = [&] {
