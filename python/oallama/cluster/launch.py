@@ -41,7 +41,7 @@ class Group:
         network: the network between the hosts as CIDR; None leaves it to MPI.
         ssh_agent: what starts a program on another host, in place of ssh.
         algorithm, wire: of the all-reduce, see docs/cluster.md.
-        timeout_s: after which a rank that does nothing is given up.
+        timeout_s: after which a rank that others wait for is given up (while loading: ten times that).
         variables: more of the environment for the ranks.
     """
 
