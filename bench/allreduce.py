@@ -1,19 +1,19 @@
 """All-reduce over a slow network: every algorithm of ours against Open MPI's, in one interleaved run per network.
 
-python bench/allreduce.py -o FILE.jsonl [--shapes 2x4,4x2] [--rates 1e9,1e10] [--sizes 8K,..,16M] [--rounds 5]
+python bench/allreduce.py -o FILE.jsonl [--shapes 2x4,4x2] [--rates 1gbit,10gbit] [--sizes 8K,..,16M] [--rounds 5]
 
 Needs root (hosts are network namespaces of scripts/netlab.py) and mpi4py with openmpi. A round is one mpirun per engine
 after the other, rounds repeat; so a disturbance of the machine hits all engines. A sample is the mean of back-to-back
 operations on the slowest rank. One JSON line per cell (hosts x ranks, rate, bytes, engine): the samples, quartiles, the
-bytes that the busiest host sent per operation beside the formula, and the bandwidth bound 2 (1 - 1/H) n / B.
-`auto` is what users get; it must not lose. --table FILE.jsonl prints a recorded file instead.
+bytes that the busiest host sent per operation beside the formula (medians of the rounds; `auto` may take another
+algorithm in each), and the bandwidth bound 2 (1 - 1/H) n / B. `auto` is what users get; it must not lose.
+--table FILE.jsonl prints a recorded file instead.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -48,8 +48,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--out", type=Path)
     parser.add_argument("--shapes", default="2x4,4x2", help="hosts x ranks of each (default: %(default)s)")
-    parser.add_argument("--rates", default="1e9,1e10", help="bit/s of a host's link (default: %(default)s)")
-    parser.add_argument("--delay", type=float, default=0.0, help="seconds one way, beside what the machine adds")
+    parser.add_argument("--rates", default="1gbit,10gbit", help="of a host's link (default: %(default)s)")
+    parser.add_argument("--delay", default="0", help="one way, e.g. 0.1ms, beside what the machine adds")
     parser.add_argument("--sizes", default=SIZES, help="bytes of float32 (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--engines", default=",".join(ENGINES), help="default: all")
@@ -65,6 +65,8 @@ def main() -> None:
         print(table([json.loads(line) for line in options.table.read_text().splitlines()]))
         return
     sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "python")]
+    from netlab_conditions import parse_rate, parse_time
+
     from oallama.bench.machine import describe
 
     machine = describe(sys.argv)
@@ -72,7 +74,10 @@ def main() -> None:
     for shape in options.shapes.split(","):
         hosts, ranks = (int(number) for number in shape.split("x"))
         for rate in options.rates.split(","):
-            network = Network(hosts, ranks, float(rate), options.delay)
+            rate_bit = parse_rate(rate)
+            if rate_bit is None:
+                parser.error("--rates: the bandwidth bound needs a rate, got unlimited")
+            network = Network(hosts, ranks, rate_bit, parse_time(options.delay))
             for cell in measure(network, sizes, options):
                 lines.append({**asdict(network), **cell, "machine": machine})
             if options.out:
@@ -125,7 +130,7 @@ def measure(network: Network, sizes: list[int], options: argparse.Namespace) -> 
     for (n_bytes, engine), found in sorted(cells.items()):
         samples = [sample for cell in found for sample in cell["samples_s"]]
         quartiles = statistics.quantiles(samples, n=4)
-        algorithm = found[-1]["algorithm"]
+        formulas = [network.sent(cell["algorithm"], n_bytes) for cell in found]
         yield {
             "n_bytes": n_bytes,
             "engine": engine,
@@ -135,7 +140,7 @@ def measure(network: Network, sizes: list[int], options: argparse.Namespace) -> 
             "q3_s": quartiles[2],
             "bound_s": network.bound_s(n_bytes),
             "sent_bytes": statistics.median(cell["sent_bytes"] for cell in found),
-            "sent_formula": network.sent(algorithm, n_bytes),
+            "sent_formula": statistics.median(formulas) if None not in formulas else None,
             "links": found[-1]["links"],
             "samples_s": samples,
         }
@@ -143,19 +148,15 @@ def measure(network: Network, sizes: list[int], options: argparse.Namespace) -> 
 
 def run(lab: Any, network: Network, engine: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """One mpirun of an engine over all sizes."""
-    hosts = ",".join(f"{lab.name(host)}:{network.ranks}" for host in range(network.hosts))
-    bins = Path(sys.executable).parent
-    command = [
-        str(bins / "mpirun"), "-n", str(network.hosts * network.ranks), "-H", hosts,
-        "--map-by", f"ppr:{network.ranks}:node", "--bind-to", "none", "--mca", "plm_ssh_agent", str(lab.ssh_agent()),
-        "--mca", "mpi_yield_when_idle", "1", "--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp",
-        "--mca", "btl_tcp_if_include", str(lab.network), "-x", "OPENBLAS_NUM_THREADS=1", *ENGINES[engine],
-        sys.executable, str(Path(__file__).resolve()), "--rank", engine, "--sizes", options.sizes,
-        "--algorithms", options.algorithms,
-    ]  # fmt: skip
-    environment = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    from oallama.cluster import mpi
+
+    hosts = [mpi.Host(lab.name(host), network.ranks) for host in range(network.hosts)]
+    program = [sys.executable, str(Path(__file__).resolve()), "--rank", engine, "--sizes", options.sizes]
+    program += ["--algorithms", options.algorithms]
+    flags = ("--mca", "mpi_yield_when_idle", "1", *ENGINES[engine])
+    command = mpi.mpirun(hosts, program, {"OPENBLAS_NUM_THREADS": "1"}, str(lab.network), str(lab.ssh_agent()), flags)
     with tempfile.TemporaryFile("w+") as output:
-        done = lab.run(0, command, stdout=output, stderr=subprocess.STDOUT, env=environment, timeout=600)
+        done = lab.run(0, command, stdout=output, stderr=subprocess.STDOUT, env=mpi.environment(), timeout=600)
         output.seek(0)
         text = output.read()
     if done.returncode != 0:

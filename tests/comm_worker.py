@@ -10,6 +10,7 @@ import ctypes
 import hashlib
 import json
 import os
+import resource
 import signal
 import sys
 import threading
@@ -89,40 +90,32 @@ def sums() -> Report:
         group(first, algorithm, wire)
         group(second.reshape(1, -1), algorithm, wire, chunk_bytes=65536 if algorithm == "auto" else 0)
         report[f"{algorithm} {dtype} {n} {wire}"] = {
-            "first": digest(first),
-            "second": digest(second),
+            "bits": [digest(first), digest(second)],
             **(worst(first, dtype, wire) if RANK == 0 else {}),
         }
     return report
 
 
 def shapes() -> Report:
-    """Chunks that do not divide the message, small areas that are reused, many operations in a row."""
+    """Chunks that do not divide the message, small areas that are reused and probed, many operations in a row."""
     group = make_group(area_bytes=64 * 1024)
+    assert group.probe() == group.links
     report: Report = {}
     for algorithm in ALGORITHMS:
         for chunk in (0, 256, 4096, 65536):
             for n in (65536, 100_001):
                 result = values(RANK, n, "float32").copy()
                 group(result, algorithm, chunk_bytes=chunk)
-                of_bound = worst(result, "float32", "native")["of_bound"] if RANK == 0 else 0.0
                 report[f"{algorithm} {chunk} {n}"] = {
-                    "first": digest(result),
-                    "second": digest(result),
-                    "of_bound": of_bound,
+                    "bits": [digest(result)],
+                    **(worst(result, "float32", "native") if RANK == 0 else {}),
                 }
     counter = np.zeros(7, np.float32)
     for i in range(300):
         once = np.full(7, RANK + i, np.float32)
         group(once, ALGORITHMS[i % len(ALGORITHMS)])
         counter += once
-    total = sum(SIZE * i + SIZE * (SIZE - 1) / 2 for i in range(300))
-    report["many"] = {
-        "first": digest(counter),
-        "second": digest(counter),
-        "of_bound": float(abs(counter[3] - total) / total),
-    }
-    return report
+    return report | {"many": counter.tolist()}
 
 
 def special() -> Report:
@@ -175,6 +168,9 @@ def wrong() -> Report:
         "speed": lambda: make_group(speed=-1.0),
         "timeout": lambda: make_group(timeout_s=0.0),
         "area": lambda: make_group(area_bytes=4096 * (1 + RANK % 2)) if SIZE > 1 else None,
+        "no area": lambda: make_group(area_bytes=0),
+        "negative area": lambda: make_group(area_bytes=-1),
+        "negative chunk": lambda: group(np.zeros(3, np.float32), chunk_bytes=-1),
     }
     report: Report = {name: error_of(call)["error"] for name, call in calls.items()}
     x = np.ones(3, np.float32)
@@ -225,6 +221,27 @@ def abort() -> Report:
     return error_of(lambda: group(np.zeros(10, np.float32)))
 
 
+def no_memory() -> Report:
+    """Rank 0 has no memory for what the star's other ranks send: 4 MiB each."""
+    group = make_group()
+    x = np.zeros(1 << 20, np.float32)
+    if RANK == 0:
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + (8 << 20), resource.RLIM_INFINITY))
+    return error_of(lambda: group(x, "star"))
+
+
+def late() -> Report:
+    """The last rank comes when the others have given up; what they then left to MPI is still used."""
+    if SIZE - 1 == RANK:
+        time.sleep(2.0)
+    report = error_of(lambda: make_group(timeout_s=1.0))
+    until = time.monotonic() + 2.5
+    while time.monotonic() < until:
+        MPI.COMM_WORLD.Iprobe()  # MPI goes on with what it has
+    return report
+
+
 def lost(victim: int, how: signal.Signals, algorithm: str, n: int) -> Report:
     """The victim dies or stops in the middle of a stream of operations."""
     group = make_group(timeout_s=TIMEOUT)
@@ -239,39 +256,81 @@ def lost(victim: int, how: signal.Signals, algorithm: str, n: int) -> Report:
     return report
 
 
+class Options(ctypes.Structure):
+    """oa_comm_options."""
+
+    _fields_ = (
+        ("host", ctypes.c_char_p),
+        ("speed", ctypes.c_double),
+        ("timeout", ctypes.c_double),
+        ("silence", ctypes.c_double),
+        ("area", ctypes.c_size_t),
+    )
+
+
+class Native:
+    """A group through oa_comm.h; `reason` when there is none."""
+
+    def __init__(self, timeout: float, silence: float = 0.0) -> None:
+        from oallama import _comm
+
+        self.library = ctypes.CDLL(str(Path(_comm.__file__).parent / "lib" / "liboallama_comm.so"))
+        self.library.oa_comm_create.restype = ctypes.c_void_p
+        self.library.oa_comm_error.restype = ctypes.c_char_p
+        reason = ctypes.create_string_buffer(200)
+        options = Options(HOSTS[RANK].encode(), 1.0 + RANK, timeout, silence, 0)
+        made = self.library.oa_comm_create(None, ctypes.byref(options), reason, ctypes.c_size_t(200))
+        self.comm = ctypes.c_void_p(made)
+        self.reason = reason.value.decode()
+
+    def allreduce(self, x: np.ndarray, algorithm: int = 0) -> int:
+        values = ctypes.c_void_p(x.ctypes.data)
+        code: int = self.library.oa_comm_allreduce(self.comm, values, 0, ctypes.c_size_t(x.size), algorithm, 0)
+        return code
+
+    def error(self) -> str:
+        text: bytes = self.library.oa_comm_error(self.comm)
+        return text.decode()
+
+
 def c_abi() -> Report:
     """The same through oa_comm.h."""
-    from oallama import _comm
-
-    library = ctypes.CDLL(str(Path(_comm.__file__).parent / "lib" / "liboallama_comm.so"))
-
-    class Options(ctypes.Structure):
-        _fields_ = (
-            ("host", ctypes.c_char_p),
-            ("speed", ctypes.c_double),
-            ("timeout", ctypes.c_double),
-            ("silence", ctypes.c_double),
-            ("area", ctypes.c_size_t),
-        )
-
-    library.oa_comm_create.restype = ctypes.c_void_p
-    library.oa_comm_error.restype = ctypes.c_char_p
-    reason = ctypes.create_string_buffer(200)
-    options = Options(HOSTS[RANK].encode(), 1.0 + RANK, 30.0, 0.0, 0)
-    comm = ctypes.c_void_p(library.oa_comm_create(None, ctypes.byref(options), reason, ctypes.c_size_t(200)))
+    group = Native(30.0)
     x = np.arange(50, dtype=np.float32)
-    call = (comm, ctypes.c_void_p(x.ctypes.data), 0, ctypes.c_size_t(x.size))
-    report = {"rank": library.oa_comm_rank(comm), "size": library.oa_comm_size(comm)}
-    report |= {
-        "code": library.oa_comm_allreduce(*call, 0, 0),
+    report = {
+        "rank": group.library.oa_comm_rank(group.comm),
+        "size": group.library.oa_comm_size(group.comm),
+        "code": group.allreduce(x),
         "sum": float(x[49]),
-        "probe": library.oa_comm_probe(comm),
+        "probe": group.library.oa_comm_probe(group.comm),
+        "wrong": group.allreduce(x, 99),
+        "error": group.error(),
     }
-    report |= {"wrong": library.oa_comm_allreduce(*call, 99, 0), "error": library.oa_comm_error(comm).decode()}
-    library.oa_comm_free(comm)
-    bad = Options(b"x", 1.0, float("inf"), 0.0, 0)
-    library.oa_comm_create(None, ctypes.byref(bad), reason, ctypes.c_size_t(200))
-    return report | {"reason": reason.value.decode()}
+    group.library.oa_comm_free(group.comm)
+    return report | {"reason": Native(float("inf")).reason}
+
+
+def stuck() -> Report:
+    """The threads of all ranks beat. The last rank computes for most of the timeout, then for longer."""
+    group = Native(TIMEOUT, 0.5)
+    ended = threading.Event()
+
+    def beat() -> None:
+        while not ended.wait(0.1):
+            group.library.oa_comm_beat(group.comm)
+
+    heart = threading.Thread(target=beat)
+    heart.start()
+    codes, x = [], np.ones(1_000_003, np.float32)  # so many that every rank sums a slice, for which it needs the last
+    for share in (0.75, 1.5):
+        if SIZE - 1 == RANK:
+            time.sleep(share * TIMEOUT)
+        since = time.monotonic()
+        codes.append(group.allreduce(x))
+    seconds = time.monotonic() - since
+    ended.set()
+    heart.join()
+    return {"codes": codes, "sum": float(x[49]), "error": group.error(), "seconds": seconds}
 
 
 def main() -> None:
@@ -281,10 +340,10 @@ def main() -> None:
         victim, how, algorithm, n = arguments
         report = lost(int(victim), signal.Signals[how], algorithm, int(n))
     else:
-        jobs = (sums, shapes, special, wrong, mismatch, abort, c_abi)
+        jobs = (sums, shapes, special, wrong, mismatch, abort, no_memory, late, c_abi, stuck)
         report = {function.__name__: function for function in jobs}[job]()
     (FOLDER / f"{RANK}.json").write_text(json.dumps(report))
-    if job in ("mismatch", "abort", "lost"):
+    if job in ("mismatch", "abort", "no_memory", "late", "stuck", "lost"):
         # Those who leave are dead for those who are still in an operation.
         until = time.monotonic() + 20
         while time.monotonic() < until and len(list(FOLDER.glob("*.json"))) < SIZE - (job == "lost"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -106,6 +107,23 @@ def test_what_ranks_cannot_do_is_refused(tiny: Callable[..., Path]) -> None:
     assert json.loads(result.stdout.splitlines()[-1]) == [0, False, -1]
     for what in ("saved states", "LoRA adapters", "control vectors"):
         assert f"{what}: not with a model that is spread over ranks" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [("reads", "the answer ends here: no answer in time: asking whether all ranks have loaded the model"),
+     ("stops", "error: no answer in time: telling a call to all ranks")],
+)  # fmt: skip
+def test_a_rank_that_never_comes(how: str, message: str, tiny: Callable[..., Path], tmp_path: Path) -> None:
+    """Its disk, a pipe, never answers, for which it has ten timeouts: here 5 s; or it is stopped and takes no call."""
+    file = tmp_path / "file.gguf"
+    if how == "reads":
+        os.mkfifo(file)
+    program = [sys.executable, str(ROOT / "tests" / "rank_worker.py"), str(tiny("llama", "F16")), how, str(file)]
+    command = mpi.mpirun([mpi.Host("localhost", 2)], program, {"OALLAMA_RANK_TIMEOUT": "0.5"})
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, env=mpi.environment())
+    assert result.returncode != 0
+    assert message in result.stderr
 
 
 def test_a_model_that_is_not_there_ends_all_ranks(lib: Path, tmp_path: Path) -> None:

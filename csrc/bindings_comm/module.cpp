@@ -56,10 +56,10 @@ py::dict topology_dict(const oa_topology & topology) {
 }
 
 py::dict choose(size_t n_bytes, const std::vector<std::pair<std::string, double>> & ranks, double alpha,
-                double bandwidth, double gap, double a, double b, double alone, double wire_ratio) {
-    const oa_choice choice =
-        oa_choose(n_bytes, topology_of(ranks), { alpha, bandwidth, gap, a, b, alone, "" }, wire_ratio);
-    py::list all;
+                double bandwidth, double gap, double a, double b, double alone, int wire) {
+    const oa_choice choice = oa_choose(n_bytes, topology_of(ranks), { alpha, bandwidth, gap, a, b, alone, "" },
+                                       oa_wire_ratio(oa_wire_format(wire)));
+    py::list        all;
     for (const oa_prediction & p : choice.all) {
         all.append(py::make_tuple(oa_algorithm_name(p.algorithm), p.chunk, p.slices, p.seconds));
     }
@@ -119,14 +119,14 @@ PYBIND11_MODULE(_comm, m) {
     using release = py::call_guard<py::gil_scoped_release>;
     py::class_<oa_allreduce>(m, "AllReduce")
         // `comm`: the address of an MPI_Comm.
-        .def(py::init([](uintptr_t comm, const std::string & host, double speed, double timeout, size_t area) {
+        .def(py::init([](uintptr_t comm, const std::string & host, double speed, double timeout, int64_t area) {
                  return std::make_unique<oa_allreduce>(*static_cast<const MPI_Comm *>(at(comm)),
                                                        oa_allreduce_options{ host, speed, timeout, 0, area });
              }),
              release())
         // A call must cost microseconds: no attribute of the array is looked up, and what was done is one small object.
         .def("allreduce",
-             [](oa_allreduce & group, py::array & array, int dtype, int algorithm, int wire, size_t chunk) {
+             [](oa_allreduce & group, py::array & array, int dtype, int algorithm, int wire, int64_t chunk) {
                  void *                       data = array.mutable_data();
                  const auto                   n    = size_t(array.size());
                  const py::gil_scoped_release no_gil;

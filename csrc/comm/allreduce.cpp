@@ -20,7 +20,8 @@ std::mutex mpi_turn;
 struct introduction {
     char     host[256];
     double   speed, timeout;
-    uint64_t area, token;
+    int64_t  area;
+    uint64_t token;
     int32_t  pid, descriptor;
     char     error[512];
 };
@@ -31,13 +32,8 @@ std::string host_name() {
     return name;
 }
 
-std::vector<introduction> gather(oa_host_stage & net, const introduction & mine, double timeout) {
-    std::vector<introduction> all(static_cast<size_t>(net.n_ranks()));
-    MPI_Request               request;
-    oa_mpi_check(
-        MPI_Iallgather(&mine, sizeof(mine), MPI_BYTE, all.data(), sizeof(mine), MPI_BYTE, net.control(), &request),
-        "gather the hosts");
-    oa_mpi_wait(request, timeout, "gather the hosts");
+std::vector<introduction> gather(oa_host_stage & net, const introduction & mine) {
+    std::vector<introduction> all = net.gather(mine, "gather the hosts");
     for (size_t rank = 0; rank < all.size(); ++rank) {
         if (all[rank].error[0]) {
             throw oa_comm_error("rank " + std::to_string(rank) + ": " + all[rank].error, int(rank));
@@ -70,9 +66,15 @@ oa_allreduce::oa_allreduce(MPI_Comm comm, const oa_allreduce_options & options) 
     const std::lock_guard<std::mutex> lock(mpi_turn);
     require(std::isfinite(options.timeout) && options.timeout > 0,
             "the timeout must be a positive number of seconds, got " + std::to_string(options.timeout));
-    net_  = std::make_unique<oa_host_stage>(comm, options.timeout);
-    rank_ = net_->rank();
-    share_memory(options);
+    net_ = std::make_unique<oa_host_stage>(comm, options.timeout);
+    try {
+        share_memory(options);
+    } catch (...) {
+        if (!net_->idle()) {
+            (void) net_.release(); // MPI may still write to it
+        }
+        throw;
+    }
 }
 
 void oa_allreduce::share_memory(const oa_allreduce_options & options) {
@@ -82,35 +84,35 @@ void oa_allreduce::share_memory(const oa_allreduce_options & options) {
     mine.timeout = options.timeout;
     mine.area    = options.area;
     mine.pid     = getpid();
-    auto all     = gather(*net_, mine, options.timeout);
+    auto all     = gather(*net_, mine);
     for (size_t r = 0; r < all.size(); ++r) {
         require(all[r].area == options.area && all[r].timeout == options.timeout,
                 "all ranks must give the same area and timeout: expected " + std::to_string(options.area) + " and " +
                     std::to_string(options.timeout) + ", rank " + std::to_string(r) + " has " +
                     std::to_string(all[r].area) + " and " + std::to_string(all[r].timeout));
     }
+    require(options.area > 0, "the area must be a positive number of bytes, got " + std::to_string(options.area));
     std::vector<oa_rank_place> places;
     for (const introduction & i : all) {
         places.push_back({ i.host, i.speed });
     }
     topology_ = oa_make_topology(places);
 
-    const oa_host & host     = topology_.hosts[size_t(topology_.host_of[size_t(rank_)])];
+    const oa_host & host     = topology_.hosts[size_t(topology_.host_of[size_t(rank())])];
     const auto      index_of = [&](int rank) {
         return int(std::find(host.ranks.begin(), host.ranks.end(), rank) - host.ranks.begin());
     };
     const int n = int(host.ranks.size());
-    shm_        = std::make_unique<oa_shm_stage>(index_of(rank_), n, index_of(host.lm), options.area);
-    area_       = shm_->area();
+    shm_        = std::make_unique<oa_shm_stage>(index_of(rank()), n, index_of(host.lm), size_t(options.area));
     // The LM makes the memory, the others attach to it, and all hear who could not.
-    const size_t size    = oa_shm_stage::segment_size(n, options.area);
+    const size_t size    = oa_shm_stage::segment_size(n, size_t(options.area));
     const auto   guarded = [&](auto && action) {
         try {
             action();
-        } catch (const oa_comm_error & error) {
+        } catch (const std::exception & error) {
             std::strncpy(mine.error, error.what(), sizeof(mine.error) - 1);
         }
-        return gather(*net_, mine, options.timeout);
+        return gather(*net_, mine);
     };
     all = guarded([&] {
         if (shm_->is_lm()) {
@@ -141,20 +143,21 @@ oa_allreduce::~oa_allreduce() {
         }
         (void) net_.release();
         (void) shm_.release();
-        (void) new std::vector<char>(std::move(star_scratch_));
+        (void) new std::vector<char>(std::move(scratch_));
     }
 }
 
 oa_operation oa_allreduce::resolve(oa_dtype dtype, size_t n, oa_algorithm algorithm, oa_wire_format wire,
-                                   size_t chunk) const {
+                                   int64_t chunk) const {
     require(dtype == OA_F32 || dtype == OA_F16 || dtype == OA_BF16,
             "the type must be float32, float16 or bfloat16, got number " + std::to_string(int(dtype)));
     require(algorithm >= OA_AUTO && algorithm <= OA_PIPELINED, "unknown algorithm number " + std::to_string(algorithm));
     require(wire == OA_WIRE_NATIVE || dtype == OA_F32,
             std::string("wire q8 is for float32, got ") + oa_dtype_name(dtype));
     require(wire == OA_WIRE_NATIVE || algorithm != OA_STAR, "the star has no wire q8: it knows no hosts");
+    require(chunk >= 0, "a chunk must be a number of bytes, 0 for the model's, got " + std::to_string(chunk));
     const size_t        width = oa_dtype_size(dtype);
-    const double        ratio = wire == OA_WIRE_Q8 ? double(OA_Q8_BYTES) / (OA_Q8_VALUES * 4) : 1;
+    const double        ratio = oa_wire_ratio(wire);
     const oa_prediction best  = algorithm == OA_AUTO ? oa_choose(n * width, topology_, links_, ratio).best :
                                                        oa_predict(algorithm, n * width, topology_, links_, ratio);
     oa_operation        op;
@@ -165,8 +168,8 @@ oa_operation oa_allreduce::resolve(oa_dtype dtype, size_t n, oa_algorithm algori
     op.wire      = wire;
     op.slices    = best.slices;
     // Whole cache lines and q8 blocks; no slot is larger than the message needs.
-    const size_t most  = area_ / width;
-    const size_t asked = chunk > 0 ? chunk / width : best.chunk > 0 ? best.chunk / width : most;
+    const size_t most  = shm_->area() / width;
+    const size_t asked = chunk > 0 ? size_t(chunk) / width : best.chunk > 0 ? best.chunk / width : most;
     op.chunk           = std::min(most, (std::max<size_t>(1, std::min(asked, n)) + 63) / 64 * 64);
     return op;
 }
@@ -181,7 +184,7 @@ oa_schedule * oa_allreduce::schedule(const oa_operation & op) {
     }
     auto & schedule = schedules_[algorithm];
     if (!schedule) {
-        oa_lm_group group = { {}, topology_.host_of[size_t(rank_)], topology_.gm };
+        oa_lm_group group = { {}, topology_.host_of[size_t(rank())], topology_.gm };
         for (const oa_host & host : topology_.hosts) {
             group.ranks.push_back(host.lm);
         }
@@ -190,44 +193,52 @@ oa_schedule * oa_allreduce::schedule(const oa_operation & op) {
                                               oa_make_rabenseifner(*net_, group);
     }
     // Chunks on the wire at once: enough to fill it while some are waited for.
-    const size_t slots = std::max<size_t>(1, area_ / (op.chunk * oa_dtype_size(oa_dtype(op.dtype))));
+    const size_t slots = std::max<size_t>(1, shm_->area() / (op.chunk * oa_dtype_size(oa_dtype(op.dtype))));
     schedule->begin({ oa_dtype(op.dtype), oa_wire_format(op.wire) }, op.chunk, int(std::min<size_t>(slots, 8)));
     return schedule.get();
 }
 
 oa_operation oa_allreduce::allreduce(void * buffer, oa_dtype dtype, size_t n, oa_algorithm algorithm,
-                                     oa_wire_format wire, size_t chunk) {
+                                     oa_wire_format wire, int64_t chunk) {
     check_thread();
     const std::lock_guard<std::mutex> lock(mpi_turn);
     const oa_operation                op = resolve(dtype, n, algorithm, wire, chunk);
-    run(op, static_cast<char *>(buffer));
+    together([&] { run(op, static_cast<char *>(buffer)); });
+    ++n_operations_;
     return op;
 }
 
 void oa_allreduce::run(const oa_operation & op, char * buffer) {
+    net_->begin(op);
+    if (op.algorithm == OA_STAR) {
+        watch_->begin(op);
+        oa_run_star(*net_, *watch_, op, buffer, scratch_);
+    } else if (topology_.n_ranks() > 1) {
+        oa_run_stages({ *shm_, *net_, *watch_, schedule(op), topology_.n_hosts() }, op, buffer);
+    }
+}
+
+// What fails on this rank ends on all.
+template <typename F> void oa_allreduce::together(F && action) {
     require(!broken_, "this group of ranks has failed before; make a new one");
     try {
         shm_->throw_failure();
-        net_->begin(op);
-        if (op.algorithm == OA_STAR) {
-            watch_->begin(op);
-            oa_run_star(*net_, *watch_, op, buffer, star_scratch_);
-        } else if (topology_.n_ranks() > 1) {
-            n_chunks_ +=
-                oa_run_stages({ *shm_, *net_, *watch_, schedule(op), topology_.n_hosts() }, op, buffer, n_chunks_);
-        }
+        action();
     } catch (const oa_comm_error & error) {
         break_up(error.what(), error.rank());
         throw;
+    } catch (const std::exception & error) { // no memory left
+        const oa_comm_error ours("rank " + std::to_string(rank()) + " has failed: " + error.what(), rank());
+        break_up(ours.what(), ours.rank());
+        throw ours;
     }
-    ++n_operations_;
 }
 
 // All waits of this host end, and the LMs of the others hear of it.
 void oa_allreduce::break_up(const std::string & what, int culprit) {
     broken_ = true;
     shm_->fail(what, culprit);
-    const int       me   = topology_.host_of[size_t(rank_)];
+    const int       me   = topology_.host_of[size_t(rank())];
     const oa_host & host = topology_.hosts[size_t(me)];
     // One of the host's ranks tells: its LM, or all others when that is the one that is missing.
     if (!shm_->is_lm() && culprit != host.lm) {
@@ -245,28 +256,25 @@ void oa_allreduce::break_up(const std::string & what, int culprit) {
 const oa_links & oa_allreduce::probe() {
     check_thread();
     const std::lock_guard<std::mutex> lock(mpi_turn);
-    require(!broken_, "this group of ranks has failed before; make a new one");
     // All-reduces that end at the host: what the stage inside it costs.
     const auto in_host = [&](size_t n, bool slices) {
         oa_operation op;
         op.number    = n_operations_;
         op.n         = n;
-        op.chunk     = n;
+        op.chunk     = std::min(n, shm_->area() / sizeof(float));
         op.algorithm = OA_PIPELINED;
         op.slices    = slices;
         std::vector<char> buffer(n * sizeof(float));
-        n_chunks_ += oa_run_stages({ *shm_, *net_, *watch_, nullptr, 1 }, op, buffer.data(), n_chunks_);
+        oa_run_stages({ *shm_, *net_, *watch_, nullptr, 1 }, op, buffer.data());
     };
-    try {
+    together([&] {
         net_->begin({});
-        links_ = oa_probe(*net_, topology_, watch_->timeout(), in_host);
-    } catch (const oa_comm_error & error) {
-        break_up(error.what(), error.rank());
-        throw;
-    }
+        watch_->begin({});
+        links_ = oa_probe({ *net_, *watch_, topology_, scratch_, in_host });
+    });
     return links_;
 }
 
 void oa_allreduce::abort(const std::string & why) {
-    shm_->fail("aborted by rank " + std::to_string(rank_) + ": " + why, rank_);
+    shm_->fail("aborted by rank " + std::to_string(rank()) + ": " + why, rank());
 }

@@ -18,29 +18,30 @@
 struct oa_allreduce_options {
     std::string host;         // id; empty: the host's name
     double      speed   = 1;  // of this rank, any unit; the fastest of a host becomes its LM
-    double      timeout = 60; // seconds after which no wait goes on; also how late a rank may come, twice
+    double      timeout = 60; // seconds without progress after which a wait ends; the star's rank 0 takes half of it
     double      silence = 0;  // seconds after which a rank of this host that shows no sign of life is given up;
                               // 0: half the timeout. Less needs beat() from a thread while a rank computes.
-    size_t area = 4 << 20;    // bytes of shared memory a rank (and two more of them) takes on its host
+    int64_t area = 4 << 20;   // bytes of shared memory a rank (and two more of them) takes on its host
 };
 
 class oa_allreduce {
   public:
-    // Throws oa_comm_error on every rank when one of them cannot.
+    // Throws oa_comm_error on every rank when one of them cannot; when one does not even come (or its timeout is
+    // wrong), on the others after theirs.
     oa_allreduce(MPI_Comm comm, const oa_allreduce_options & options);
     ~oa_allreduce();
 
     oa_allreduce(const oa_allreduce &)             = delete;
     oa_allreduce & operator=(const oa_allreduce &) = delete;
 
-    int                 rank() const { return rank_; }
+    int                 rank() const { return net_->rank(); }
     const oa_topology & topology() const { return topology_; }
     const oa_links &    links() const { return links_; }
 
     // The sum of the ranks' buffers of `n` elements into each of them. `chunk`: bytes at a time, 0 for the model's.
     // Returns what was done, auto resolved.
     oa_operation allreduce(void * buffer, oa_dtype dtype, size_t n, oa_algorithm algorithm, oa_wire_format wire,
-                           size_t chunk = 0);
+                           int64_t chunk = 0);
 
     // Measures the links, a collective; `auto` goes by them from then on.
     const oa_links & probe();
@@ -54,22 +55,21 @@ class oa_allreduce {
 
   private:
     void         share_memory(const oa_allreduce_options & options);
-    oa_operation resolve(oa_dtype dtype, size_t n, oa_algorithm algorithm, oa_wire_format wire, size_t chunk) const;
+    oa_operation resolve(oa_dtype dtype, size_t n, oa_algorithm algorithm, oa_wire_format wire, int64_t chunk) const;
     void         run(const oa_operation & op, char * buffer);
     void         break_up(const std::string & what, int culprit);
+
+    template <typename F> void together(F && action);
 
     oa_schedule * schedule(const oa_operation & op);
 
     oa_topology                                          topology_;
-    oa_links                                             links_ = oa_assumed_links();
-    int                                                  rank_;
+    oa_links                                             links_  = oa_assumed_links();
     bool                                                 broken_ = false;
-    size_t                                               area_;
     std::unique_ptr<oa_host_stage>                       net_;
     std::unique_ptr<oa_shm_stage>                        shm_;
     std::unique_ptr<oa_watch>                            watch_;
     std::map<oa_algorithm, std::unique_ptr<oa_schedule>> schedules_;
-    std::vector<char>                                    star_scratch_;
+    std::vector<char>                                    scratch_; // what the star and the probe receive
     uint64_t                                             n_operations_ = 0;
-    uint64_t                                             n_chunks_     = 0;
 };

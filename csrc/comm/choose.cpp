@@ -70,19 +70,22 @@ oa_prediction whole(oa_algorithm algorithm, const shape & s, const oa_links & l)
     return { algorithm, 0, slices, host_sum(s, l, slices) + wire(algorithm, s, l) + host_copies(s, l) };
 }
 
-// The inner algorithm in chunks. Of chunks that are about equally good the largest is taken: fewer hand-overs are less
-// that the model does not know, such as ranks that share cores (8 ranks on 2 cores: 480 KiB took as long as 60 KiB with
-// two hosts at 1 Gbit, and half as long with four at 10).
+// Of chunks that are about equally good the largest is taken: fewer hand-overs are less that the model does not know,
+// such as ranks that share cores. Tuned with 8 ranks on 2 cores of an AMD EPYC, hosts as network namespaces: 480 KiB
+// took as long as 60 KiB with two hosts at 1 Gbit, and half as long with four at 10.
+constexpr double about_equal   = 1.03;
+constexpr double largest_chunk = 512 * 1024;
+
+// The inner algorithm in chunks.
 oa_prediction pipelined(const shape & s, const oa_links & l) {
-    constexpr double   about_equal = 1.03;
-    const oa_algorithm inside      = s.hosts == 2 ? OA_EXCHANGE : OA_RABENSEIFNER;
-    // A host's part of a chunk is whole messages. Chunks are from 60 to about 500 KiB.
+    const oa_algorithm inside = s.hosts == 2 ? OA_EXCHANGE : OA_RABENSEIFNER;
+    // A host's part of a chunk is whole messages.
     const double               parts = inside == OA_EXCHANGE ? 1 : s.hosts;
     std::vector<oa_prediction> found;
     for (double messages = 1; messages <= 8; messages *= 2) {
         const double largest  = messages * parts * double(OA_LARGEST_MESSAGE);
         const double n_chunks = std::ceil(s.n / largest);
-        if (n_chunks <= 1 || (largest > 512 * 1024 && !found.empty())) {
+        if (n_chunks <= 1 || (largest > largest_chunk && !found.empty())) {
             break;
         }
         const double chunk   = std::ceil(s.n / n_chunks / 256) * 256; // equal ones, of whole cache lines

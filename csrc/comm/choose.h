@@ -1,4 +1,5 @@
-// Which algorithm for how many bytes: the alpha-beta model. Pure and printable; no measured constant is built in.
+// Which algorithm for how many bytes: the alpha-beta model. Pure and printable. Two constants of the pipeline's chunks
+// are tuned (choose.cpp says on what); all others come from the links.
 #pragma once
 
 #include "comm_types.h"

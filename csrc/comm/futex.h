@@ -4,8 +4,8 @@
 #include <atomic>
 #include <cstdint>
 
-// Sleeps while `word` is `seen`, for at most `seconds`; may wake early. Only wakers with a bit of `mask` end it.
-void oa_futex_wait(std::atomic<uint32_t> & word, uint32_t seen, uint32_t mask, double seconds);
+// Sleeps while `word` is `seen`, for at most `seconds`; may wake early.
+void oa_futex_wait(std::atomic<uint32_t> & word, uint32_t seen, double seconds);
 
-// Wakes all that sleep with a bit of `mask`.
-void oa_futex_wake(std::atomic<uint32_t> & word, uint32_t mask);
+// Wakes all that sleep on it.
+void oa_futex_wake(std::atomic<uint32_t> & word);

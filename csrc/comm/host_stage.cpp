@@ -3,10 +3,10 @@
 #include "comm_error.h"
 #include "mpi_call.h"
 
-#include <algorithm>
 #include <chrono>
 #include <climits>
 #include <cstring>
+#include <memory>
 #if __has_include(<mpi-ext.h>)
 #include <mpi-ext.h>
 #endif
@@ -14,12 +14,17 @@
 namespace {
 
 MPI_Comm duplicate(MPI_Comm base, double timeout) {
-    MPI_Comm    copy = MPI_COMM_NULL;
+    auto        copy = std::make_unique<MPI_Comm>(MPI_COMM_NULL);
     MPI_Request request;
-    oa_mpi_check(MPI_Comm_idup(base, &copy, &request), "duplicate the communicator");
-    oa_mpi_wait(request, timeout, "duplicate the communicator");
-    oa_mpi_check(MPI_Comm_set_errhandler(copy, MPI_ERRORS_RETURN), "set up the communicator");
-    return copy;
+    oa_mpi_check(MPI_Comm_idup(base, copy.get(), &request), "duplicate the communicator");
+    try {
+        oa_mpi_wait(request, timeout, "duplicate the communicator");
+    } catch (...) {
+        (void) copy.release(); // MPI writes there when the last rank comes after all
+        throw;
+    }
+    oa_mpi_check(MPI_Comm_set_errhandler(*copy, MPI_ERRORS_RETURN), "set up the communicator");
+    return *copy;
 }
 
 // The lowest rank that MPI knows to have died, -1 if it cannot tell (it must be started with --with-ft ulfm).
@@ -63,7 +68,7 @@ oa_host_stage::oa_host_stage(MPI_Comm base, double timeout) : timeout_(timeout) 
 oa_host_stage::~oa_host_stage() {
     int finalized = 0;
     MPI_Finalized(&finalized);
-    if (finalized || failed_ || !active_.empty()) {
+    if (finalized) {
         return;
     }
     MPI_Cancel(&listening_);
@@ -76,6 +81,20 @@ oa_host_stage::~oa_host_stage() {
 void oa_host_stage::listen() {
     oa_mpi_check(MPI_Irecv(&heard_, sizeof(heard_), MPI_BYTE, MPI_ANY_SOURCE, MPI_ANY_TAG, control_, &listening_),
                  "listen to the other hosts");
+}
+
+void oa_host_stage::gather_bytes(const void * mine, size_t size, void * all, const char * what,
+                                 const std::function<void()> & meanwhile) {
+    gathering_ = true;
+    gathered_.resize(size * size_t(n_ranks_ + 1));
+    char * from = gathered_.data();
+    char * to   = from + size;
+    std::memcpy(from, mine, size);
+    MPI_Request request;
+    oa_mpi_check(MPI_Iallgather(from, int(size), MPI_BYTE, to, int(size), MPI_BYTE, control_, &request), what);
+    oa_mpi_wait(request, timeout_, what, meanwhile);
+    std::memcpy(all, to, size * size_t(n_ranks_));
+    gathering_ = false;
 }
 
 void oa_host_stage::begin(const oa_operation & op) {
@@ -208,7 +227,6 @@ void oa_host_stage::check_timeout(double waited) const {
 }
 
 void oa_host_stage::tell(const std::vector<int> & ranks, const std::string & what, int culprit) {
-    failed_       = true;
     told_.culprit = culprit;
     std::strncpy(told_.what, what.c_str(), sizeof(told_.what) - 1);
     std::vector<MPI_Request> sent;

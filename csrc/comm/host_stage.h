@@ -9,6 +9,7 @@
 #include "operation.h"
 
 #include <cstddef>
+#include <functional>
 #include <mpi.h>
 #include <string>
 #include <vector>
@@ -24,9 +25,16 @@ class oa_host_stage {
     oa_host_stage(const oa_host_stage &)             = delete;
     oa_host_stage & operator=(const oa_host_stage &) = delete;
 
-    int      rank() const { return rank_; }
-    int      n_ranks() const { return n_ranks_; }
-    MPI_Comm control() const { return control_; }
+    int rank() const { return rank_; }
+    int n_ranks() const { return n_ranks_; }
+
+    // What every rank gives, by rank: a collective of all, who must come within the timeout. `meanwhile` may throw.
+    template <typename T>
+    std::vector<T> gather(const T & mine, const char * what, const std::function<void()> & meanwhile = {}) {
+        std::vector<T> all(static_cast<size_t>(n_ranks_));
+        gather_bytes(&mine, sizeof(T), all.data(), what, meanwhile);
+        return all;
+    }
 
     void begin(const oa_operation & op);
 
@@ -37,12 +45,14 @@ class oa_host_stage {
     // The tickets of what was finished since; true when there are any. Throws oa_comm_error when a message does not
     // fit, a rank has died or another host has failed.
     bool poll(std::vector<int> & tickets);
-    bool idle() const { return active_.empty(); }
+    // Whether MPI is done with all memory that it was given. When it is not, this object must not be destroyed.
+    bool idle() const { return active_.empty() && !gathering_; }
 
     // Throws when `waited` seconds are too many, naming a rank that owes a message.
     void check_timeout(double waited) const;
 
-    // Tells `ranks` of a failure, and waits a little for the message to leave. After it only the destructor may follow.
+    // Tells `ranks` of a failure, and waits a little for the message to leave. After it this object must neither be
+    // used nor destroyed: messages may be on their way.
     void tell(const std::vector<int> & ranks, const std::string & what, int culprit);
 
   private:
@@ -59,6 +69,8 @@ class oa_host_stage {
 
     void add(const pending & p, MPI_Request request);
     void finished(const pending & p, const MPI_Status & status) const;
+    void gather_bytes(const void * mine, size_t size, void * all, const char * what,
+                      const std::function<void()> & meanwhile);
     void listen();
     void hear();
 
@@ -70,8 +82,7 @@ class oa_host_stage {
     int          rank_ = 0, n_ranks_ = 0;
     oa_operation op_;
     int          tag_    = 0;
-    int          n_tags_ = 0;     // that MPI has
-    bool         failed_ = false; // what is in flight stays there, and the communicators with it
+    int          n_tags_ = 0; // that MPI has
 
     std::vector<MPI_Request> active_;
     std::vector<pending>     pending_; // of the requests in active_
@@ -80,5 +91,7 @@ class oa_host_stage {
     MPI_Request              listening_ = MPI_REQUEST_NULL;
     news                     heard_     = {};
     news                     told_      = {};
-    unsigned                 polls_     = 0;
+    bool                     gathering_ = false;
+    std::vector<char>        gathered_; // this rank's, then all
+    unsigned                 polls_ = 0;
 };

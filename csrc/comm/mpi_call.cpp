@@ -19,7 +19,7 @@ void oa_mpi_check(int code, const char * what) {
     }
 }
 
-void oa_mpi_wait(MPI_Request & request, double timeout, const char * what) {
+void oa_mpi_wait(MPI_Request & request, double timeout, const char * what, const std::function<void()> & meanwhile) {
     const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout);
     int        done  = 0;
     for (int polls = 0;; ++polls) {
@@ -30,6 +30,9 @@ void oa_mpi_wait(MPI_Request & request, double timeout, const char * what) {
         if (std::chrono::steady_clock::now() > until) {
             throw oa_comm_error(std::string("cannot ") + what + ": not all ranks have come within " +
                                 std::to_string(timeout) + " s");
+        }
+        if (meanwhile) {
+            meanwhile();
         }
         // These waits are for ranks that start or measure: after a while they need the core more than this one.
         if (polls < 1000) {

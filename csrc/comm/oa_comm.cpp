@@ -34,7 +34,7 @@ oa_comm_t oa_comm_create(const void * mpi_comm, const oa_comm_options * options,
         o.speed   = options->speed > 0 ? options->speed : o.speed;
         o.timeout = options->timeout > 0 ? options->timeout : o.timeout;
         o.silence = options->silence > 0 ? options->silence : o.silence;
-        o.area    = options->area > 0 ? options->area : o.area;
+        o.area    = options->area > 0 ? int64_t(options->area) : o.area;
     }
     auto       comm = std::make_unique<oa_comm>();
     const auto make = [&] {
@@ -70,10 +70,6 @@ int oa_comm_probe(oa_comm_t comm) {
 
 void oa_comm_beat(oa_comm_t comm) {
     comm->group->beat();
-}
-
-void oa_comm_abort(oa_comm_t comm, const char * why) {
-    comm->group->abort(why ? why : "no reason given");
 }
 
 const char * oa_comm_error(oa_comm_t comm) {

@@ -37,9 +37,6 @@ int oa_comm_probe(oa_comm_t comm);
 /* A sign of life, for ranks that compute for longer than the silence. From any thread. */
 void oa_comm_beat(oa_comm_t comm);
 
-/* Ends what is going on with an error on every rank. From any thread. */
-void oa_comm_abort(oa_comm_t comm, const char * why);
-
 /* Why the last call failed; "" when it did not. Valid until the next call. */
 const char * oa_comm_error(oa_comm_t comm);
 

@@ -1,8 +1,5 @@
 #include "probe.h"
 
-#include "comm_error.h"
-#include "mpi_call.h"
-
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -34,46 +31,52 @@ template <typename F> double median_seconds(F && action) {
     return median_seconds([] {}, action);
 }
 
-void wait(oa_host_stage & net) {
-    const auto       since = std::chrono::steady_clock::now();
+// True when messages have come. Throws when a rank of this host or another host has failed.
+bool poll(const oa_probe_context & c) {
     std::vector<int> tickets;
-    while (!net.idle()) {
-        if (!net.poll(tickets)) {
-            const auto waited = std::chrono::steady_clock::now() - since;
-            net.check_timeout(std::chrono::duration<double>(waited).count());
+    c.watch.look([](int) { return false; });
+    return c.net.poll(tickets);
+}
+
+void wait(const oa_probe_context & c) {
+    while (!c.net.idle()) {
+        if (poll(c)) {
+            c.watch.progress();
+        } else {
+            c.net.check_timeout(c.watch.waited());
             sched_yield();
         }
     }
 }
 
 // Seconds of `n_messages` of `size` bytes, one way, with another rank, which calls this too.
-double one_way(oa_host_stage & net, int peer, bool first, int n_messages, size_t size) {
-    std::vector<char> data(size);
-    const double      round_trip = median_seconds([&] {
+double one_way(const oa_probe_context & c, int peer, bool first, int n_messages, size_t size) {
+    c.scratch.resize(std::max(c.scratch.size(), size));
+    const double round_trip = median_seconds([&] {
         for (const bool sends : { first, !first }) {
             for (int i = 0; i < n_messages; ++i) {
                 if (sends) {
-                    net.send(OA_UP, peer, data.data(), size, 0);
+                    c.net.send(OA_UP, peer, c.scratch.data(), size, 0);
                 } else {
-                    net.receive(OA_UP, peer, data.data(), size, 0);
+                    c.net.receive(OA_UP, peer, c.scratch.data(), size, 0);
                 }
             }
-            wait(net);
+            wait(c);
         }
     });
     return round_trip / 2;
 }
 
-measured ping_pong(oa_host_stage & net, int peer, bool first) {
+measured ping_pong(const oa_probe_context & c, int peer, bool first) {
     std::vector<double> bytes, seconds;
     for (const size_t size : { size_t(1) << 10, size_t(1) << 13, size_t(1) << 16, size_t(1) << 18, size_t(1) << 20 }) {
         bytes.push_back(double(size));
-        seconds.push_back(one_way(net, peer, first, 1, size));
+        seconds.push_back(one_way(c, peer, first, 1, size));
     }
     measured m = {};
     oa_fit_line(bytes, seconds, m.alpha, m.beta);
     constexpr int many = 9;
-    m.gap              = std::max(0.0, (one_way(net, peer, first, many, 1 << 10) - seconds[0]) / (many - 1));
+    m.gap              = std::max(0.0, (one_way(c, peer, first, many, 1 << 10) - seconds[0]) / (many - 1));
     return m;
 }
 
@@ -123,28 +126,22 @@ void oa_fit_line(const std::vector<double> & bytes, const std::vector<double> & 
     alpha               = std::max(0.0, (wy - beta * wx) / w);
 }
 
-oa_links oa_probe(oa_host_stage & net, const oa_topology & topology, double timeout,
-                  const std::function<void(size_t, bool)> & in_host) {
-    const int       me   = net.rank();
-    const oa_host & host = topology.hosts[size_t(topology.host_of[size_t(me)])];
-    const int       gm   = topology.hosts[size_t(topology.gm)].lm;
-    measured        mine = inside(host.ranks.size(), me == host.lm, in_host);
+oa_links oa_probe(const oa_probe_context & context) {
+    const oa_topology & topology = context.topology;
+    const int           me       = context.net.rank();
+    const oa_host &     host     = topology.hosts[size_t(topology.host_of[size_t(me)])];
+    const int           gm       = topology.hosts[size_t(topology.gm)].lm;
+    measured            mine     = inside(host.ranks.size(), me == host.lm, context.in_host);
     for (const oa_host & other : topology.hosts) {
         if (other.lm != gm && (me == gm || me == other.lm)) {
-            const measured pair = ping_pong(net, me == gm ? other.lm : gm, me == gm);
+            const measured pair = ping_pong(context, me == gm ? other.lm : gm, me == gm);
             mine.alpha          = std::max(mine.alpha, pair.alpha);
             mine.beta           = std::max(mine.beta, pair.beta);
             mine.gap            = std::max(mine.gap, pair.gap);
         }
     }
-    std::vector<measured> all(static_cast<size_t>(net.n_ranks()));
-    MPI_Request           request;
-    oa_mpi_check(
-        MPI_Iallgather(&mine, sizeof(mine), MPI_BYTE, all.data(), sizeof(mine), MPI_BYTE, net.control(), &request),
-        "gather the measurements");
-    oa_mpi_wait(request, timeout, "gather the measurements");
     measured worst = {};
-    for (const measured & m : all) {
+    for (const measured & m : context.net.gather(mine, "gather the measurements", [&] { poll(context); })) {
         worst = {
             std::max(worst.alpha, m.alpha), std::max(worst.beta, m.beta),         std::max(worst.gap, m.gap),
             std::max(worst.a, m.a),         std::max(worst.per_byte, m.per_byte), std::max(worst.alone, m.alone)

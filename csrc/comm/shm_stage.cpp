@@ -74,7 +74,7 @@ void oa_shm_stage::count(oa_shm_event event, uint64_t total) {
     if (reached(event, total)) {
         header_->events.fetch_add(1);
         if (header_->sleepers.load() > 0) {
-            oa_futex_wake(header_->events, 1u << event);
+            oa_futex_wake(header_->events);
         }
     }
 }
@@ -97,7 +97,7 @@ uint32_t oa_shm_stage::now() const {
     return header_->events.load();
 }
 
-void oa_shm_stage::sleep(uint32_t seen, uint32_t mask) {
+void oa_shm_stage::sleep(uint32_t seen) {
     // Looking again pays only when the others run meanwhile, on cores of their own: doubled when it helped, halved when
     // it did not. Yielding in between lets them run where they do not.
     constexpr int most = 64;
@@ -110,7 +110,7 @@ void oa_shm_stage::sleep(uint32_t seen, uint32_t mask) {
     }
     spin_ = std::max(spin_ / 2, 1);
     header_->sleepers.fetch_add(1);
-    oa_futex_wait(header_->events, seen, mask, 0.02);
+    oa_futex_wait(header_->events, seen, 0.02);
     header_->sleepers.fetch_sub(1);
 }
 
@@ -137,7 +137,7 @@ void oa_shm_stage::fail(const std::string & what, int rank) {
         std::strncpy(header_->what, what.c_str(), sizeof(header_->what) - 1);
         header_->failure.store(FAILED);
         header_->events.fetch_add(1);
-        oa_futex_wake(header_->events, ~0u);
+        oa_futex_wake(header_->events);
     }
 }
 

@@ -13,7 +13,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <vector>
 
 // OA_INPUT: copied into the rank's input area; OA_SUM: its slice is in the sum area; OA_RESULT: the LM has put the
 // result into the result area; OA_OUTPUT: copied out by the rank.
@@ -49,10 +48,10 @@ class oa_shm_stage {
     uint64_t counted(oa_shm_event event, int index) const;
     bool     reached(oa_shm_event event, uint64_t total); // by every rank that takes part in the event
 
-    // The event word, to be read before looking for work; and sleeping until one of the events in `mask` (1 << event)
-    // has happened after that, or for at most 20 ms.
+    // The event word, to be read before looking for work; and sleeping until an event has happened after that, or for
+    // at most 20 ms.
     uint32_t now() const;
-    void     sleep(uint32_t seen, uint32_t mask);
+    void     sleep(uint32_t seen);
 
     // Signs of life, for watch.h.
     void     beat();

@@ -21,22 +21,21 @@ constexpr size_t ring = 2 << 20;
 
 class oa_rank_loop {
   public:
-    oa_rank_loop(const oa_stages & stages, const oa_operation & op, char * buffer, uint64_t counted) :
+    oa_rank_loop(const oa_stages & stages, const oa_operation & op, char * buffer) :
         shm_(stages.shm), net_(stages.net), watch_(stages.watch), schedule_(stages.schedule), op_(op), buffer_(buffer),
-        base_(counted), width_(oa_dtype_size(oa_dtype(op.dtype))),
+        base_(shm_.counted(OA_OUTPUT, shm_.index())), width_(oa_dtype_size(oa_dtype(op.dtype))),
         n_chunks_(std::max<uint64_t>(1, (op.n + op.chunk - 1) / op.chunk)),
         n_slots_(std::max<uint64_t>(1, std::min<uint64_t>(shm_.area() / (op.chunk * width_),
                                                           std::max<uint64_t>(2, ring / (op.chunk * width_))))),
-        alone_(shm_.n_ranks() == 1), sums_(op.slices || shm_.is_lm()), last_(stages.n_hosts == 1 ? OA_SUM : OA_RESULT) {
+        alone_(shm_.n_ranks() == 1), last_(stages.n_hosts == 1 ? OA_SUM : OA_RESULT) {
         if (alone_) {
             n_in_ = n_summed_ = n_chunks_; // its values are the host's sum
-        }
-        if (!sums_) {
+        } else if (!op.slices && !shm_.is_lm()) {
             n_summed_ = n_chunks_;
         }
     }
 
-    uint64_t run() {
+    void run() {
         shm_.announce(op_);
         watch_.begin(op_);
         while (n_out_ < n_chunks_) {
@@ -49,7 +48,6 @@ class oa_rank_loop {
                 wait(now);
             }
         }
-        return n_chunks_;
     }
 
   private:
@@ -163,8 +161,7 @@ class oa_rank_loop {
             sched_yield();
             return;
         }
-        const uint32_t all = 1u << OA_INPUT | 1u << OA_SUM | 1u << OA_RESULT | 1u << OA_OUTPUT;
-        shm_.sleep(now, all);
+        shm_.sleep(now);
     }
 
     // The rank `index` owes something that this rank's next output needs.
@@ -185,17 +182,16 @@ class oa_rank_loop {
     oa_schedule * const  schedule_;
     const oa_operation & op_;
     char * const         buffer_;
-    const uint64_t       base_; // chunks counted before this operation
+    const uint64_t       base_; // chunks of all operations before this one
     const size_t         width_;
     const uint64_t       n_chunks_, n_slots_;
     const bool           alone_; // the only rank of its host
-    const bool           sums_;
-    const oa_shm_event   last_; // what the ranks wait for to take a chunk out
+    const oa_shm_event   last_;  // what the ranks wait for to take a chunk out
     uint64_t             n_in_ = 0, n_summed_ = 0, n_out_ = 0;
 };
 
 } // namespace
 
-uint64_t oa_run_stages(const oa_stages & stages, const oa_operation & op, char * buffer, uint64_t counted) {
-    return oa_rank_loop(stages, op, buffer, counted).run();
+void oa_run_stages(const oa_stages & stages, const oa_operation & op, char * buffer) {
+    oa_rank_loop(stages, op, buffer).run();
 }

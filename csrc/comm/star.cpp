@@ -39,8 +39,8 @@ void oa_run_star(oa_host_stage & net, oa_watch & watch, const oa_operation & op,
             scratch.resize(std::max(scratch.size(), ranks * size));
             std::vector<const void *> values{ mine };
             for (size_t rank = 1; rank < ranks; ++rank) {
-                values.push_back(&scratch[rank * size]);
-                net.receive(OA_UP, int(rank), &scratch[rank * size], size, 0);
+                values.push_back(scratch.data() + rank * size);
+                net.receive(OA_UP, int(rank), scratch.data() + rank * size, size, 0);
             }
             wait(net, watch);
             oa_sum(dtype, mine, values.data(), int(ranks), n);

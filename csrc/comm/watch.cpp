@@ -54,10 +54,16 @@ void oa_watch::look(const std::function<bool(int)> & behind) {
         if (kill(shm_.pid(int(i)), 0) != 0 && errno == ESRCH) {
             give_up(int(i), "has ended");
         }
+        char         text[64];
         const double silent = seconds_between(std::max(alive_[i], progress_), now);
         if (silent > silence_) {
-            char text[64];
             std::snprintf(text, sizeof(text), "has not answered for %.1f s", silent);
+            give_up(int(i), text);
+        }
+        // Not for what others keep it from: the rank that has put in less than this one is the one that is late.
+        const bool late = shm_.counted(OA_INPUT, int(i)) < shm_.counted(OA_INPUT, shm_.index());
+        if (late && waited() > timeout_) {
+            std::snprintf(text, sizeof(text), "is alive but has not come for %.1f s", waited());
             give_up(int(i), text);
         }
     }

@@ -1,7 +1,9 @@
 // Ends waits that would never end. A rank that waits beats (one whose program beats for it while it computes, always);
 // a rank that others wait for and that neither beats nor counts for the silence is given up: it is late, stopped or
 // stuck. A rank whose process is gone is given up at once. The rest of the timeout is for the hosts that wait for this
-// one (host_stage.h), so that they hear the name of the rank instead of finding their neighbour silent.
+// one (host_stage.h), so that they hear the name of the rank instead of finding their neighbour silent. A rank whose
+// program beats for it but that computes for the whole timeout while others wait is given up too; other hosts that wait
+// give up then as well, and may name its LM instead.
 #pragma once
 
 #include "shm_stage.h"
@@ -24,7 +26,6 @@ class oa_watch {
     void look(const std::function<bool(int)> & behind);
 
     double waited() const; // seconds since the last progress, as of the last look that was due
-    double timeout() const { return timeout_; }
 
   private:
     using clock = std::chrono::steady_clock;

@@ -21,6 +21,11 @@ constexpr size_t OA_LARGEST_MESSAGE = 60 * 1024;
 void oa_q8_encode(const float * from, size_t n, char * to); // ceil(n / 32) blocks
 void oa_q8_decode(const char * from, size_t n, float * to);
 
+// Bytes on the wire per byte of f32.
+constexpr double oa_wire_ratio(oa_wire_format format) {
+    return format == OA_WIRE_Q8 ? double(OA_Q8_BYTES) / (OA_Q8_VALUES * 4) : 1;
+}
+
 struct oa_wire {
     oa_dtype       dtype;
     oa_wire_format format;

@@ -4,7 +4,7 @@
 //   OALLAMA_RANK_THREADS  its threads; default the backend's
 //   OALLAMA_RANK_HOST     id of its host; default the host's name
 //   OALLAMA_RANK_SPEEDS   of all ranks, separated by commas: the fastest of a host speaks for it; default all alike
-//   OALLAMA_RANK_TIMEOUT  seconds until a rank that does nothing is given up; default 60
+//   OALLAMA_RANK_TIMEOUT  seconds until a rank that others wait for is given up (loading: ten times that); default 60
 //   OALLAMA_ALLREDUCE     auto (default), star, tree, exchange, rabenseifner or pipelined
 //   OALLAMA_RANK_MEMORY   resident (default) or minimal: weights in a file, few of them in memory; on the CPU only
 //   OALLAMA_RANK_FOLDER   where that file lies; default /var/tmp

@@ -21,7 +21,8 @@ namespace {
 
 constexpr auto   grace            = std::chrono::seconds(1);
 constexpr int    failed_exit_code = 3;
-constexpr double silence          = 4; // seconds without a sign of life; a rank shows ten a second
+constexpr double silence          = 4;  // seconds without a sign of life; a rank shows ten a second
+constexpr double loading          = 10; // timeouts between the first rank that has loaded and the last: disks differ
 
 MPI_Comm    g_comm    = MPI_COMM_NULL;
 bool        g_started = false; // MPI, by us
@@ -166,15 +167,18 @@ const char * oa_rank_error() {
 bool oa_rank_broadcast(void * data, size_t nbytes) {
     MPI_Request request;
     MPI_Ibcast(data, int(nbytes), MPI_BYTE, 0, g_comm, &request);
-    return wait(request, "telling a call to all ranks");
+    // The others wait for as long as rank 0's program likes; rank 0 finds them waiting.
+    return wait(request, "telling a call to all ranks", oa_rank_own() == 0 ? g_settings.timeout : 0);
 }
 
 bool oa_rank_all_ok(bool ok, int * failed) {
-    int         mine = ok ? oa_rank_count() : oa_rank_own(), first = mine;
+    static int  mine, first; // after a timeout MPI may still write to them
     MPI_Request request;
+    mine = first = ok ? oa_rank_count() : oa_rank_own();
     MPI_Iallreduce(&mine, &first, 1, MPI_INT, MPI_MIN, g_comm, &request);
-    const bool told = wait(request, "asking whether all ranks have loaded the model");
-    *failed         = first;
+    const char * what = "asking whether all ranks have loaded the model (a longer timeout gives them longer)";
+    const bool   told = wait(request, what, loading * g_settings.timeout);
+    *failed           = first;
     return told && first == oa_rank_count();
 }
 

@@ -13,7 +13,7 @@
 struct oa_rank_comm_settings {
     std::string         host;           // id of this rank's host; empty: its name
     std::vector<double> speeds;         // by rank, in any unit: the fastest of a host speaks for it; empty: all alike
-    double              timeout   = 60; // seconds until a rank that does nothing is given up
+    double              timeout   = 60; // seconds until a rank that others wait for is given up
     oa_algorithm        algorithm = OA_AUTO;
     oa_wire_format      wire      = OA_WIRE_NATIVE;
 };

@@ -52,7 +52,9 @@ def run(
     memory: Annotated[
         str, typer.Option(help="resident, or minimal: ranks keep the weights they compute with, the others in a file.")
     ] = "resident",
-    timeout: Annotated[float, typer.Option(min=1.0, help="Seconds until a rank that does nothing is given up.")] = 60.0,
+    timeout: Annotated[
+        float, typer.Option(min=1.0, help="Seconds until a rank that others wait for is given up.")
+    ] = 60.0,
     n_generate: Annotated[int, typer.Option("--n-generate", min=1, help="Most tokens to generate.")] = 128,
     temperature: Annotated[float, typer.Option(min=0.0, help="0: always the most likely token.")] = 0.8,
     seed: Annotated[int | None, typer.Option(help="Seed of the sampler.")] = None,

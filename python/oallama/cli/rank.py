@@ -48,10 +48,10 @@ def answer(job: RankJob, n_threads: int) -> None:
     Raises:
         OallamaError: when a rank is gone.
     """
-    llm = rank_llama(job, n_threads)
     try:
+        llm = rank_llama(job, n_threads)
         clock, text = complete(llm, job.prompt, job.n_generate, job.temperature, job.seed, quiet=job.json)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         if why := engine.core().rank_error():
             raise OallamaError(f"the answer ends here: {why}") from error
         raise

@@ -26,7 +26,6 @@ from .mpi import INSTALL
 DTYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
 ALGORITHMS = {"auto": 0, "star": 1, "tree": 2, "exchange": 3, "rabenseifner": 4, "pipelined": 5}
 WIRES = {"native": 0, "q8": 1}
-WIRE_RATIO = {"native": 1.0, "q8": 34 / 128}  # bytes on the wire per byte of float32
 
 
 class CommError(OallamaError):
@@ -142,13 +141,18 @@ def choose(n_bytes: int, ranks: Sequence[tuple[str, float]], links: Links, wire:
         ranks: (host id, speed) of every rank, as for `Topology.of`.
         links: measured by `AllReduce.probe`, or `Links.assumed()`.
 
+    Raises:
+        CommError: the bytes are negative, the wire is unknown, or `Topology.of` raises it.
+
     Example:
         >>> print(choose(16384, [("a", 1), ("a", 1), ("b", 1), ("b", 1)], Links.assumed()))
     """
+    if n_bytes < 0:
+        raise CommError(f"expected a number of bytes, got {n_bytes}")
     numbers = asdict(links)
     numbers.pop("source")
-    ratio = WIRE_RATIO[wire] if wire in WIRES else _unknown("wire", wire, WIRES)
-    found = _checked(_native().choose, n_bytes, list(ranks), *numbers.values(), ratio)
+    code = WIRES[wire] if wire in WIRES else _unknown("wire", wire, WIRES)
+    found = _checked(_native().choose, n_bytes, list(ranks), *numbers.values(), code)
     return Choice(found["algorithm"], tuple(Prediction(*p) for p in found["all"]), found["text"])
 
 

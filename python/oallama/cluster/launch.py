@@ -42,7 +42,7 @@ class Group:
         ssh_agent: what starts a program on another host, in place of ssh.
         algorithm, wire: of the all-reduce, see docs/cluster.md.
         memory: "resident", or "minimal": weights in a file on each host, few of them in memory (CPU only).
-        timeout_s: after which a rank that does nothing is given up.
+        timeout_s: after which a rank that others wait for is given up (while loading: ten times that).
         variables: more of the environment for the ranks.
     """
 

@@ -47,6 +47,7 @@ def mpirun(
     environment: Mapping[str, str] | None = None,
     network: str | None = None,
     ssh_agent: str | None = None,
+    flags: Sequence[str] = (),
 ) -> list[str]:
     """The command that runs `program` on every slot of the hosts; rank 0 is the first slot of the first host.
 
@@ -54,6 +55,7 @@ def mpirun(
         environment: variables that the ranks get beside those of their host.
         network: the network between the hosts as CIDR ("10.0.0.0/24"); default: MPI's choice.
         ssh_agent: what starts a program on another host, in place of ssh.
+        flags: more of mpirun's own.
     """
     command = [str(find_mpirun()), *_TRANSPORT, "--bind-to", "none"]
     if network:
@@ -63,7 +65,7 @@ def mpirun(
     command += ["--host", ",".join(f"{h.name}:{h.slots}" for h in hosts), "-n", str(sum(h.slots for h in hosts))]
     for name, value in (environment or {}).items():
         command += ["-x", f"{name}={value}"]
-    return [*command, *program]
+    return [*command, *flags, *program]
 
 
 def environment() -> dict[str, str]:
