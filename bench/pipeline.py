@@ -40,7 +40,7 @@ CTX = 1024
 
 @dataclass(frozen=True)
 class Setting:
-    """A cluster: threads and memory (share of the layers' bytes) of each device, and the conditions of its cable."""
+    """A cluster: threads and memory (share of the layers' bytes, beside compute buffers) of each device; its cable."""
 
     name: str
     devices: tuple[tuple[int, float], ...]
@@ -54,23 +54,27 @@ SETTINGS = (
     Setting("fast and slow, 100 Mbit", ((2, 0.7), (1, 1.3)), (Conditions(1e8, 1e-3),) * 2),
     Setting("three, one far away", ((2, 0.5), (1, 0.5), (2, 0.5)), (FAST, FAST, Conditions(1e8, 5e-3))),
     Setting(
-        "loss: the faster one has jitter and loss",
-        ((2, 1.3), (1, 1.3)),
-        (Conditions(1e9, 1e-3, jitter_s=1e-3, loss=0.02), FAST),
+        "loss: the faster link has jitter and loss",
+        ((2, 1.3), (2, 1.3)),
+        (Conditions(1e9, 1e-3, jitter_s=1e-3, loss=0.03), Conditions(1e8, 2e-3)),
         without_qos=True,
     ),
 )
 
 
-def measure(setting: Setting, model: Path, layer_bytes: int, folder: Path, options: Any) -> list[dict[str, Any]]:
+def measure(
+    setting: Setting, model: Path, layer_bytes: int, compute_bytes: int, folder: Path, options: Any
+) -> list[dict[str, Any]]:
     """One entry per plan."""
-    cables = {host: cable for host, cable in enumerate(setting.cables, 1)}
-    with NetLab(len(setting.devices) + 1, {0: Conditions(rate_bit=1e10), **cables}) as lab:
+    cables: dict[Any, Conditions] = {0: Conditions(rate_bit=1e10)}
+    for host, cable in enumerate(setting.cables, 1):
+        cables |= {host: cable, (0, host): cable, (host, 0): cable}
+    with NetLab(len(setting.devices) + 1, cables) as lab:
         devices = folder / "devices.toml"
         devices.write_text(
             "".join(
                 f'[[device]]\nname = "h{host}"\nhost = "h{host}"\naddress = "{lab.address(host)}:50052"\n'
-                f"threads = {threads}\nmemory = {int(share * layer_bytes)}\n"
+                f"threads = {threads}\nmemory = {int(share * layer_bytes) + compute_bytes}\n"
                 for host, (threads, share) in enumerate(setting.devices, 1)
             )
         )
@@ -112,12 +116,6 @@ def _run(lab: NetLab, command: list[str]) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
-def _layer_bytes(model: Path) -> int:
-    """Of all layers together: weights and KV cache."""
-    read = read_model(model, Settings(n_ctx=CTX))
-    return sum(t.nbytes for t in read.graph.tensors if t.layer is not None) + read.kv_bytes * read.graph.n_layer
-
-
 def _without_qos(plan: ClusterPlan) -> ClusterPlan:
     problem = replace(plan.problem, settings=replace(plan.problem.settings, wq1=0.0, wq2=0.0, wq3=0.0))
     found = allocate(problem)
@@ -148,10 +146,11 @@ def main() -> None:
         model = options.model
         if model is None:
             model = make_model(folder / "model.gguf", arch="llama", shape="small", file_type="Q8_0", overrides=SHAPE)
-        layer_bytes = _layer_bytes(model)
+        read = read_model(model, Settings(n_ctx=CTX))
+        layers = sum(t.nbytes for t in read.graph.tensors if t.layer is not None) + read.kv_bytes * read.graph.n_layer
         lines = [describe(["python", "bench/pipeline.py", *sys.argv[1:]])]
         for setting in chosen:
-            lines += measure(setting, model, layer_bytes, folder, options)
+            lines += measure(setting, model, layers, read.compute_bytes, folder, options)
     text = "".join(json.dumps(line) + "\n" for line in lines)
     if options.out:
         options.out.write_text(text, encoding="utf-8")

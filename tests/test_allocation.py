@@ -327,7 +327,7 @@ def test_prediction_adds_up():
     devices = (Device("client", 0, 1e9), Device("a", 10, 1e9, 4e9), Device("b", 10, 2e9))
     network = Network.uniform([device.name for device in devices], quality)
     problem = Problem(devices, network, (Layer(1e6, 1, 100),) * 3, Layer(5e6, 0, 100))
-    found = predict_latency(problem, ("a", "a", "b"), 10, n_ubatch=8, input_bytes=50)
+    found = predict_latency(problem, ("a", "a", "b"), 10, n_ubatch=8, n_ctx=25)
     assert found.tpot_compute_s == pytest.approx(2e-3 + 0.5e-3 + 5e-3)
     # client->a, a->client, client->b, b->client; the servers are sent 50 bytes more.
     assert found.tpot_links_s == pytest.approx(4 * (1e-3 + 1e-4) + 2 * 5e-5)

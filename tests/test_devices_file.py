@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from oallama.cluster.devices import load_devices
@@ -23,8 +25,11 @@ ssh_options = ["-p", "2222"]
 
 [[device]]
 name = "here"
-address = "[::1]:50053"
+address = "localhost:50053"
 memory = 1000000
+device = "CUDA1"
+threads = 3
+python = "/opt/python"
 flops = 3e10
 prefill_flops = 4e11
 bandwidth = "117MB"
@@ -35,7 +40,7 @@ E_p = 1.0
 beta = 0.8
 links = "direct"
 """
-DEVICE = '[[device]]\nname = "a"\naddress = "h:1"\nmemory = 1\n'
+DEVICE = '[[device]]\nname = "a"\naddress = "10.0.0.1:1"\nmemory = 1\n'
 
 
 def write(tmp_path, text):
@@ -50,7 +55,10 @@ def test_everything_is_read(tmp_path):
     desk, here = found.devices
     assert (desk.host, desk.address, desk.memory_bytes) == ("me@desk.lan", ("192.168.1.20", 50052), 8 * 2**30)
     assert desk.ssh_options == ("-p", "2222") and not desk.is_local and desk.flops is None and desk.bandwidth is None
-    assert here.is_local and here.address == ("::1", 50053) and here.memory_bytes == 1000000
+    assert here.is_local and here.address == ("127.0.0.1", 50053) and here.memory_bytes == 1000000
+    assert (here.device, here.threads, here.python) == ("CUDA1", 3, "/opt/python") and here.is_loopback
+    assert (desk.device, desk.threads, desk.python) == (None, 0, None) and not desk.is_loopback
+    assert (desk.echo_port, replace(desk, address=("10.0.0.1", 60000)).echo_port) == (60052, 50000)
     assert (here.flops, here.prefill_flops, here.bandwidth) == (3e10, 4e11, 117e6)
     assert found.settings == Settings(wq1=0.0, e_p=1.0, beta=0.8) and found.links == "direct"
 
@@ -77,16 +85,21 @@ def test_defaults(tmp_path):
         (DEVICE.replace("memory = 1", 'memory = "much"'), r"\(a\)\.memory: expected bytes .*got 'much'"),
         (DEVICE.replace("memory = 1", 'memory = "50%"'), r"\(a\)\.memory: expected bytes .*got '50%'"),
         (DEVICE.replace("memory = 1", "memory = true"), r"\(a\)\.memory: expected bytes .*got True"),
-        (DEVICE.replace('"h:1"', '"h"'), r"\(a\)\.address: expected host:port .*got 'h'"),
-        (DEVICE.replace('"h:1"', '"h:99999"'), r"\(a\)\.address: expected host:port .*got 'h:99999'"),
+        *(
+            (
+                DEVICE.replace("10.0.0.1:1", wrong),
+                rf"\(a\)\.address: expected an IPv4 address and a port .*got '{wrong}'",
+            )
+            for wrong in ("h", "h:1", "10.0.0.1:99999", "10.0.0.1:0", "0.0.0.0:1", "::1:50052", "10.0.0.1")
+        ),
         (DEVICE + 'host = "-oProxyCommand=x"', r"\(a\)\.host: expected a text that does not begin with a dash"),
         (DEVICE + "flops = 0", r"\(a\)\.flops: expected a number above 0 per second, got 0"),
         (DEVICE + "flops = nan", r"\(a\)\.flops: expected a number above 0 per second, got nan"),
         (DEVICE + 'ssh_options = "-p 22"', r"\(a\)\.ssh_options: expected a list of texts, got '-p 22'"),
-        (DEVICE + DEVICE.replace("h:1", "h:2"), "device.name: expected every name once, got 'a 2 times'"),
+        (DEVICE + DEVICE.replace(".1:1", ".1:2"), "device.name: expected every name once, got 'a 2 times'"),
         (
             DEVICE + DEVICE.replace('"a"', '"b"'),
-            "device.address: expected every address once, got 'h:1 on the network 2 times'",
+            "device.address: expected every address once, got '10.0.0.1:1 on the network 2 times'",
         ),
         ('[client]\nname = "a"\n' + DEVICE, "device.name: expected every name once, got 'a 2 times'"),
         ("client = 1\n" + DEVICE, "client: expected a table, got 1"),

@@ -106,9 +106,10 @@ def test_a_pipeline_says_what_one_process_says(arch: str, tiny: Callable[..., Pa
     half = sum(t.nbytes for t in read.graph.tensors if t.layer is not None) // 2 + read.kv_bytes * read.graph.n_layer
     budget = f"{half + (24 << 20)}"
     with pipeline(model, tmp_path, {"a": local(budget), "b": local(budget)}, []) as (running, _):
-        # Both halves of the layers, and one layer here: every kind of boundary is crossed.
+        # One layer here, and the others on both: every kind of boundary is crossed.
         n = read.graph.n_layer
-        layers = ("a",) * (n // 2) + ("b",) * (n - n // 2)
+        here = ("client",) if n > 2 else ()
+        layers = here + ("a",) * (n // 2 - len(here)) + ("b",) * (n - n // 2)
         running.plan = running.plan.allocated(running.plan.problem, layers, 0.0)
         tokens = [token.id for token in running.complete(PROMPT, 24, 0.0, None)]
     assert tokens == expected(model, 24)
@@ -200,9 +201,13 @@ def test_a_cut_cable_ends_within_five_seconds(tiny: Callable[..., Path], tmp_pat
         made.allocated(made.problem, ("a",) * (n // 2) + ("b",) * (n - n // 2), 0.0).save(plan)
         with complete_on_lab(lab, model, plan, 400) as client:
             lab.cut(2)
-            out, said = client.communicate(timeout=90)
-        assert client.returncode == 0, said
-    assert "the host of b has not answered for 3.5 s" in said
+            cut = time.monotonic()
+            assert client.stderr is not None
+            said = next(line for line in client.stderr if "the host of b has not answered for 3.5 s" in line)
+            noticed = time.monotonic() - cut
+            out, more = client.communicate(timeout=90)
+        assert client.returncode == 0, said + more
+    assert noticed < 5, said
     result = json.loads(out)
     assert result["tokens"] == expected(model, 400)
     assert set(result["layers"]) == {"a"} and result["changes"][0]["layers"] == result["layers"]
@@ -215,7 +220,7 @@ def test_a_slower_link_moves_layers_with_their_kv_cache(tiny: Callable[..., Path
         cluster = load_devices(cluster_file(tmp_path, on_lab(lab)))
         made = plan_for(read_model(model, Settings(n_ctx=4096, n_threads=1)), cluster)
         made.allocated(made.problem, ("a",) * len(made.layers), 0.0).save(plan)
-        with complete_on_lab(lab, model, plan, 3000) as client:
+        with complete_on_lab(lab, model, plan, 2000) as client:
             time.sleep(6)  # the watch knows what is usual
             lab.set_conditions({1: Conditions(rate_bit=1e9, delay_s=20e-3)})
             out, said = client.communicate(timeout=240)
@@ -223,7 +228,7 @@ def test_a_slower_link_moves_layers_with_their_kv_cache(tiny: Callable[..., Path
     result = json.loads(out)
     assert set(result["layers"]) == {"b"}, said
     assert len(result["changes"]) == 1 and "link client -> a" in result["changes"][0]["why"]
-    assert result["tokens"] == expected(model, 3000, 4096)
+    assert result["tokens"] == expected(model, 2000, 4096)
 
 
 def ask(port: int, n: int = 4) -> dict[str, Any]:
@@ -289,11 +294,12 @@ def test_plan_measures_solves_and_explains(tiny: Callable[..., Path], tmp_path: 
     [
         ({"a": 'host = "nowhere.invalid"\naddress = "127.0.0.1:50052"\nmemory = "1GiB"'}, [], "device a on nowhere"),
         ({"a": 'address = "127.0.0.1:50052"\nmemory = "900GiB"'}, [], "devices.toml promises 900.0 GiB"),
-        ({"a": 'address = "127.0.0.1:50052"\nmemory = "1MiB"'}, [], "too few"),
+        ({"a": 'address = "127.0.0.1:50052"\nmemory = "7MiB"'}, [], "too few"),
+        ({"a": 'address = "127.0.0.1:50052"\nmemory = "1MiB"'}, [], "its compute buffers alone take"),
         ({"a": 'address = "127.0.0.1:50052"\nmemory = "1GiB"\ndevice = "CUDA7"'}, [], "unknown device 'CUDA7'"),
         ({"a": 'address = "127.0.0.1:50052"\nmemory = "1GiB"'}, ["--solver", "luck"], "unknown --solver 'luck'"),
     ],
-    ids=["unreachable", "more memory than there is", "does not fit", "unknown device", "solver"],
+    ids=["unreachable", "more memory than there is", "does not fit", "not even buffers", "unknown device", "solver"],
 )
 def test_what_is_wrong_is_one_line(
     devices: dict[str, str], more: list[str], message: str, tiny: Callable[..., Path], tmp_path: Path
@@ -302,6 +308,15 @@ def test_what_is_wrong_is_one_line(
     command = [OALLAMA, "cluster", "plan", str(tiny("llama")), "--devices", str(cluster), "--ctx", "512", *more]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_a_prompt_that_is_too_long_is_one_line(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    """Also one that is longer than an argument of a program may be."""
+    with (
+        pipeline(tiny("llama"), tmp_path, {"a": local("1GiB")}, []) as (running, _),
+        pytest.raises(OallamaError, match="tokens leave no room in a context of 1024"),
+    ):
+        list(running.complete(PROMPT * 5000, 1, 0.0, None))
 
 
 def test_a_port_in_use_is_one_line(tiny: Callable[..., Path], tmp_path: Path) -> None:

@@ -92,7 +92,8 @@ class reader {
 struct window {
     std::map<uintptr_t, area>   areas; // by their end
     std::map<uintptr_t, ranges> after; // what was read after the piece that begins with a weight
-    uintptr_t                   last       = 0;
+    uintptr_t                   last = 0;
+    std::mutex                  order; // of after and last: contexts may compute side by side
     int                         n_backends = 0;
     reader                      ahead;
 
@@ -144,9 +145,8 @@ void get_tensor(ggml_backend_buffer_t, const ggml_tensor * tensor, void * data, 
 }
 
 void clear(ggml_backend_buffer_t buffer, uint8_t value) {
-    if (value) {
-        std::memset(buffer->context, value, buffer->size); // a new file is zeros
-    }
+    std::memset(buffer->context, value, buffer->size);
+    count(buffer, buffer->size);
 }
 
 constexpr ggml_backend_buffer_i buffer_interface = {
@@ -175,7 +175,7 @@ ggml_backend_buffer_type_t real_of(ggml_backend_buffer_type_t buft) {
 }
 
 ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t buft, size_t size) {
-    if (the().n_backends > 0) {
+    if (the().n_backends > 0) { // KV cache and compute buffers, and the weights of any further model
         return ggml_backend_buft_alloc_buffer(real_of(buft), size);
     }
     const size_t whole = (size + page - 1) / page * page;
@@ -245,13 +245,16 @@ ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
     if (reads.empty()) {
         return w.compute(backend, graph);
     }
-    // Pieces follow one another as they did before.
-    if (w.last) {
-        w.after[w.last] = reads;
-    }
-    w.last = reads.front().first;
-    if (const auto next = w.after.find(w.last); next != w.after.end()) {
-        w.ahead.ask(next->second);
+    {
+        // Pieces follow one another as they did before.
+        std::lock_guard<std::mutex> lock(w.order);
+        if (w.last) {
+            w.after[w.last] = reads;
+        }
+        w.last = reads.front().first;
+        if (const auto next = w.after.find(w.last); next != w.after.end()) {
+            w.ahead.ask(next->second);
+        }
     }
     const ggml_status status = w.compute(backend, graph);
     for (const range & r : reads) {

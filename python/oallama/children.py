@@ -7,7 +7,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import IO, Any
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -28,3 +28,10 @@ def forwarded_signals(process: subprocess.Popen[Any]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def last_words(output: IO[bytes]) -> str:
+    """The last line that a process has written to a file."""
+    output.seek(0)
+    lines = [line.strip() for line in output.read().decode("utf-8", "replace").split("\n") if line.strip()]
+    return lines[-1] if lines else "it says nothing"

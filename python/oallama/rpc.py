@@ -14,7 +14,7 @@ import time
 from types import TracebackType
 
 from oallama import engine, runtime
-from oallama.children import die_with_parent
+from oallama.children import die_with_parent, last_words
 from oallama.errors import OallamaError
 
 START_TIMEOUT_S = 20.0
@@ -32,11 +32,12 @@ def share_processor() -> None:
 
 
 class LocalRpcServer:
-    """`ggml-rpc-server` with the CPU as its device, on 127.0.0.1 and a free port; a context manager.
+    """`ggml-rpc-server` with one device, on 127.0.0.1 and a free port; a context manager.
 
     Start it from a thread that lives as long as it is needed: the kernel ends it with the thread that started it.
 
     Args:
+        device: ggml's name of the device behind it.
         threads: CPU threads; default: the CPUs this process may use (client and server compute in turns).
         register: make its devices known to this process; they are then `devices`, and the server lives until the
             process ends. False: it is for another process and ends with the `with` block.
@@ -48,14 +49,14 @@ class LocalRpcServer:
     ...     llm = Llama("model.gguf", vram="2GiB")  # on server.devices[0]
     """
 
-    def __init__(self, threads: int | None = None, register: bool = True) -> None:
+    def __init__(self, threads: int | None = None, register: bool = True, device: str = "CPU") -> None:
         share_processor()
         self.endpoint = f"127.0.0.1:{free_port()}"
         self.devices: list[str] = []
         self._register = register
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the server)
         host, port = self.endpoint.split(":")
-        command = [str(runtime.program("ggml-rpc-server")), "--host", host, "--port", port, "--device", "CPU"]
+        command = [str(runtime.program("ggml-rpc-server")), "--host", host, "--port", port, "--device", device]
         self._process = subprocess.Popen(
             [*command, "--threads", str(threads or len(os.sched_getaffinity(0)))],
             stdin=subprocess.DEVNULL,
@@ -86,18 +87,13 @@ class LocalRpcServer:
         end = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < end:
             if self._process.poll() is not None:
-                raise OallamaError(f"the local RPC server ended at once: {self._last_words()}")
+                raise OallamaError(f"the local RPC server ended at once: {last_words(self._log)}")
             try:
                 socket.create_connection((host, int(port)), timeout=1).close()
                 return
             except OSError:
                 time.sleep(0.02)
-        raise OallamaError(f"the local RPC server did not answer within {START_TIMEOUT_S:g} s: {self._last_words()}")
-
-    def _last_words(self) -> str:
-        self._log.seek(0)
-        lines = self._log.read().decode("utf-8", "replace").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip()), "it left no log")
+        raise OallamaError(f"the local RPC server did not answer within {START_TIMEOUT_S:g} s: {last_words(self._log)}")
 
     def _stop(self) -> None:
         self._process.kill()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import signal
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from oallama.cluster.devices import load_devices
 from oallama.cluster.explain import explain
 from oallama.cluster.measure import measure_network, measure_problem, read_model
 from oallama.cluster.members import members
-from oallama.cluster.pipeline import Options, Pipeline, Token
+from oallama.cluster.pipeline import HORIZON_TOKENS, Options, Pipeline, Token
 from oallama.cluster.render import render_explanation, render_network, render_prediction
 from oallama.cluster.stages import StageJob, placed
 from oallama.cluster.watch import Lost
@@ -59,6 +60,7 @@ def plan(
     cluster = load_devices(devices)
     read = read_model(model, settings(ctx=ctx, ubatch=ubatch, type_k=type_k, type_v=type_v, threads=threads))
     warn_if_busy()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with members(cluster.devices, _agent(ssh_agent)) as hosts, progress_bar("measuring") as report:
         problem = measure_problem(read, cluster, hosts, report)
     chosen = allocate(problem, solver=solver)  # type: ignore[arg-type]
@@ -124,7 +126,7 @@ def run_plan(
         times = [token.at for token in tokens]
         ttft = times[0] if times else None
         tpot = (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None
-        predicted = made.predict(n_prompt)
+        predicted = pipeline.plan.predict(n_prompt)
         if json:
             text = b"".join(token.piece for token in tokens).decode("utf-8", "replace")
             result = {"text": text, "n_prompt": n_prompt, "n_generated": len(tokens), "ttft_s": ttft, "tpot_s": tpot}
@@ -150,11 +152,12 @@ def run_plan(
 @contextmanager
 def _pipeline(model: Path, made: ClusterPlan, ssh_agent: Path | None, options: Options) -> Iterator[Pipeline]:
     """Devices that cannot be used any more are planned without."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # everything that was started ends as with Ctrl-C
     gone: list[Lost] = []
     with members(made.devices, _agent(ssh_agent), lambda name, error: gone.append(Lost(name, str(error)))) as hosts:
         pipeline = Pipeline(model, made, hosts, options, say)
         for lost in gone:
-            pipeline.lose(lost)
+            pipeline.lose(lost, HORIZON_TOKENS)
         pipeline.check_links()
         yield pipeline
 

@@ -1,7 +1,8 @@
-"""The client's process of `oallama cluster run --plan`: `python -m oallama.cli.pipeline JOB`, started by pipeline.py.
+"""The client's process of `oallama cluster run --plan`: `python -m oallama.cli.pipeline`, started by pipeline.py.
 
-Events are lines of JSON on standard output: "loaded", then every "token", at last "done", or an "error". A line
-`save PATH` on standard input is obeyed between two tokens, by writing the KV cache and ending.
+The job is the first line of standard input. Events are lines of JSON on standard output: "loaded", then every "token",
+at last "done"; or an "error", or "lost" when a server is. A line `save PATH` on standard input is obeyed between two
+tokens, by writing the KV cache and ending.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import sys
 import time
 from typing import Any
 
-from oallama.cluster.stages import Generation, StageJob
+from oallama.cluster.stages import Generation, ServerLost, StageJob
 from oallama.errors import OallamaError
 from oallama.rpc import share_processor
 
@@ -29,19 +30,23 @@ def main() -> None:
     def say(**content: Any) -> None:
         events.write(json.dumps(content) + "\n")
 
-    job = StageJob.loads(sys.argv[1])
+    job = StageJob.loads(sys.stdin.readline())
     started = time.perf_counter()
     try:
         generation = Generation(job)
+        if job.dry:
+            say(loaded=0.0, tokens=[], memory=generation.memory)
+            return
         say(loaded=time.perf_counter() - started, tokens=generation.tokens, memory=generation.memory)
         started = time.perf_counter()
         for token, piece in generation:
             say(token=token, piece=piece.hex(), at=time.perf_counter() - started)
             if path := _asked_to_save():
-                generation.save(path)
-                say(saved=path)
+                say(saved=path if generation.save(path) else None)
                 return
         say(done=True)
+    except ServerLost as error:
+        say(lost=" ".join(str(error).split()))
     except (OallamaError, RuntimeError, ValueError) as error:
         say(error=" ".join(str(error).split()))
         raise SystemExit(1) from None

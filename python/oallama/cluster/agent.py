@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from oallama.children import die_with_parent
+from oallama.children import die_with_parent, last_words
 from oallama.errors import OallamaError
 from oallama.rpc import LocalRpcServer, share_processor
 
@@ -52,42 +52,46 @@ class Agent:
         core = engine.core()
         chosen = engine.device(device or autoplan.find_accelerator() or "CPU")
         free = core.host_memory() if chosen.name == "CPU" else chosen.memory_free
-        return {"host": socket.gethostname(), "pid": os.getpid(), "engine": core.ENGINE_ID} | {
+        machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()  # containers of one machine share it
+        return {"machine": machine, "pid": os.getpid(), "engine": core.ENGINE_ID} | {
             "device": chosen.name,
             "description": chosen.description,
             "memory": free,
         }
 
-    def listen(self, address: str, token: str) -> dict[str, Any]:
+    def listen(self, address: str, port: int, token: str) -> dict[str, Any]:
         """Start the echo that links are measured with, and that says what the server does."""
         try:
-            self._echo = Echo((address, 0), bytes.fromhex(token), self._state)
+            self._echo = Echo((address, port), bytes.fromhex(token), self._state)
         except OSError as error:
-            raise OallamaError(f"cannot listen on {address}: {error.strerror}") from None
-        return {"port": self._echo.address[1]}
+            raise OallamaError(f"the probe cannot listen on {address}:{port}: {error.strerror}") from None
+        return {}
 
     def probe(self, address: str, port: int, token: str, message_bytes: int) -> dict[str, Any]:
         """The link from here to another agent's echo."""
         return vars(measure_link((address, port), bytes.fromhex(token), message_bytes))
 
     def profile(self, graph: str, device: str, threads: int, options: dict[str, Any]) -> dict[str, Any]:
-        """Times of the model's operators on the device, and seconds that an RPC server adds to a change of device."""
-        from oallama import engine
+        """Times of the model's operators behind an RPC server, as they will run, and seconds that a change of device
+        costs there beside the link.
+        """
         from oallama.planning import OperatorGraph
         from oallama.profiling.fingerprint import cpu_set
         from oallama.profiling.profiler import profile_machine
 
-        threads = threads or len(cpu_set())
-        found = profile_machine(
-            OperatorGraph.from_json(graph), [device], n_threads=threads, progress=self._progress, **options
-        )
-        times = {
-            kind: [vars(entry) for entry in getattr(found, kind) if entry.device == device]
-            for kind in ("operators", "attention")
-        }
-        with LocalRpcServer(threads) as server:
-            software = engine.core().switch_bench(server.devices[0], threads)
-        return {"times": times, "software_s": float(software), "threads": threads}
+        n_threads = threads or len(cpu_set())
+        with LocalRpcServer(n_threads, device=device) as server:
+            (name,) = server.devices
+            found = profile_machine(
+                OperatorGraph.from_json(graph),
+                [name],
+                n_threads=n_threads,
+                host=False,
+                progress=self._progress,
+                **options,
+            )
+        times = {kind: [vars(entry) for entry in getattr(found, kind)] for kind in ("operators", "attention")}
+        return {"name": name, "times": times, "software_s": found.switch_time(name) or 0.0}
 
     def serve(self, address: str, port: int, token: str, device: str, threads: int, cache_bytes: int) -> dict[str, Any]:
         """Start the RPC server; it keeps up to `cache_bytes` of weights for the next time, 0: none."""
@@ -100,25 +104,24 @@ class Agent:
             raise OallamaError(f"an RPC server cannot listen on {address}:{port}: {error.strerror}") from None
         command = [str(runtime.program("ggml-rpc-server")), "--port", str(port), "--device", device]
         command += ["--threads", str(threads or len(cpu_set())), "--host", address]
-        self._token = tempfile.NamedTemporaryFile(prefix="oallama-")  # noqa: SIM115 (removed with this object)
-        self._token.write(token.encode())
-        self._token.flush()
-        environment = {**os.environ, TOKEN_VARIABLE: self._token.name}
+        environment = dict(os.environ)
         if cache_bytes:
-            folder = weights_folder()
+            folder = weights_folder() / f"{device}-{port}"
             prune(folder / "rpc", cache_bytes)
             environment["LLAMA_CACHE"] = str(folder)
             command += ["--cache"]
-        share_processor()
-        self._server = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            preexec_fn=die_with_parent,
-        )
-        self._wait_until_up(address, port)
+        with tempfile.NamedTemporaryFile(prefix="oallama-") as file:  # the server has read it when it listens
+            file.write(token.encode())
+            file.flush()
+            self._server = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=subprocess.STDOUT,
+                env=environment | {TOKEN_VARIABLE: file.name},
+                preexec_fn=die_with_parent,
+            )
+            self._wait_until_up(address, port)
         return {"pid": self._server.pid}
 
     def stop(self) -> dict[str, Any]:
@@ -132,24 +135,19 @@ class Agent:
     def words(self) -> dict[str, Any]:
         """How the server has ended: by which signal, or with which last line."""
         code = self._server.poll() if self._server else None
-        return {"words": f"killed by signal {-code}" if code is not None and code < 0 else self._last_words()}
+        return {"words": f"killed by signal {-code}" if code is not None and code < 0 else last_words(self._log)}
 
     def _wait_until_up(self, address: str, port: int) -> None:
         assert self._server is not None
         end = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < end:
             if self._server.poll() is not None:
-                raise OallamaError(f"the RPC server on {address}:{port} ended at once: {self._last_words()}")
+                raise OallamaError(f"the RPC server on {address}:{port} ended at once: {last_words(self._log)}")
             with suppress(OSError):
                 socket.create_connection((address, port), timeout=1).close()
                 return
             time.sleep(0.02)
-        raise OallamaError(f"the RPC server did not listen within {START_TIMEOUT_S:g} s: {self._last_words()}")
-
-    def _last_words(self) -> str:
-        self._log.seek(0)
-        lines = self._log.read().decode("utf-8", "replace").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip()), "it says nothing")
+        raise OallamaError(f"the RPC server did not listen within {START_TIMEOUT_S:g} s: {last_words(self._log)}")
 
     def _state(self) -> int:
         if self._server is None:
@@ -191,16 +189,18 @@ def main() -> None:
     def say(content: dict[str, Any]) -> None:
         answers.write(json.dumps(content) + "\n")
 
+    share_processor()  # before the engine is loaded
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the client, which ends us
     agent = Agent(lambda done, total, what: say({"progress": [done, total, what]}))
     requests: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(requests,), daemon=True).start()
     while line := requests.get():
         request = json.loads(line)
+        number = request.pop("number")
         try:
-            say({"answer": getattr(agent, request.pop("command"))(**request)})
+            say({"number": number, "answer": getattr(agent, request.pop("command"))(**request)})
         except (OallamaError, OSError, RuntimeError, ValueError) as error:
-            say({"error": str(error)})
+            say({"number": number, "error": str(error)})
     agent.stop()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -64,8 +65,8 @@ class Allocation:
 
     @property
     def gap(self) -> float:
-        """How far the cost may be above the optimum's, relative; 0 when it is proven."""
-        return max(0.0, self.terms.total_s / self.bound_s - 1) if self.bound_s > 0 else 0.0
+        """How far the cost may be above the optimum's, relative; 0: it is proven, infinite: nothing is known."""
+        return max(0.0, self.terms.total_s / self.bound_s - 1) if self.bound_s > 0 else math.inf
 
     def held_bytes(self, device: str) -> int:
         """Bytes of the layers on a device."""

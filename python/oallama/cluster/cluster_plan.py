@@ -13,7 +13,6 @@ from ..jsonfile import read_json_object, write_text_atomic
 from ..plan import ContextSettings
 from .devices import ClientEntry, DeviceEntry
 from .network import Network
-from .outcome import Outcome
 from .predict import LatencyPrediction, predict_latency
 from .problem import Device, Layer, Problem, Settings
 from .terms import price
@@ -51,11 +50,8 @@ class ClusterPlan:
 
     def predict(self, n_prompt: int) -> LatencyPrediction:
         """TTFT and TPOT of a prompt of so many tokens."""
-        # Every server is sent the mask of the positions that there may be, and where the tokens' KV go.
-        mask = 2 * self.context.n_ctx
-        return predict_latency(
-            self.problem, self.layers, n_prompt, n_ubatch=self.context.n_ubatch, input_bytes=mask + 24
-        )
+        context = self.context
+        return predict_latency(self.problem, self.layers, n_prompt, n_ubatch=context.n_ubatch, n_ctx=context.n_ctx)
 
     def allocated(self, problem: Problem, layers: Sequence[str], bound_s: float) -> ClusterPlan:
         """The same model on another cluster, or otherwise on this one."""
@@ -126,21 +122,19 @@ class ClusterPlan:
         if len(layers) != len(problem.layers):
             raise ValueError(f"it places {len(layers)} layers, the model has {len(problem.layers)}")
         price(problem, layers)  # every device and link is known
+        devices = tuple(_entry(entry) for entry in content["devices"])
+        client, *others = [device.name for device in problem.devices]
+        if sorted(others) != sorted(entry.name for entry in devices) or client != content["client"]["name"]:
+            raise ValueError("its devices are not those it was solved for")
         return cls(
             model=content["model"],
             context=ContextSettings(**content["context"]),
             client=ClientEntry(**content["client"]),
-            devices=tuple(_entry(entry) for entry in content["devices"]),
+            devices=devices,
             problem=problem,
             layers=layers,
             bound_s=float(content["bound_s"]),
         )
-
-
-def outcome_of(plan: ClusterPlan) -> Outcome:
-    """The plan's allocation as a solver's answer."""
-    names = [device.name for device in plan.problem.devices]
-    return Outcome(tuple(names.index(name) for name in plan.layers), plan.bound_s)
 
 
 def _layer(content: Mapping[str, Any]) -> Layer:
@@ -153,4 +147,7 @@ def _entry(content: Mapping[str, Any]) -> DeviceEntry:
     values: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in content.items() if key in known
     }
-    return DeviceEntry(**values)
+    entry = DeviceEntry(**values)
+    if any(str(text).startswith("-") for text in (entry.name, entry.host, entry.python)):
+        raise ValueError(f"device {entry.name!r} has a name, host or program that begins with a dash")
+    return entry

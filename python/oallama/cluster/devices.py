@@ -20,6 +20,7 @@ E_p = 1.0
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import os
 import sys
@@ -89,7 +90,12 @@ class DeviceEntry:
     @property
     def is_loopback(self) -> bool:
         """Whether its server can be reached on its own host alone."""
-        return self.address[0] == "localhost" or self.address[0].startswith("127.") or self.address[0] == "::1"
+        return ipaddress.IPv4Address(self.address[0]).is_loopback
+
+    @property
+    def echo_port(self) -> int:
+        """Where the agent's probe listens: 10000 above the RPC server, or below where there is no such port."""
+        return self.address[1] + (10000 if self.address[1] + 10000 < 65536 else -10000)
 
 
 @dataclass(frozen=True)
@@ -227,15 +233,14 @@ class _Reader:
 
     def _address(self, where: str, value: Any) -> tuple[str, int]:
         host, _, port = str(value).rpartition(":")
-        if (
-            not isinstance(value, str)
-            or not host
-            or not port.isascii()
-            or not port.isdigit()
-            or not 0 < int(port) < 65536
-        ):
-            self._fail(where, "host:port with a port from 1 to 65535", value)
-        return host.removeprefix("[").removesuffix("]"), int(port)
+        host = "127.0.0.1" if host == "localhost" else host
+        try:
+            usable = isinstance(value, str) and not ipaddress.IPv4Address(host).is_unspecified
+        except ValueError:
+            usable = False
+        if not usable or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+            self._fail(where, "an IPv4 address and a port from 1 to 65535, as 192.168.1.20:50052", value)
+        return host, int(port)
 
     def _unique(self, key: str, values: list[str]) -> None:
         for value in values:

@@ -1,7 +1,7 @@
 """Measures the way between two hosts: an authenticated echo over TCP and UDP, and what a client makes of it.
 
-Standard library only. A connection proves that it knows the token before anything else is read from it:
-challenge (32 random bytes), answer (HMAC-SHA256 of the challenge under the token), and the echo's own proof. Then every
+Standard library only. A connection proves that it knows the token before anything else is read from it: the echo sends
+32 random bytes, the client 32 of its own and HMAC-SHA256(token, "client" and both), the echo its own proof. Then every
 message is a size (4 bytes, little endian) and so many bytes; the answer is as long, its first byte what `state` says.
 Datagrams are echoed to those who know the session's 16 bytes, which come with the proof.
 """
@@ -9,6 +9,7 @@ Datagrams are echoed to those who know the session's 16 bytes, which come with t
 from __future__ import annotations
 
 import hmac
+import math
 import os
 import socket
 import statistics
@@ -26,9 +27,9 @@ HANDSHAKE_S = 5.0
 MAX_MESSAGE = 4 << 20
 PAYLOAD = 1 << 20  # of the bandwidth's measurement (SPEC.md section 5)
 PING = 64
-_MAX_PEERS = 16
+_MAX_STRANGERS = 16  # connections that have not proven anything yet
 _SESSION = 16
-_DIGEST = 32
+_RANDOM = _DIGEST = 32
 
 
 class Echo:
@@ -44,59 +45,73 @@ class Echo:
         self._udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._udp.bind(self.address)
         self._sessions: set[bytes] = set()
-        self._free = threading.Semaphore(_MAX_PEERS)
+        self._strangers = threading.Semaphore(_MAX_STRANGERS)
+        self._closed = False
         for serve in (self._accept, self._datagrams):
             threading.Thread(target=serve, daemon=True).start()
 
     def close(self) -> None:
         """Stop; connections that are open end with the process."""
+        self._closed = True
         self._tcp.close()
         self._udp.close()
 
     def _accept(self) -> None:
-        while True:
+        while not self._closed:
             try:
                 peer, _ = self._tcp.accept()
-            except OSError:
-                return
-            if self._free.acquire(blocking=False):
+            except OSError:  # the peer has gone again, or there are no descriptors left for now
+                time.sleep(0.01)
+                continue
+            if self._strangers.acquire(blocking=False):
                 threading.Thread(target=self._serve, args=(peer,), daemon=True).start()
             else:
                 peer.close()
 
     def _serve(self, peer: socket.socket) -> None:
         session = os.urandom(_SESSION)
-        try:
-            with peer, suppress(OSError):
-                peer.settimeout(HANDSHAKE_S)
-                challenge = os.urandom(_DIGEST)
-                peer.sendall(challenge)
-                answer = _receive(peer, _DIGEST)
-                if not hmac.compare_digest(answer, _proof(self._token, b"client", challenge)):
+        with peer, suppress(OSError):
+            try:
+                if not self._admit(peer, session):
                     return
-                self._sessions.add(session)
-                peer.sendall(_proof(self._token, b"echo", challenge) + session)
-                peer.settimeout(None)
-                _set_no_delay(peer)
-                while True:
-                    (size,) = struct.unpack("<I", _receive(peer, 4))
-                    if not 0 < size <= MAX_MESSAGE:
-                        return
-                    message = _receive(peer, size)
-                    message[0] = self._state()
-                    peer.sendall(message)
-        finally:
-            self._sessions.discard(session)
-            self._free.release()
+            finally:
+                self._strangers.release()
+            self._sessions.add(session)
+            try:
+                self._answer(peer)
+            finally:
+                self._sessions.discard(session)
+
+    def _admit(self, peer: socket.socket, session: bytes) -> bool:
+        end = time.monotonic() + HANDSHAKE_S
+        challenge = os.urandom(_RANDOM)
+        peer.settimeout(HANDSHAKE_S)
+        peer.sendall(challenge)
+        theirs = bytes(_receive(peer, _RANDOM, end))
+        proof = _receive(peer, _DIGEST, end)
+        if not hmac.compare_digest(proof, _proof(self._token, b"client", challenge, theirs)):
+            return False
+        peer.sendall(_proof(self._token, b"echo", challenge, theirs) + session)
+        return True
+
+    def _answer(self, peer: socket.socket) -> None:
+        peer.settimeout(None)
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        _set_no_delay(peer)
+        while True:
+            (size,) = struct.unpack("<I", _receive(peer, 4))
+            if not 0 < size <= MAX_MESSAGE:
+                return
+            message = _receive(peer, size)
+            message[0] = self._state()
+            peer.sendall(message)
 
     def _datagrams(self) -> None:
-        while True:
-            try:
+        while not self._closed:
+            with suppress(OSError):
                 message, sender = self._udp.recvfrom(2048)
                 if message[:_SESSION] in self._sessions:
                     self._udp.sendto(message, sender)
-            except OSError:
-                return
 
 
 class EchoClient:
@@ -112,9 +127,9 @@ class EchoClient:
         except OSError as error:
             raise OallamaError(f"no probe answers at {where}: {error}") from None
         try:
-            challenge = bytes(_receive(self._tcp, _DIGEST))
-            self._tcp.sendall(_proof(token, b"client", challenge))
-            if not hmac.compare_digest(_receive(self._tcp, _DIGEST), _proof(token, b"echo", challenge)):
+            challenge, ours = bytes(_receive(self._tcp, _RANDOM)), os.urandom(_RANDOM)
+            self._tcp.sendall(ours + _proof(token, b"client", challenge, ours))
+            if not hmac.compare_digest(_receive(self._tcp, _DIGEST), _proof(token, b"echo", challenge, ours)):
                 raise OallamaError(f"what answers at {where} does not know the token")
             self._session = bytes(_receive(self._tcp, _SESSION))
         except OSError:
@@ -147,17 +162,22 @@ class EchoClient:
         """Seconds there and back of each of `count` datagrams that came back."""
         found: dict[int, float] = {}
         sent: list[float] = []
+        finished: list[float] = []
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
             udp.connect(self._address)
-            udp.settimeout(0.5)
+            udp.settimeout(0.05)
 
             def listen() -> None:
-                with suppress(OSError):
-                    while len(found) < count:
+                # Until the last one has had time for a way that is far slower than the others'.
+                while not finished or time.perf_counter() < finished[0] + max(0.5, 5 * max(found.values(), default=0)):
+                    with suppress(OSError):
                         message = udp.recv(2048)
                         now = time.perf_counter()
-                        (number,) = struct.unpack_from("<I", message, _SESSION)
-                        found.setdefault(number, now - sent[number])
+                        number = int.from_bytes(message[_SESSION : _SESSION + 4], "little")
+                        if message[:_SESSION] == self._session and number < len(sent):
+                            found.setdefault(number, now - sent[number])
+                    if len(found) == count:
+                        return
 
             listener = threading.Thread(target=listen)
             listener.start()
@@ -166,6 +186,7 @@ class EchoClient:
                 with suppress(OSError):  # no one listens there: reported as lost
                     udp.send((self._session + struct.pack("<I", number)).ljust(PING, b"\0"))
                 time.sleep(interval_s)
+            finished.append(time.perf_counter())
             listener.join()
         return list(found.values())
 
@@ -190,8 +211,9 @@ def measure_link(
     """The quality of the way to the Echo at `address`, taken to be the same in both directions.
 
     Latency, jitter and loss come from datagrams, of which none is sent twice; without (`datagrams=False`, through a
-    tunnel) from round trips over TCP, where lost packets show as jitter. The bandwidth is the payload's of messages of
-    1 MiB, half of a round trip each. The mean of messages of `message_bytes` has everything in it that TCP does.
+    tunnel, or where none comes back) from round trips over TCP, where lost packets show as jitter. The bandwidth is the
+    payload's of messages of 1 MiB, half of a round trip each. The mean of messages of `message_bytes` has everything in
+    it that TCP does.
 
     Raises:
         OallamaError: when nothing answers, or the connection breaks.
@@ -234,18 +256,21 @@ def _spread(seconds: list[float]) -> float:
     return ordered[-1 - cut] - ordered[cut]
 
 
-def _proof(token: bytes, who: bytes, challenge: bytes) -> bytes:
-    return hmac.digest(token, who + challenge, "sha256")
+def _proof(token: bytes, who: bytes, challenge: bytes, answer: bytes) -> bytes:
+    return hmac.digest(token, who + challenge + answer, "sha256")
 
 
 def _set_no_delay(peer: socket.socket) -> None:
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-def _receive(peer: socket.socket, size: int) -> bytearray:
+def _receive(peer: socket.socket, size: int, end: float = math.inf) -> bytearray:
+    """Exactly `size` bytes. end: of time.monotonic(); Raises TimeoutError after it, however slowly bytes come."""
     data = bytearray(size)
     view = memoryview(data)
     while view:
+        if time.monotonic() > end:
+            raise TimeoutError
         n = peer.recv_into(view)
         if not n:
             raise ConnectionError("the peer has hung up")

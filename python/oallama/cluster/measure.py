@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,21 +26,20 @@ from .members import Member, Progress
 from .network import LinkQuality, Network
 from .problem import Device, Layer, Problem
 
-# Bytes per token and KV position of the attention mask (f16), which every device is sent.
-MASK_BYTES = 2
-
 
 @dataclass(frozen=True)
 class Model:
     """A model as a cluster sees it.
 
-    depth: positions in the KV cache that times hold for. kv_bytes: of one layer, for the whole context.
+    depth: positions in the KV cache that times hold for. kv_bytes: of one layer, for the whole context. compute_bytes:
+    of the compute buffers of a device that has many layers; they are about as large for a few.
     """
 
     graph: OperatorGraph
     settings: Settings
     depth: int
     kv_bytes: int
+    compute_bytes: int
 
     @property
     def width(self) -> int:
@@ -52,10 +51,12 @@ def read_model(path: PathOrText, settings: Settings) -> Model:
     """Raises OallamaError when llama.cpp cannot load the file, or it has no layers to deal out."""
     graph = autoplan.read_graph(path, settings)
     settings = autoplan.resolve(settings, graph.n_ctx_train)
-    memory = engine.dry_run(os.fspath(path), replace(settings, devices=()), None)
+    # As the client's process loads it (stages.py): logits of one row.
+    memory = engine.dry_run(os.fspath(path), replace(settings, devices=(), n_outputs_max=1), None)
+    compute = sum(found["compute"] for found in memory.values())
     cached = sum(shape is not None for shape in graph.attention)
     kv = sum(found["kv"] for found in memory.values())
-    return Model(graph, settings, settings.n_ctx // 2, -(-kv // max(1, cached)))
+    return Model(graph, settings, settings.n_ctx // 2, -(-kv // max(1, cached)), compute)
 
 
 def measure_problem(model: Model, cluster: ClusterFile, members: Sequence[Member], progress: Progress) -> Problem:
@@ -67,10 +68,17 @@ def measure_problem(model: Model, cluster: ClusterFile, members: Sequence[Member
         OallamaError: for what cannot be measured, and for a device with less memory free than devices.toml promises.
     """
     for member in members:
-        if member.hello["memory"] < member.entry.memory_bytes:
+        if member.entry.memory_bytes <= model.compute_bytes:
             raise OallamaError(
-                f"device {member.name} has {format_bytes(member.hello['memory'])} free, devices.toml promises "
-                f"{format_bytes(member.entry.memory_bytes)}; lower its memory"
+                f"devices.toml gives device {member.name} {format_bytes(member.entry.memory_bytes)}, and its compute "
+                f"buffers alone take {format_bytes(model.compute_bytes)}; raise its memory or lower --ubatch"
+            )
+        alike = [other for other in members if _memory_of(other) == _memory_of(member)]
+        promised = sum(other.entry.memory_bytes for other in alike)
+        if member.hello["memory"] < promised:
+            raise OallamaError(
+                f"{', '.join(other.name for other in alike)}: {format_bytes(member.hello['memory'])} are free, "
+                f"devices.toml promises {format_bytes(promised)}; lower it"
             )
     depths = autoplan.depths_for(model.settings.n_ctx)
     options: dict[str, Any] = {"depths": depths, "type_k": model.settings.type_k, "type_v": model.settings.type_v}
@@ -87,12 +95,15 @@ def measure_problem(model: Model, cluster: ClusterFile, members: Sequence[Member
     software = {}
     for member, measured in zip(members, found, strict=True):
         software[member.name] = measured["software_s"]
-        layers, _ = layer_seconds(model, _profile(member, measured), member.hello["device"])
-        devices.append(_device(member.name, member.entry.memory_bytes, member.entry, flops, layers))
+        layers, _ = layer_seconds(model, _profile(member, measured), measured["name"])
+        room = member.entry.memory_bytes - model.compute_bytes
+        devices.append(_device(member.name, room, member.entry, flops, layers))
         if member.entry.flops is None:
             for at, points in enumerate(layers):
                 seconds[at][member.name] = points
-    network = measure_network(cluster.client.name, members, 4 * model.width, software, progress)
+    network = measure_network(
+        cluster.client.name, members, 4 * model.width, software, progress, cluster.links == "via-client"
+    )
     return Problem(
         devices=tuple(devices),
         network=network,
@@ -104,11 +115,17 @@ def measure_problem(model: Model, cluster: ClusterFile, members: Sequence[Member
 
 
 def measure_network(
-    client: str, members: Sequence[Member], message_bytes: int, software: Mapping[str, float], progress: Progress
+    client: str,
+    members: Sequence[Member],
+    message_bytes: int,
+    software: Mapping[str, float],
+    progress: Progress,
+    via_client: bool = True,
 ) -> Network:
     """All links, one after another; a bandwidth given in devices.toml takes the place of the measured one.
 
-    software: what a device's RPC server adds to a crossing.
+    software: what a device's RPC server adds to a crossing. via_client: devices that cannot reach each other have no
+    link; else that is an error.
     """
     links: dict[tuple[str, str], LinkQuality] = {}
     pairs = [(a, b) for i, a in enumerate(members) for b in members[i + 1 :]]
@@ -122,12 +139,17 @@ def measure_network(
     for done, (a, b) in enumerate(pairs, len(members)):
         progress(done, total, f"link {a.name} - {b.name}")
         # Nothing of ggml's RPC goes this way: hosts need not reach each other.
-        with suppress(OallamaError):
+        with suppress(OallamaError) if via_client else nullcontext():
             quality = _between(a, b, message_bytes)
             added = (software[a.name] + software[b.name]) / 2
             links[a.name, b.name] = links[b.name, a.name] = replace(quality, software_s=added)
     progress(total, total, "links measured")
     return Network(links)
+
+
+def _memory_of(member: Member) -> tuple[str, str]:
+    """Members with the same one share their memory."""
+    return member.hello["machine"], member.hello["device"]
 
 
 def _between(a: Member, b: Member, message_bytes: int) -> LinkQuality:
@@ -164,11 +186,11 @@ def layer_seconds(model: Model, profile: Profile, name: str) -> tuple[list[Point
 def _profile_devices(
     model: Model, members: Sequence[Member], options: dict[str, Any], progress: Progress
 ) -> list[dict[str, Any]]:
-    """Hosts at the same time, devices of one host in turn: they may share its cores."""
+    """Machines at the same time, devices of one machine in turn: they share its cores."""
     graph = model.graph.to_json()
     hosts: dict[str, list[Member]] = {}
     for member in members:
-        hosts.setdefault(member.hello["host"], []).append(member)
+        hosts.setdefault(member.hello["machine"], []).append(member)
     found: dict[str, dict[str, Any]] = {}
 
     def measure(group: list[Member]) -> None:
@@ -182,7 +204,7 @@ def _profile_devices(
 
 
 def _profile(member: Member, measured: Mapping[str, Any]) -> Profile:
-    name, times = member.hello["device"], measured["times"]
+    name, times = measured["name"], measured["times"]
     return Profile(
         created="",
         fingerprint={},

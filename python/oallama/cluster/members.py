@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
+from oallama.children import last_words
 from oallama.errors import OallamaError
 
 from . import remote
@@ -50,6 +51,7 @@ class Member:
         self._stack = ExitStack()
         self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._lock, self._writing = threading.Lock(), threading.Lock()
+        self._number = 0  # of the last request
         self._words = self._stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 (the stack closes it)
         self._process = remote.start(
             entry,
@@ -65,9 +67,8 @@ class Member:
         try:
             self.hello: dict[str, Any] = self._request("hello", timeout_s=START_S, device=entry.device)
             self._check_engine()
-            address = entry.address[0]
-            found = self._request("listen", address="127.0.0.1" if entry.is_loopback else address, token=token.hex())
-            self._echo = self._way((address, found["port"]))
+            self._request("listen", address=entry.address[0], port=entry.echo_port, token=token.hex())
+            self._echo = self._way((entry.address[0], entry.echo_port))
         except BaseException:
             self.close()
             raise
@@ -164,8 +165,10 @@ class Member:
     ) -> dict[str, Any]:
         """Raises OallamaError for the agent's own errors, and when it does not answer."""
         with self._lock:
-            with suppress(OSError, ValueError), self._writing:  # it has ended: the reader says so
-                self._write(json.dumps({"command": command, **arguments}).encode() + b"\n")
+            self._number += 1
+            line = json.dumps({"number": self._number, "command": command, **arguments}).encode() + b"\n"
+            # A stopped agent takes no more than a pipe holds: whoever writes must not be the one who waits for it.
+            threading.Thread(target=self._send, args=(line,), daemon=True).start()
             end = time.monotonic() + timeout_s
             while True:
                 try:
@@ -174,7 +177,9 @@ class Member:
                     raise OallamaError(f"{self._where()} did not answer within {timeout_s:g} s ({command})") from None
                 if said is None:
                     self._answers.put(None)
-                    raise OallamaError(f"{self._where()} cannot be used: {self._last_words()}")
+                    raise OallamaError(f"{self._where()} cannot be used: {last_words(self._words)}")
+                if said.get("number", self._number) != self._number:
+                    continue  # the answer to a request that was given up
                 if "progress" in said:
                     if progress:
                         done, total, what = said["progress"]
@@ -186,23 +191,23 @@ class Member:
                     return answer
 
     def _show_life(self) -> None:
-        with suppress(OSError, ValueError):
-            while self._process.poll() is None:
-                with self._writing:
-                    self._write(b"\n")
-                time.sleep(ALIVE_S)
+        while self._process.poll() is None:
+            self._send(b"\n")
+            time.sleep(ALIVE_S)
 
-    def _write(self, line: bytes) -> None:
+    def _send(self, line: bytes) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(line)
-        self._process.stdin.flush()
+        with suppress(OSError, ValueError), self._writing:  # it has ended: the reader says so
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
 
     def _read(self) -> None:
         assert self._process.stdout is not None
         with suppress(OSError, ValueError):
             for line in self._process.stdout:
-                with suppress(json.JSONDecodeError):  # a login shell's greeting
-                    self._answers.put(json.loads(line))
+                with suppress(ValueError):  # a login shell's greeting
+                    if isinstance(said := json.loads(line), dict):
+                        self._answers.put(said)
         self._answers.put(None)
 
     def _check_engine(self) -> None:
@@ -217,11 +222,6 @@ class Member:
 
     def _where(self) -> str:
         return f"device {self.name}" + ("" if self.entry.is_local else f" on {self.entry.host}")
-
-    def _last_words(self) -> str:
-        self._words.seek(0)
-        lines = [line.strip() for line in self._words.read().decode("utf-8", "replace").split("\n") if line.strip()]
-        return lines[-1] if lines else "it ended without a word"
 
     def _end(self) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -250,7 +250,7 @@ def members(
     token = os.urandom(32)
     entries = list(entries)
     found: list[Member] = []
-    with ThreadPoolExecutor(len(entries)) as pool, ExitStack() as stack:
+    with ThreadPoolExecutor(max(1, len(entries))) as pool, ExitStack() as stack:
         errors: dict[str, OallamaError] = {}
         for entry, start in [(entry, pool.submit(Member, entry, token, agent)) for entry in entries]:
             try:

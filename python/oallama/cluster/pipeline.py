@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from oallama.children import die_with_parent, forwarded_signals
+from oallama.children import die_with_parent, forwarded_signals, last_words
 from oallama.errors import OallamaError
 
 from .allocation import DoesNotFit
@@ -24,14 +26,19 @@ from .link_probe import QUICK
 from .members import SILENCE_S, Member
 from .network import Network
 from .problem import Problem
-from .replan import changes, replan
+from .replan import Replan, changes, replan
 from .stages import CLIENT, StageJob
 from .terms import price
 from .watch import Lost, Slower, Watch
 
 PROGRAM = "oallama.cli.pipeline"
+_ASKED_TO_END = (0, -signal.SIGINT, -signal.SIGTERM)
 # By then whoever ended a server's connection has been found.
 GRACE_S = SILENCE_S + 1.0
+# A new plan is made for so many tokens where nobody knows how many there will be.
+HORIZON_TOKENS = 1000
+# Smaller tensors are sent faster than asked for (ggml's own limit is 10 MiB).
+HASH_VARIABLE, HASH_BYTES = "OALLAMA_RPC_HASH_BYTES", "65536"
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,13 @@ class Token:
     id: int
     piece: bytes
     at: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The links to a device as they are now."""
+
+    problem: Problem
 
 
 @dataclass(frozen=True)
@@ -80,12 +94,21 @@ class Pipeline:
         self._members = {member.name: member for member in members}
         self.n_prompt = 0
         self._load_s = 0.0
+        self._present: dict[str, set[int]] = {}  # layers whose weights a device has had
 
     def check_links(self) -> None:
-        """Measure the links again; a new plan when one has become slower by more than the threshold."""
-        now = self._measured([self._members[entry.name] for entry in self.plan.devices])
-        if found := changes(self.plan.problem, now, self._options.threshold):
-            self._change(now, "; ".join(found), horizon=1000)
+        """Measure the links again; a new plan when one has become slower by more than the threshold, and it pays."""
+        before = now = self.plan.problem
+        for name in list(self._members):
+            try:
+                now = self._measured(name, now)
+            except OallamaError as error:
+                self.lose(Lost(name, str(error)), HORIZON_TOKENS)
+                return self.check_links()
+        if found := changes(before, now, self._options.threshold):
+            other = self._replanned(now, HORIZON_TOKENS)
+            if other.moves:
+                self._change(now, other, "; ".join(found))
 
     def start_servers(self) -> list[Member]:
         """Servers on every device that computes a layer; those members, in the order of the layers.
@@ -103,7 +126,7 @@ class Pipeline:
             try:
                 waiting[0].serve(2 * waiting[0].entry.memory_bytes if self._options.cache else 0)
             except OallamaError as error:
-                self.lose(Lost(waiting[0].name, str(error)))
+                self.lose(Lost(waiting[0].name, str(error)), HORIZON_TOKENS)
 
     def complete(self, prompt: str, n_generate: int, temperature: float, seed: int | None) -> Iterator[Token]:
         """Tokens one by one. When a device fails, the others go on: from the tokens so far, on a new plan.
@@ -144,16 +167,16 @@ class Pipeline:
         """
         while True:
             events: queue.Queue[Any] = queue.Queue()
+            for _ in _Run(self, self._job(dry=True), ""):
+                pass  # a device that would hold more than it may is an error
             with start(self._job()) as process, self.watch(events), forwarded_signals(process):
                 threading.Thread(target=lambda p, e: e.put(p.wait()), args=(process, events), daemon=True).start()
                 event = events.get()
-                while isinstance(event, Slower):  # requests are not broken off for it
-                    event = events.get()
-                if isinstance(event, int) and event >= 0:
-                    return event
-                if isinstance(event, int):  # ggml aborts when a device is gone
-                    event = self.verdict(events, f"the server ended by signal {-event}")
-            self.lose(event)
+                if isinstance(event, int):  # ggml aborts when a device is gone, llama-server fails while it loads
+                    if event in _ASKED_TO_END:
+                        return 0
+                    event = self.verdict(events, f"the server ended with exit code {event}")
+            self.lose(event, HORIZON_TOKENS)
 
     def verdict(self, events: queue.Queue[Any], otherwise: str) -> Lost:
         """What the watch says shortly after a process has ended. Raises OallamaError when it says nothing."""
@@ -165,38 +188,46 @@ class Pipeline:
                     return event
         raise OallamaError(otherwise)
 
-    def lose(self, event: Lost) -> None:
-        """A new plan without the device. Raises OallamaError when there is none."""
+    def lose(self, event: Lost, n_left: int) -> None:
+        """A new plan without the device for `n_left` tokens. Raises OallamaError when there is none."""
         if member := self._members.pop(event.name, None):
             threading.Thread(target=member.close, daemon=True).start()  # it may not answer any more
         problem = self.plan.problem
         left = replace(problem, devices=tuple(d for d in problem.devices if d.name != event.name))
         try:
-            self._change(left, event.why, horizon=1)
+            self._change(left, self._replanned(left, n_left), event.why)
         except DoesNotFit as error:
             raise OallamaError(f"{event.why}, and without it {error}") from None
 
-    def is_worth_moving(self, event: Slower, n_left: int) -> bool:
-        """Whether the link is slower when measured, and another plan is worth its moves; it is then in force."""
-        try:
-            now = self._measured([self._members[event.name]])
-        except OallamaError:  # it is gone: the watch says so
-            return False
+    def measure(self, name: str, events: queue.Queue[Any]) -> None:
+        """Measure the links to a device; a thread of its own puts a Measured into `events`."""
+
+        def measure() -> None:
+            with suppress(OallamaError):  # it is gone: the watch says so
+                events.put(Measured(self._measured(name, self.plan.problem)))
+
+        threading.Thread(target=measure, daemon=True).start()
+
+    def is_worth_moving(self, now: Problem, n_left: int) -> bool:
+        """Whether a link is slower, and another plan is worth its moves for `n_left` tokens; it is then in force."""
         found = changes(self.plan.problem, now, self._options.threshold)
         if not found or n_left < 1:
             return False
-        other = replan(now, self.plan.layers, horizon_tokens=n_left)
+        other = self._replanned(now, n_left)
         gain = (price(now, self.plan.layers).time_s - other.allocation.terms.time_s) * n_left
         if not other.moves or gain < other.move_s + self._load_s:
             self.plan = self.plan.allocated(now, self.plan.layers, 0.0)
             self._notice(f"{'; '.join(found)}; another plan would not be worth its moves")
             return False
-        self._change(now, "; ".join(found), horizon=n_left)
+        self._change(now, other, "; ".join(found))
         return True
 
     def loaded(self, seconds: float, memory: dict[str, dict[str, int]]) -> None:
         """The client's process says how long it took to load, and what the devices hold."""
         self._load_s, self.memory = seconds, memory
+        if self._options.cache:
+            for at, name in enumerate(self.plan.layers):
+                self._present.setdefault(name, set()).add(at)
 
     def watch(self, events: queue.Queue[Any]) -> Watch:
         """Watches the devices that compute a layer."""
@@ -217,21 +248,23 @@ class Pipeline:
             **of_request,
         )
 
-    def _change(self, problem: Problem, why: str, horizon: int) -> None:
-        found = replan(problem, self.plan.layers, horizon_tokens=horizon)
+    def _replanned(self, problem: Problem, n_left: int) -> Replan:
+        return replan(problem, self.plan.layers, horizon_tokens=max(1, n_left), present=self._present)
+
+    def _change(self, problem: Problem, found: Replan, why: str) -> None:
         self.plan = self.plan.allocated(problem, found.allocation.layers, found.allocation.bound_s)
         where = ", ".join(f"{s.device} {s.first}-{s.end - 1}" for s in found.allocation.segments)
         self.changes_made.append({"why": why, "layers": self.plan.layers})
         self._notice(f"{why}; {len(found.moves)} layers move: {where}")
 
-    def _measured(self, members: Sequence[Member]) -> Problem:
-        """The problem with the links to these devices as they are now."""
-        problem = self.plan.problem
+    def _measured(self, name: str, problem: Problem) -> Problem:
+        """The problem with the links to a device as they are now; a bandwidth from devices.toml stays."""
         client, links = problem.client.name, dict(problem.network.links)
-        for member in members:
-            before = links[client, member.name]
-            quality = replace(member.measure_link(before.message_bytes, QUICK), software_s=before.software_s)
-            links[client, member.name] = links[member.name, client] = quality
+        before, member = links[client, name], self._members[name]
+        quality = replace(member.measure_link(before.message_bytes, QUICK), software_s=before.software_s)
+        if member.entry.bandwidth is not None:
+            quality = replace(quality, bandwidth=before.bandwidth)
+        links[client, name] = links[name, client] = quality
         return replace(problem, network=Network(links))
 
 
@@ -251,32 +284,36 @@ class _Run:
         with ExitStack() as stack:
             words = stack.enter_context(tempfile.TemporaryFile())
             process = subprocess.Popen(
-                [sys.executable, "-m", PROGRAM, job.dumps()],
+                [sys.executable, "-m", PROGRAM],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=words,
+                env={**os.environ, HASH_VARIABLE: HASH_BYTES},
                 preexec_fn=die_with_parent,
                 start_new_session=True,
             )
             stack.callback(_end, process)
             threading.Thread(target=self._read, args=(process,), daemon=True).start()
-            stack.enter_context(pipeline.watch(self._events))
+            watch = stack.enter_context(pipeline.watch(self._events))
             n_left, leaving = job.n_generate, False
+            _tell(process, job.dumps())
             while True:
                 event = self._next(words)
                 if isinstance(event, Lost):
-                    pipeline.lose(event)
+                    pipeline.lose(event, n_left)
                     return
                 if isinstance(event, Slower):
-                    if not leaving and pipeline.is_worth_moving(event, n_left):
+                    pipeline.measure(event.name, self._events)
+                elif isinstance(event, Measured):
+                    if not leaving and pipeline.is_worth_moving(event.problem, n_left):
                         leaving = True
-                        assert process.stdin is not None
-                        with suppress(OSError):
-                            process.stdin.write(f"save {self._state}\n".encode())
-                            process.stdin.flush()
+                        _tell(process, f"save {self._state}")
                 elif "loaded" in event:
                     pipeline.loaded(event["loaded"], event["memory"])
+                    watch.begin()
                     yield event["tokens"]
+                    if job.dry:
+                        return
                 elif "token" in event:
                     n_left -= 1
                     yield Token(event["token"], bytes.fromhex(event["piece"]), event["at"])
@@ -285,6 +322,9 @@ class _Run:
                     return
                 elif "error" in event:
                     raise OallamaError(event["error"])
+                elif "lost" in event:  # a server does not answer, or loading failed
+                    pipeline.lose(pipeline.verdict(self._events, event["lost"]), n_left)
+                    return
                 else:
                     self.done = True
                     return
@@ -294,9 +334,7 @@ class _Run:
         event = self._events.get()
         if event is not None:
             return event
-        words.seek(0)
-        said = [line for line in words.read().decode("utf-8", "replace").split("\n") if line.strip()]
-        otherwise = f"the client's process ended: {said[-1].strip() if said else 'it says nothing'}"
+        otherwise = f"the client's process ended: {last_words(words)}"
         return self._pipeline.verdict(self._events, otherwise)
 
     def _read(self, process: subprocess.Popen[bytes]) -> None:
@@ -305,6 +343,13 @@ class _Run:
             for line in process.stdout:
                 self._events.put(json.loads(line))
         self._events.put(None)
+
+
+def _tell(process: subprocess.Popen[bytes], line: str) -> None:
+    assert process.stdin is not None
+    with suppress(OSError):  # it has ended: the reader says so
+        process.stdin.write(line.encode() + b"\n")
+        process.stdin.flush()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -9,6 +9,9 @@ from ..errors import OallamaError
 from .problem import Problem
 from .terms import used_links
 
+# llama.cpp's masks are of f16 (flash attention), for KV cells in groups of so many.
+MASK_BYTES, KV_CELLS = 2, 256
+
 
 @dataclass(frozen=True)
 class LatencyPrediction:
@@ -35,7 +38,7 @@ def predict_latency(
     *,
     n_ubatch: int = 512,
     payload_share: float = 1.0,
-    input_bytes: int = 0,
+    n_ctx: int = 0,
 ) -> LatencyPrediction:
     """Predict a pipeline's TTFT for `n_prompt` tokens, and its TPOT.
 
@@ -45,7 +48,7 @@ def predict_latency(
     Args:
         layers: the device of every layer, as in Allocation.layers.
         payload_share: E_p for the transfers; default 1, as bandwidth is measured with payload.
-        input_bytes: per token, what every server is sent besides: positions and attention mask (2 bytes per KV cell).
+        n_ctx: tokens of context: every server is sent the attention mask of the KV cells in use, too. 0: none.
 
     Raises:
         OallamaError: for a device or link that is not known, and for sizes below 1.
@@ -59,22 +62,24 @@ def predict_latency(
         pairs = zip(problem.layers, layers, strict=True)
         return sum(layer.seconds_on(problem.device(name), n_tokens) for layer, name in pairs)
 
-    def links(n_tokens: int, returned: int) -> float:
-        """returned: tokens that the last device hands to the head."""
+    def links(n_tokens: int, returned: int, depth: int) -> float:
+        """returned: tokens that the last device hands to the head. depth: positions that the last token sees."""
+        mask = MASK_BYTES * min(n_ctx, -(-depth // KV_CELLS) * KV_CELLS)
         seconds = 0.0
         for link in used_links(problem, layers):
             rows = n_tokens if link.after < len(layers) else returned
             source = problem.layers[link.after - 1] if link.after else problem.embedding
             nbytes = rows * source.output_bytes
             if link.target != problem.client.name:
-                nbytes += n_tokens * input_bytes
+                nbytes += n_tokens * mask
             if rows:
                 seconds += link.quality.mean_s(nbytes, payload_share)
         return seconds
 
+    last = len(batches) - 1
     return LatencyPrediction(
         ttft_compute_s=sum(map(compute, batches)) + head,
-        ttft_links_s=sum(links(n, 0) for n in batches[:-1]) + links(batches[-1], 1),
+        ttft_links_s=sum(links(n, int(at == last), sum(batches[: at + 1])) for at, n in enumerate(batches)),
         tpot_compute_s=compute(1) + head,
-        tpot_links_s=links(1, 1),
+        tpot_links_s=links(1, 1, n_prompt + 1),
     )

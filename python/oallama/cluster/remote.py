@@ -6,11 +6,12 @@ import shlex
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from oallama.children import die_with_parent
+from oallama.children import die_with_parent, last_words
 from oallama.errors import OallamaError
 from oallama.rpc import free_port
 
@@ -35,7 +36,7 @@ def start(
     """
     command = [entry.python or sys.executable, *arguments]
     if not entry.is_local:
-        way = [agent] if agent else [*_SSH, *_ALIVE, *entry.ssh_options]
+        way = [agent] if agent else [*_SSH, *_ALIVE, *entry.ssh_options, "--"]
         command = [*way, entry.host, shlex.join(command)]
     try:
         return subprocess.Popen(command, start_new_session=True, preexec_fn=die_with_parent, **options)
@@ -52,30 +53,22 @@ class Tunnel:
     def __init__(self, entry: DeviceEntry, port: int) -> None:
         self.address = ("127.0.0.1", free_port())
         forward = f"{self.address[0]}:{self.address[1]}:127.0.0.1:{port}"
-        command = [
-            *_SSH,
-            *_ALIVE,
-            *entry.ssh_options,
-            "-o",
-            "ExitOnForwardFailure=yes",
-            "-N",
-            "-L",
-            forward,
-            entry.host,
-        ]
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            preexec_fn=die_with_parent,
-            start_new_session=True,
-        )
+        command = [*_SSH, *_ALIVE, *entry.ssh_options, "-o", "ExitOnForwardFailure=yes", "-N", "-L", forward]
+        self._words = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the tunnel)
+        try:
+            self._process = subprocess.Popen(
+                [*command, "--", entry.host],
+                stdin=subprocess.DEVNULL,
+                stderr=self._words,
+                preexec_fn=die_with_parent,
+                start_new_session=True,
+            )
+        except FileNotFoundError:
+            raise OallamaError(f"there is no ssh here, which reaches the loopback addresses of {entry.host}") from None
         end = time.monotonic() + TUNNEL_S
         while time.monotonic() < end:
             if self._process.poll() is not None:
-                assert self._process.stderr is not None
-                said = self._process.stderr.read().decode("utf-8", "replace").strip()
-                raise OallamaError(f"ssh cannot make a tunnel to {entry.host}: {said}")
+                raise OallamaError(f"ssh cannot make a tunnel to {entry.host}: {last_words(self._words)}")
             try:
                 socket.create_connection(self.address, timeout=1).close()
                 return
@@ -87,3 +80,4 @@ class Tunnel:
     def close(self) -> None:
         self._process.kill()
         self._process.wait()
+        self._words.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from rich.box import SIMPLE_HEAD
@@ -103,9 +104,17 @@ def _remarks(found: Explanation) -> list[Text]:
         )
     else:
         lines.append("jitter and loss change nothing: the same layers are chosen with wq1 = wq2 = wq3 = 0")
-    gap = found.chosen.gap
-    lines.append("no allocation costs less" if gap < 1e-6 else f"no allocation costs less by more than {gap:.2%}")
+    lines.append(_proof(found.chosen))
     return [Text(line) for line in lines]
+
+
+def _proof(chosen: Allocation) -> str:
+    best = "no allocation"
+    if chosen.solver == "dynamic":
+        best += " with the devices in this order"
+    if math.isinf(chosen.gap):
+        return "how far it is from the best is not known: the time was up"
+    return f"{best} costs less" if chosen.gap < 1e-6 else f"{best} costs less by more than {chosen.gap:.2%}"
 
 
 def _table(title: str) -> Table:

@@ -15,6 +15,9 @@ from .grouped import solve_grouped
 from .problem import Problem
 from .terms import price, route
 
+# A change of a link by less is the processors', not the link's.
+LEAST_S = 0.5e-3
+
 
 @dataclass(frozen=True)
 class Move:
@@ -71,7 +74,7 @@ def changes(before: Problem, after: Problem, threshold: float = 1.5) -> list[str
             old, new = (
                 p.network.link(source, target).mean_s(p.n_tokens * p.embedding.output_bytes) for p in (before, after)
             )
-            if new > threshold * old:
+            if new > threshold * old and new - old > LEAST_S:
                 found.append(f"link {source} -> {target}: {new:.3g} s per token, was {old:.3g} s")
     return found
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from oallama.planning import OperatorGraph
 from oallama.planning.budget import format_bytes
 
 CLIENT = -1  # in StageJob.layers
+BUSY_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class StageJob:
         tokens: of the prompt and what was generated so far.
         n_generate, temperature, seed: of what follows.
         state: file with the KV cache of `tokens` but the last, None: computed anew.
+        dry: only say what the devices would hold.
     """
 
     model: str
@@ -51,6 +54,7 @@ class StageJob:
     temperature: float = 0.8
     seed: int | None = None
     state: str | None = None
+    dry: bool = False
 
     def dumps(self) -> str:
         return json.dumps(asdict(self))
@@ -98,12 +102,17 @@ def placed(job: StageJob, graph: OperatorGraph) -> PlacementPlan:
     return pipeline_plan(graph, job.context, layers, [name for name in names if name in layers])
 
 
+class ServerLost(OallamaError):
+    """A server did not answer, or loading failed, most likely because one is gone."""
+
+
 class Generation:
     """The loaded model, and tokens one by one.
 
     memory: bytes on each device by kind, by its name in the cluster.
 
-    Raises OallamaError when a server does not answer, a device would hold more than it may, or the prompt is too long.
+    Raises ServerLost when a server does not answer, OallamaError when a device would hold more than it may, or the
+    prompt is too long.
     """
 
     def __init__(self, job: StageJob) -> None:
@@ -113,16 +122,21 @@ class Generation:
         from oallama.llama import Llama
 
         self._job = job
-        names = [name for endpoint in job.endpoints for name in engine.add_rpc_server(endpoint)]
+        names = [name for endpoint in job.endpoints for name in _add_server(endpoint)]
         if names != device_names(job.endpoints):
             raise OallamaError(f"expected one device on each of {', '.join(job.endpoints)}, found {', '.join(names)}")
         settings = Settings(**asdict(job.context))
         plan = placed(job, autoplan.read_graph(job.model, settings))
         self.memory = _memory(job, plan, Here(job.model, settings, tuple(names), None).memory(plan))
+        if job.dry:
+            return
         more: dict[str, Any] = {} if job.seed is None else {"seed": job.seed}
         if job.n_threads:
             more |= {"n_threads": job.n_threads, "n_threads_batch": job.n_threads}
-        self._llm = Llama(job.model, plan=plan, verbose=False, **more)
+        try:
+            self._llm = Llama(job.model, plan=plan, verbose=False, **more)
+        except (RuntimeError, ValueError) as error:
+            raise ServerLost(str(error)) from error
         self.tokens = list(job.tokens) or self._llm.tokenize(job.prompt.encode(), special=True)
         room = job.context.n_ctx - len(self.tokens)
         if room < 1:
@@ -146,22 +160,33 @@ class Generation:
             if self._n_left <= 0:
                 return
 
-    def save(self, path: str) -> None:
-        """Write the KV cache of all tokens that were evaluated. Raises OallamaError when that fails."""
+    def save(self, path: str) -> bool:
+        """Write the KV cache of all tokens that were evaluated; whether that was possible."""
         core, n = runtime.llama_cpp(), self._llm.n_tokens
         tokens = (core.llama_token * n)(*self._llm.input_ids[:n].tolist())
-        if not core.llama_state_seq_save_file(self._llm.ctx, path.encode(), 0, tokens, n):
-            raise OallamaError(f"cannot save the KV cache to {path}")
+        return bool(core.llama_state_seq_save_file(self._llm.ctx, path.encode(), 0, tokens, n))
 
     def _restore(self, path: str) -> None:
+        """Where the file is of no use all tokens are computed anew."""
         core, count = runtime.llama_cpp(), ctypes.c_size_t(0)
         tokens = (core.llama_token * len(self.tokens))()
         read = core.llama_state_seq_load_file(self._llm.ctx, path.encode(), 0, tokens, len(tokens), ctypes.byref(count))
         n = count.value
-        if not read or list(tokens[:n]) != self.tokens[:n]:
-            raise OallamaError(f"the KV cache in {path} is not that of the tokens so far")
-        self._llm.input_ids[:n] = tokens[:n]
-        self._llm.n_tokens = n
+        if read and list(tokens[:n]) == self.tokens[:n]:
+            self._llm.input_ids[:n] = tokens[:n]
+            self._llm.n_tokens = n
+
+
+def _add_server(endpoint: str) -> list[str]:
+    """Names of the devices; a server that still computes for the process before this one is waited for."""
+    end = time.monotonic() + BUSY_S
+    while True:
+        try:
+            return engine.add_rpc_server(endpoint)
+        except OallamaError as error:
+            if time.monotonic() > end:
+                raise ServerLost(str(error)) from None
+            time.sleep(0.2)
 
 
 def _memory(job: StageJob, plan: PlacementPlan, found: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:

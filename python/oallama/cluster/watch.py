@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from .members import Member
+from .replan import LEAST_S
 
 # A link is judged by this many round trips, twice a second, against as many at the beginning.
 WINDOW = 10
-# Below this a change is the processors' and not the link's.
-LEAST_S = 1e-3
 
 
 @dataclass(frozen=True)
@@ -33,13 +32,14 @@ class Slower:
 
 
 class Watch:
-    """Puts a Lost or Slower for every device concerned into `events`, until it is closed; a context manager.
+    """Puts a Lost for every device concerned into `events`, until it is closed; a context manager.
 
+    After `begin` a Slower too, for a link that is slower than it then was; the new level is then the usual one.
     threshold: ratio from which a link counts as slower.
     """
 
     def __init__(self, members: Iterable[Member], message_bytes: int, events: queue.Queue, threshold: float) -> None:  # type: ignore[type-arg]
-        self._events, self._threshold = events, threshold
+        self._events, self._threshold, self._begun = events, threshold, False
         self._stops = [
             member.watch(message_bytes, self._beats(member.name), self._lost(member.name)) for member in members
         ]
@@ -51,6 +51,10 @@ class Watch:
         for stop in self._stops:
             stop()
 
+    def begin(self) -> None:
+        """The model is loaded: from now on links carry what they usually carry."""
+        self._begun = True
+
     def _lost(self, name: str) -> Callable[[str], None]:
         return lambda why: self._events.put(Lost(name, why))
 
@@ -59,6 +63,8 @@ class Watch:
         last: deque[float] = deque(maxlen=WINDOW)
 
         def beat(seconds: float) -> None:
+            if not self._begun:
+                return
             if len(first) < WINDOW:
                 first.append(seconds)
                 return
@@ -67,6 +73,7 @@ class Watch:
                 return
             ratio = statistics.median(last) / max(statistics.median(first), LEAST_S)
             if ratio > self._threshold:
+                first[:] = last
                 last.clear()
                 self._events.put(Slower(name, ratio))
 

@@ -54,6 +54,7 @@ def profile_machine(
     depths: Sequence[int] = DEPTHS,
     type_k: str = "f16",
     type_v: str = "f16",
+    host: bool = True,
     cache: Path | None = None,
     progress: Progress | None = None,
 ) -> Profile:
@@ -61,7 +62,8 @@ def profile_machine(
 
     Args:
         graph: its tiers are the token counts measured.
-        devices: names; the CPU is added if it is missing (it is every plan's second device).
+        devices: names.
+        host: add the CPU if it is missing (it is every plan's second device).
         n_threads: CPU threads; 0 takes all CPUs this process may use.
         depths: KV rows attention is measured at.
         type_k, type_v: KV cache types.
@@ -76,7 +78,7 @@ def profile_machine(
         KeyboardInterrupt: after what was measured has been saved.
     """
     n_threads = n_threads or len(cpu_set())
-    names = list(dict.fromkeys([*devices, "CPU"]))
+    names = list(dict.fromkeys([*devices, *(["CPU"] if host else [])]))
     mark = fingerprint(names, n_threads)
     path = _cache_file(mark, cache)
     recorder = _Recorder(_cached(path, mark, names), path)
