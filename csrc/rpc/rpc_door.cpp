@@ -150,7 +150,7 @@ void door::judge(guest & one, double now) {
 
 void door::overdue(guest & one, double now, bool serving) {
     if (one.at == stage::asked) {
-        refuse(one, now, "it did not answer in time");
+        leave(one, now); // no attempt: there is nothing to hold back
     } else if (one.at == stage::held) {
         say(one, status::refused);
         leave(one, now);
