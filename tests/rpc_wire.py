@@ -179,7 +179,7 @@ def tensor(
         size = {F16: 2}.get(kind, 4)
         nb = (size, size * ne[0], size * ne[0] * ne[1], size * ne[0] * ne[1] * ne[2])
     head = struct.pack("<QIQ4I4II", ident, kind, buffer, *(n % 2**32 for n in ne), *(n % 2**32 for n in nb), op)
-    head += struct.pack("<16i", *params, *[0] * (16 - len(params))) + struct.pack("<i", 1)
+    head += struct.pack("<16i", *params, *[0] * (16 - len(params))) + struct.pack("<i", 16)  # to be computed
     head += struct.pack("<10Q", *src, *[0] * (10 - len(src)))
     return head + struct.pack("<QQQ", view[0], view[1], data) + b"t".ljust(64, b"\0") + struct.pack("<i", 0)
 

@@ -1,4 +1,4 @@
-"""RPC servers: who gets in, from where, how long a lost peer is waited for, and that one client cannot harm the next."""
+"""RPC servers: who gets in, from where, when a lost peer is noticed, and that no client harms the next."""
 
 from __future__ import annotations
 
@@ -12,14 +12,29 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 import rpc_wire
+from oallama import runtime
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+from netlab import NetLab, missing
+
 from rpc_wire import BUSY, KNOW_IF_BUSY, QUEUED, REFUSED, WELCOME, Server, is_served, message, receive, shake
 
+needs_lab = pytest.mark.skipif(missing() is not None, reason=f"netlab {missing()}")
 TOKEN = b"a token of twenty-eight bytes"
+HELLO = """
+import sys
+from oallama import engine
+try:
+    engine.core().rpc_hello(sys.argv[1], float(sys.argv[2]))
+except RuntimeError as error:
+    print(error)
+"""
 
 
 @pytest.fixture()
@@ -38,13 +53,9 @@ def server(token_file: Path) -> Iterator[Server]:
 
 def hello(endpoint: str, timeout: float = 5.0, **env: str) -> str:
     """What `rpc_hello` says in a process of its own; empty when all is well."""
-    program = (
-        "import sys\nfrom oallama import engine\ntry:\n    engine.core().rpc_hello(sys.argv[1], float(sys.argv[2]))\n"
-        "except RuntimeError as error:\n    print(error)\n"
-    )
     clean = {k: v for k, v in os.environ.items() if not k.startswith("OALLAMA_RPC_")}
     done = subprocess.run(
-        [sys.executable, "-c", program, endpoint, str(timeout)],
+        [sys.executable, "-c", HELLO, endpoint, str(timeout)],
         env={**clean, **env},
         capture_output=True,
         text=True,
@@ -223,7 +234,7 @@ def test_peers_that_say_nothing_keep_nobody_out(server: Server) -> None:
         assert shake(connection, TOKEN) == WELCOME
         assert is_served(connection)
     assert time.monotonic() - start < 2.0
-    with pytest.raises(OSError):  # noqa: PT012
+    with pytest.raises(OSError):
         for _ in range(40):  # one byte every 0.2 s: not for longer than the handshake may take
             slow.sendall(rpc_wire.MAGIC[:1] if _ == 0 else rpc_wire.MAGIC[_ % 8 : _ % 8 + 1])
             time.sleep(0.2)
@@ -350,3 +361,49 @@ def test_workers_end_with_their_supervisor() -> None:
         time.sleep(0.05)
     else:
         assert not Path(f"/proc/{worker}").exists()
+
+
+# ---- a cut cable ----------------------------------------------------------------------------------------------------
+
+GENERATE = """
+import sys
+from oallama import engine, runtime
+engine.add_rpc_server(sys.argv[1])
+llm = runtime.llama_cpp().Llama(sys.argv[2], n_gpu_layers=-1, n_ctx=256, verbose=False)
+while True:
+    llm.reset()
+    llm.eval(list(range(300, 364)))
+    print("ready", flush=True)
+"""
+
+
+@needs_lab
+def test_a_cut_cable_ends_the_client_and_frees_the_server(
+    token_file: Path, tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    timeout = 4
+    env = {**os.environ, "OALLAMA_RPC_TOKEN_FILE": str(token_file), "OALLAMA_RPC_TIMEOUT": str(timeout)}
+    env["GGML_NO_BACKTRACE"] = "1"  # a debugger takes seconds more
+    with NetLab(2) as lab, (tmp_path / "log").open("w") as log:
+        program = str(runtime.program("ggml-rpc-server"))
+        command = [program, "--listen", lab.address(1), "-p", "50052", "-d", "CPU", "-t", "1"]
+        server = lab.popen(1, command, env=env, stdout=log, stderr=log)
+        endpoint = f"{lab.address(1)}:50052"
+        generate = [sys.executable, "-c", GENERATE, endpoint, str(tiny("llama"))]
+        say_hello = [sys.executable, "-c", HELLO, endpoint, "15"]
+        for _ in range(100):
+            if not lab.run(0, say_hello, env=env, stdout=subprocess.PIPE).stdout:
+                break
+            time.sleep(0.1)
+        client = lab.popen(0, generate, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        assert client.stdout.readline() == b"ready\n", (tmp_path / "log").read_text()
+        assert b"busy" in lab.run(0, say_hello, env=env, stdout=subprocess.PIPE).stdout
+        lab.cut(1)
+        start = time.monotonic()
+        client.wait(timeout=60)
+        assert timeout - 1 < time.monotonic() - start < timeout + 3  # on a busy machine
+        assert client.returncode != 0
+        time.sleep(max(0.0, timeout + 2 - (time.monotonic() - start)))  # the server's side has noticed, too
+        lab.mend(1)
+        assert lab.run(0, say_hello, env=env, stdout=subprocess.PIPE).stdout == b""
+        server.kill()
