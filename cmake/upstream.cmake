@@ -41,21 +41,22 @@ add_subdirectory(${OALLAMA_UPSTREAM} upstream EXCLUDE_FROM_ALL)
 
 # Bodies of the hooks. The patches only call them.
 target_include_directories(ggml-base PRIVATE ${OALLAMA_CSRC}/engine)
-target_sources(ggml-base PRIVATE
-    ${OALLAMA_CSRC}/engine/buffer_ledger.cpp
-    ${OALLAMA_CSRC}/engine/host_memory.cpp
-    ${OALLAMA_CSRC}/engine/op_timer.cpp
-    ${OALLAMA_CSRC}/engine/ranks.cpp
-    ${OALLAMA_CSRC}/engine/stream_lane.cpp
-    ${OALLAMA_CSRC}/engine/stream_reader.cpp
-    ${OALLAMA_CSRC}/engine/stream_source.cpp
-    ${OALLAMA_CSRC}/engine/trace.cpp
-    ${OALLAMA_CSRC}/engine/weight_stream.cpp)
+include(${OALLAMA_CSRC}/engine/base.cmake)
+target_sources(ggml-base PRIVATE ${OALLAMA_BASE_SOURCES})
 target_include_directories(ggml-cpu PRIVATE ${OALLAMA_CSRC}/engine)
 target_include_directories(llama PRIVATE ${OALLAMA_CSRC}/engine)
 target_sources(llama PRIVATE
     ${OALLAMA_CSRC}/engine/backend_map.cpp
     ${OALLAMA_CSRC}/engine/follow.cpp)
+if (TARGET ggml-rpc)
+    include(${OALLAMA_CSRC}/rpc/rpc.cmake)
+    target_include_directories(ggml-rpc PUBLIC $<BUILD_INTERFACE:${OALLAMA_CSRC}/rpc>)
+    target_include_directories(ggml-rpc PRIVATE ${OALLAMA_UPSTREAM}/vendor/hash ${OALLAMA_UPSTREAM}/vendor/hash/sha256)
+    target_sources(ggml-rpc PRIVATE ${OALLAMA_RPC_SOURCES})
+    # Other libraries of the process bring the same functions.
+    set_source_files_properties(${OALLAMA_UPSTREAM}/vendor/hash/sha256/sha256.c TARGET_DIRECTORY ggml-rpc
+        PROPERTIES COMPILE_OPTIONS -fvisibility=hidden)
+endif()
 if (GGML_CUDA)
     target_include_directories(ggml-cuda PRIVATE ${OALLAMA_CSRC}/engine)
     target_sources(ggml-cuda PRIVATE ${OALLAMA_CSRC}/engine/op_timer_cuda.cpp)

@@ -3,6 +3,7 @@
 #include "ggml-cpu.h"
 #include "ggml-rpc.h"
 #include "ggml.h"
+#include "rpc_hooks.h"
 
 #include <stdexcept>
 
@@ -57,6 +58,15 @@ py::list devices() {
     return result;
 }
 
+void rpc_hello(const std::string & endpoint, double timeout_s) {
+    ggml_backend_reg_t rpc   = ggml_backend_reg_by_name("RPC");
+    auto *             hello = rpc ? (oa_rpc_hello_t) ggml_backend_reg_get_proc_address(rpc, "oa_rpc_hello") : nullptr;
+    if (hello == nullptr) {
+        throw std::invalid_argument("this build has no RPC backend (OALLAMA_RPC=OFF)");
+    }
+    hello(endpoint.c_str(), timeout_s);
+}
+
 std::vector<std::string> add_rpc_server(const std::string & endpoint) {
     ggml_backend_reg_t rpc = ggml_backend_reg_by_name("RPC");
     if (rpc == nullptr) {
@@ -81,6 +91,9 @@ std::vector<std::string> add_rpc_server(const std::string & endpoint) {
 void register_devices(py::module_ & m) {
     m.attr("RPC_MAJOR_VERSION") = RPC_PROTO_MAJOR_VERSION;
     m.def("devices", &devices, "Every device ggml sees, as dicts; memory in bytes.");
+    m.def("rpc_hello", &rpc_hello, py::arg("endpoint"), py::arg("timeout_s"), release_gil(),
+          "Connect to an RPC server, show the token (OALLAMA_RPC_TOKEN_FILE), say hello and ask for its devices.\n"
+          "Raises RuntimeError with what is wrong; ValueError if the build has no RPC backend.");
     m.def("add_rpc_server", &add_rpc_server, py::arg("endpoint"), release_gil(),
           "Register the devices of an RPC server ('host:port') and return their names. The server must be up: ggml\n"
           "aborts the process when a connection breaks. Raises ValueError if the build has no RPC backend.");

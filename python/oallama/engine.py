@@ -7,7 +7,6 @@ user can cause into OallamaError. The native module is loaded at the first use, 
 from __future__ import annotations
 
 import ctypes
-import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,7 +19,7 @@ from oallama import runtime
 from oallama.errors import OallamaError
 
 KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bf16": 30, "iq4_nl": 20}
-RPC_TIMEOUT_S = 5.0
+RPC_TIMEOUT_S = 10.0
 FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
 
 
@@ -66,42 +65,19 @@ def device(name: str) -> Device:
     raise OallamaError(f"unknown device {name!r}; devices here: {', '.join(d.name for d in known)}")
 
 
+@cache  # the devices of a server can be registered once
 def add_rpc_server(endpoint: str) -> list[str]:
     """Register the devices behind an RPC server at `host:port`; returns their names.
 
     Raises:
-        OallamaError: if no RPC server of our version answers there (ggml itself would abort the process), or the build
-            has no RPC.
+        OallamaError: if no RPC server of our version that knows our token (OALLAMA_RPC_TOKEN_FILE) answers there, or
+            it is busy (ggml itself would abort the process or wait); or the build has no RPC.
     """
     try:
-        version = _rpc_version(endpoint)
-    except (OSError, ValueError) as err:
-        raise OallamaError(f"no RPC server answers at {endpoint!r} (expected host:port): {err}") from err
-    ours = core().RPC_MAJOR_VERSION
-    if version != ours:
-        raise OallamaError(f"the RPC server at {endpoint} speaks version {version}, ours is {ours}; update one of them")
-    try:
+        core().rpc_hello(endpoint, RPC_TIMEOUT_S)
         return list(core().add_rpc_server(endpoint))
-    except ValueError as err:
+    except (RuntimeError, ValueError) as err:
         raise OallamaError(str(err)) from err
-
-
-def _rpc_version(endpoint: str) -> int:
-    """Say hello as ggml-rpc does, with a time limit, and return the major version of the answer."""
-    host, _, port = endpoint.rpartition(":")
-    hello, capabilities = 14, bytes(24)
-    expected = 4 + len(capabilities)  # major, minor, patch, padding, capabilities
-    with socket.create_connection((host, int(port)), timeout=RPC_TIMEOUT_S) as connection:
-        connection.sendall(bytes([hello]) + len(capabilities).to_bytes(8, "little") + capabilities)
-        answer = b""
-        while len(answer) < 8 + expected:
-            part = connection.recv(8 + expected - len(answer))
-            if not part:
-                raise ValueError("what listens there is not an RPC server")
-            answer += part
-    if int.from_bytes(answer[:8], "little") != expected:
-        raise ValueError("what listens there is not an RPC server")
-    return answer[8]
 
 
 @dataclass(frozen=True)
