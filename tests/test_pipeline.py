@@ -399,3 +399,29 @@ def test_a_device_behind_ssh(tiny: Callable[..., Path], tmp_path: Path) -> None:
         pids = [hosts[name].server_pid for name in "ab"]
     assert tokens == expected(model, 8) and quality.message_s > 0 and not notices
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 5)
+
+
+def test_a_worker_that_crashes_is_not_the_end(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    """The process that listens lives on, and serves the rest of the answer."""
+    model, notices = tiny("llama"), list[str]()
+    with pipeline(model, tmp_path, {"a": local("1GiB")}, notices) as (running, hosts):
+        tokens = []
+        for token in running.complete(PROMPT, 300, 0.0, None):
+            tokens.append(token.id)
+            if len(tokens) == 20:
+                pid = hosts["a"].server_pid
+                for worker in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+                    os.kill(int(worker), signal.SIGKILL)
+    assert tokens == expected(model, 300)
+    assert len(notices) == 1 and "once more, from the tokens so far" in notices[0] and not running.changes_made
+
+
+def test_only_who_has_the_token_is_served(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    with pipeline(tiny("llama"), tmp_path, {"a": local("1GiB")}, []) as (running, _):
+        (member,) = running.start_servers()
+        code = "import sys; from oallama import engine; engine.add_rpc_server(sys.argv[1])"
+        stranger = {name: value for name, value in os.environ.items() if name != "OALLAMA_RPC_TOKEN_FILE"}
+        command = [sys.executable, "-c", code, member.endpoint]
+        done = subprocess.run(command, env=stranger, capture_output=True, text=True, timeout=60)
+        assert done.returncode != 0 and "token" in done.stderr.splitlines()[-1]
+        assert subprocess.run(command, capture_output=True, timeout=60).returncode == 0

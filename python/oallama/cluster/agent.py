@@ -28,7 +28,8 @@ from oallama.rpc import LocalRpcServer, share_processor
 
 from .link_probe import Echo, measure_link
 
-TOKEN_VARIABLE = "OALLAMA_RPC_TOKEN_FILE"
+TOKEN_VARIABLE, TIMEOUT_VARIABLE = "OALLAMA_RPC_TOKEN_FILE", "OALLAMA_RPC_TIMEOUT"
+TIMEOUT_S = "4"  # until a peer is given up that the network has lost
 START_TIMEOUT_S = 20.0
 ALIVE_S = 5.0  # between a client's signs of life
 SILENCE_S = 30.0
@@ -86,7 +87,7 @@ class Agent:
                 OperatorGraph.from_json(graph),
                 [name],
                 n_threads=n_threads,
-                host=False,
+                alone=True,
                 progress=self._progress,
                 **options,
             )
@@ -103,8 +104,8 @@ class Agent:
         except OSError as error:
             raise OallamaError(f"an RPC server cannot listen on {address}:{port}: {error.strerror}") from None
         command = [str(runtime.program("ggml-rpc-server")), "--port", str(port), "--device", device]
-        command += ["--threads", str(threads or len(cpu_set())), "--host", address]
-        environment = dict(os.environ)
+        command += ["--threads", str(threads or len(cpu_set())), "--listen", address]
+        environment = {**os.environ, TIMEOUT_VARIABLE: TIMEOUT_S}
         if cache_bytes:
             folder = weights_folder() / f"{device}-{port}"
             prune(folder / "rpc", cache_bytes)
@@ -154,10 +155,17 @@ class Agent:
             return NO_SERVER
         if self._server.poll() is not None:
             return IS_GONE
+        listener = f"/proc/{self._server.pid}"
         with suppress(OSError):
-            state = Path(f"/proc/{self._server.pid}/stat").read_text().rpartition(")")[2].split()[0]
-            return IS_STOPPED if state in "Tt" else RUNS
+            workers = Path(f"{listener}/task/{self._server.pid}/children").read_text().split()
+            return IS_STOPPED if any(map(_is_stopped, [str(self._server.pid), *workers])) else RUNS
         return IS_GONE
+
+
+def _is_stopped(process: str) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    return False  # a worker that has just ended
 
 
 def weights_folder() -> Path:

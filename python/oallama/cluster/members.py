@@ -18,7 +18,7 @@ from oallama.children import last_words
 from oallama.errors import OallamaError
 
 from . import remote
-from .agent import ALIVE_S, IS_GONE, IS_STOPPED, TOKEN_VARIABLE
+from .agent import ALIVE_S, IS_GONE, IS_STOPPED, TIMEOUT_S, TIMEOUT_VARIABLE, TOKEN_VARIABLE
 from .devices import DeviceEntry
 from .link_probe import EchoClient, Effort, measure_link
 from .network import LinkQuality
@@ -264,6 +264,7 @@ def members(
         file = stack.enter_context(tempfile.NamedTemporaryFile(prefix="oallama-"))  # readable by its owner alone
         file.write(token.hex().encode())
         file.flush()
-        os.environ[TOKEN_VARIABLE] = file.name
-        stack.callback(os.environ.pop, TOKEN_VARIABLE, None)
+        for name, value in ((TOKEN_VARIABLE, file.name), (TIMEOUT_VARIABLE, TIMEOUT_S)):
+            os.environ[name] = value
+            stack.callback(os.environ.pop, name, None)
         yield found

@@ -134,13 +134,14 @@ class Pipeline:
         Raises:
             OallamaError: when the remaining devices have too little memory, or the client's process fails.
         """
-        begin, made, state, self.n_prompt = 0.0, 0, None, 0
+        begin, made, made_before, state, self.n_prompt = 0.0, 0, 0, None, 0
         tokens: list[int] = []
         with tempfile.TemporaryDirectory(prefix="oallama-") as folder:
             while True:
                 job = self._job(
                     prompt=prompt,
                     tokens=tuple(tokens),
+                    n_prompt=self.n_prompt,
                     n_generate=n_generate - made,
                     temperature=temperature,
                     seed=seed,
@@ -157,6 +158,11 @@ class Pipeline:
                         made += 1
                         yield replace(event, at=time.perf_counter() - begin)
                 state = run.saved
+                if run.crashed:
+                    if made == made_before:
+                        raise OallamaError(run.crashed)
+                    made_before = made
+                    self._notice(f"{run.crashed}; once more, from the tokens so far")
                 if run.done or made >= n_generate:
                     return
 
@@ -272,10 +278,11 @@ class _Run:
     """One client's process: yields the tokens it begins with, then each Token; ends when it does, or must be replaced.
 
     done: whether the answer is complete. saved: file with the KV cache, when the process was replaced in good order.
+    crashed: why it ended when every device is well; a server's worker may have.
     """
 
     def __init__(self, pipeline: Pipeline, job: StageJob, state: str) -> None:
-        self.done, self.saved = False, None
+        self.done, self.saved, self.crashed = False, None, ""
         self._pipeline, self._job, self._state = pipeline, job, state
         self._events: queue.Queue[Any] = queue.Queue()
 
@@ -299,6 +306,8 @@ class _Run:
             _tell(process, job.dumps())
             while True:
                 event = self._next(words)
+                if self.crashed:
+                    return
                 if isinstance(event, Lost):
                     pipeline.lose(event, n_left)
                     return
@@ -335,7 +344,11 @@ class _Run:
         if event is not None:
             return event
         otherwise = f"the client's process ended: {last_words(words)}"
-        return self._pipeline.verdict(self._events, otherwise)
+        try:
+            return self._pipeline.verdict(self._events, otherwise)
+        except OallamaError as error:
+            self.crashed = str(error)
+            return None
 
     def _read(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None

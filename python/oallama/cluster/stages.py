@@ -36,6 +36,7 @@ class StageJob:
         n_threads: of the client, 0: all.
         prompt: text, read where `tokens` is empty.
         tokens: of the prompt and what was generated so far.
+        n_prompt: how many of them are the prompt's, 0: all.
         n_generate, temperature, seed: of what follows.
         state: file with the KV cache of `tokens` but the last, None: computed anew.
         dry: only say what the devices would hold.
@@ -50,6 +51,7 @@ class StageJob:
     n_threads: int = 0
     prompt: str = ""
     tokens: tuple[int, ...] = ()
+    n_prompt: int = 0
     n_generate: int = 128
     temperature: float = 0.8
     seed: int | None = None
@@ -144,6 +146,8 @@ class Generation:
         self._n_left = min(job.n_generate, room)
         if job.state:
             self._restore(job.state)
+        elif job.n_prompt and job.temperature == 0:
+            self._repeat(job.n_prompt)
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
         """Tokens with their text, until the model ends its answer or enough were generated."""
@@ -159,6 +163,15 @@ class Generation:
             yield token, piece
             if self._n_left <= 0:
                 return
+
+    def _repeat(self, n_prompt: int) -> None:
+        """Evaluate the tokens so far as before, the prompt at once and the others one by one: the same bits.
+
+        In one batch they would be there sooner, but rounded otherwise, which may decide between two tokens.
+        """
+        self._llm.eval(self.tokens[:n_prompt])
+        for token in self.tokens[n_prompt:-1]:
+            self._llm.eval([token])
 
     def save(self, path: str) -> bool:
         """Write the KV cache of all tokens that were evaluated; whether that was possible."""

@@ -54,7 +54,7 @@ def profile_machine(
     depths: Sequence[int] = DEPTHS,
     type_k: str = "f16",
     type_v: str = "f16",
-    host: bool = True,
+    alone: bool = False,
     cache: Path | None = None,
     progress: Progress | None = None,
 ) -> Profile:
@@ -63,7 +63,7 @@ def profile_machine(
     Args:
         graph: its tiers are the token counts measured.
         devices: names.
-        host: add the CPU if it is missing (it is every plan's second device).
+        alone: only these devices. Else the CPU too, every plan's second device, and copies between it and them.
         n_threads: CPU threads; 0 takes all CPUs this process may use.
         depths: KV rows attention is measured at.
         type_k, type_v: KV cache types.
@@ -78,7 +78,7 @@ def profile_machine(
         KeyboardInterrupt: after what was measured has been saved.
     """
     n_threads = n_threads or len(cpu_set())
-    names = list(dict.fromkeys([*devices, *(["CPU"] if host else [])]))
+    names = list(dict.fromkeys([*devices, *([] if alone else ["CPU"])]))
     mark = fingerprint(names, n_threads)
     path = _cache_file(mark, cache)
     recorder = _Recorder(_cached(path, mark, names), path)
@@ -86,7 +86,11 @@ def profile_machine(
     work = {
         name: recorder.missing(
             name,
-            tasks_for(graph, depths=depths, type_k=type_k, type_v=type_v, accelerator=name != "CPU"),
+            [
+                task
+                for task in tasks_for(graph, depths=depths, type_k=type_k, type_v=type_v, accelerator=name != "CPU")
+                if not (alone and task.kind in ("links", "overlap"))
+            ],
         )
         for name in names
     }
