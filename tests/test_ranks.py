@@ -26,7 +26,9 @@ ARCHITECTURES = ("llama", "qwen2", "qwen3moe")
 CONTEXT = {"n_ctx": 256, "n_ubatch": 64, "flash_attn": 1, "use_extra_bufts": False, "n_threads": 1}
 
 
-def rank_logits(lib: Path, jobs: list[dict[str, Any]], n_ranks: int, folder: Path) -> list[np.ndarray]:
+def rank_logits(
+    lib: Path, jobs: list[dict[str, Any]], n_ranks: int, folder: Path, settings: dict[str, str] | None = None
+) -> list[np.ndarray]:
     """Logits of each job (tests/logits_worker.py), computed by `n_ranks` ranks on this host."""
     for i, job in enumerate(jobs):
         job["out"] = str(folder / f"ranks-{n_ranks}-{i}.npy")
@@ -35,7 +37,7 @@ def rank_logits(lib: Path, jobs: list[dict[str, Any]], n_ranks: int, folder: Pat
     file = folder / "jobs.jsonl"
     file.write_text("".join(json.dumps(job) + "\n" for job in jobs))
     program = [sys.executable, str(ROOT / "tests" / "rank_worker.py"), str(file)]
-    command = mpi.mpirun([mpi.Host("localhost", n_ranks)], program, {"OALLAMA_RANK_THREADS": "1"})
+    command = mpi.mpirun([mpi.Host("localhost", n_ranks)], program, {"OALLAMA_RANK_THREADS": "1", **(settings or {})})
     result = subprocess.run(
         command,
         capture_output=True,
@@ -44,6 +46,7 @@ def rank_logits(lib: Path, jobs: list[dict[str, Any]], n_ranks: int, folder: Pat
         env={**mpi.environment(), "LLAMA_CPP_LIB_PATH": str(lib)},
     )
     assert result.returncode == 0, result.stderr[-3000:]
+    assert "ranks add up in host memory" not in result.stderr  # refused on a GPU
     return [np.load(job["out"]) for job in jobs]
 
 
