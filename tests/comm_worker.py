@@ -24,6 +24,7 @@ import ml_dtypes
 import numpy as np
 from mpi4py import MPI
 
+from oallama.cluster.comm import DTYPES as CODES
 from oallama.cluster.comm import AllReduce, CommError
 
 JOB, HOSTS, FOLDER = sys.argv[1], sys.argv[2], Path(sys.argv[3])
@@ -283,9 +284,24 @@ class Native:
         self.comm = ctypes.c_void_p(made)
         self.reason = reason.value.decode()
 
-    def allreduce(self, x: np.ndarray, algorithm: int = 0) -> int:
-        values = ctypes.c_void_p(x.ctypes.data)
-        code: int = self.library.oa_comm_allreduce(self.comm, values, 0, ctypes.c_size_t(x.size), algorithm, 0)
+    def open_device(self, device: str | None, eager: bool = False) -> int:
+        name = device.encode() if device is not None else None
+        code: int = self.library.oa_comm_open_device(self.comm, ctypes.c_char_p(name), int(eager))
+        return code
+
+    def allreduce_device(self, address: int, like: np.ndarray, algorithm: int = 0, wire: int = 0) -> int:
+        """Values in device memory, of the type and number of `like`."""
+        values, n = ctypes.c_void_p(address), ctypes.c_size_t(like.size)
+        dtype = CODES[like.dtype.name]
+        code: int = self.library.oa_comm_allreduce_device(self.comm, values, dtype, n, algorithm, wire, None)
+        return code
+
+    def abort(self, why: str) -> None:
+        self.library.oa_comm_abort(self.comm, ctypes.c_char_p(why.encode()))
+
+    def allreduce(self, x: np.ndarray, algorithm: int = 0, wire: int = 0) -> int:
+        values, n = ctypes.c_void_p(x.ctypes.data), ctypes.c_size_t(x.size)
+        code: int = self.library.oa_comm_allreduce(self.comm, values, CODES[x.dtype.name], n, algorithm, wire)
         return code
 
     def error(self) -> str:
@@ -333,8 +349,17 @@ def stuck() -> Report:
     return {"codes": codes, "sum": float(x[49]), "error": group.error(), "seconds": seconds}
 
 
+def leave(report: Report, n_left: int) -> None:
+    """After a failure MPI cannot be finalised, so nobody does; those who leave are dead for who is in an operation."""
+    (FOLDER / f"{RANK}.json").write_text(json.dumps(report))
+    until = time.monotonic() + 20
+    while time.monotonic() < until and len(list(FOLDER.glob("*.json"))) < n_left:
+        time.sleep(0.05)
+    os._exit(0)
+
+
 def main() -> None:
-    """Run the job. After a failure MPI cannot be finalised, so nobody does."""
+    """Run the job."""
     job, *arguments = JOB.split(":")
     if job == "lost":
         victim, how, algorithm, n = arguments
@@ -342,13 +367,10 @@ def main() -> None:
     else:
         jobs = (sums, shapes, special, wrong, mismatch, abort, no_memory, late, c_abi, stuck)
         report = {function.__name__: function for function in jobs}[job]()
-    (FOLDER / f"{RANK}.json").write_text(json.dumps(report))
     if job in ("mismatch", "abort", "no_memory", "late", "stuck", "lost"):
-        # Those who leave are dead for those who are still in an operation.
-        until = time.monotonic() + 20
-        while time.monotonic() < until and len(list(FOLDER.glob("*.json"))) < SIZE - (job == "lost"):
-            time.sleep(0.05)
-        os._exit(0)
+        leave(report, SIZE - (job == "lost"))
+    (FOLDER / f"{RANK}.json").write_text(json.dumps(report))
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -51,10 +51,12 @@ def ranks(tmp_path: Path) -> Iterator[Ranks]:
         pytest.skip(str(error))
     started: list[subprocess.Popen[str]] = []
 
-    def run(job: str, hosts: str, *flags: str, missing: int | None = None, limit: float = 60.0) -> dict[int, Any]:
+    def run(
+        job: str, hosts: str, *flags: str, missing: int | None = None, limit: float = 60.0, program: Path = WORKER
+    ) -> dict[int, Any]:
         # Open MPI leaves its own shared files behind when ranks die: not in /dev/shm.
         files = ("--mca", "btl_sm_backing_directory", str(tmp_path))
-        worker = (sys.executable, str(WORKER), job, hosts, str(tmp_path))
+        worker = (sys.executable, str(program), job, hosts, str(tmp_path))
         host = mpi.Host("localhost", len(hosts))
         command = mpi.mpirun([host], worker, ONE_THREAD, flags=(*YIELD, *files, *flags))
         process = subprocess.Popen(

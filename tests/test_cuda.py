@@ -8,11 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conftest import ARCHITECTURES, compute_logits
+from conftest import ARCHITECTURES, TOKENS, compute_logits
 from made_profile import made_profile
-from oallama import Llama, autoplan, engine
+from oallama import Llama, autoplan, engine, runtime
 from oallama.profiling.profiler import profile_machine
 from test_placement import MAX_NMSE, greedy_differences, nmse, placed_jobs
+from test_ranks import ARCHITECTURES as RANK_ARCHITECTURES
+from test_ranks import CONTEXT, rank_logits
 from test_stream import PROMPTS, assert_same
 from test_stream import jobs as streamed_jobs
 
@@ -101,3 +103,17 @@ def test_streamed_is_resident(
     context = {"n_ctx": 2304, "n_ubatch": 512, "flash_attn": 1}
     wanted = streamed_jobs(tiny(arch, "Q4_0"), DEVICE, tmp_path, slots, prompts, **context)
     assert_same(compute_logits(lib, wanted, tmp_path, {"OALLAMA_STREAM_JITTER": str(jitter_us)}), prompts)
+
+
+@pytest.mark.skipif(not (runtime.lib_dir() / "liboallama-ranks.so").is_file(), reason="this build has no MPI")
+@pytest.mark.parametrize("n_ranks", [2, 4])
+def test_ranks_add_up_in_gpu_memory(n_ranks: int, tiny: Callable[..., Path], lib: Path, tmp_path: Path) -> None:
+    """Ranks on one GPU: the logits are those of sums in host memory. With four some have no part of the attention."""
+
+    def logits(where: str) -> list[np.ndarray]:
+        jobs = [{"model": str(tiny(arch, "F16")), "tokens": TOKENS, **CONTEXT} for arch in RANK_ARCHITECTURES]
+        settings = {"OALLAMA_RANK_DEVICE": DEVICE, "OALLAMA_RANK_SUMS": where}
+        return rank_logits(lib, jobs, n_ranks, tmp_path, settings)
+
+    for there, staged in zip(logits("device"), logits("host"), strict=True):
+        assert np.array_equal(there, staged)

@@ -46,6 +46,7 @@ def rank_logits(
         env={**mpi.environment(), "LLAMA_CPP_LIB_PATH": str(lib)},
     )
     assert result.returncode == 0, result.stderr[-3000:]
+    assert "ranks add up in host memory" not in result.stderr  # refused on a GPU
     return [np.load(job["out"]) for job in jobs]
 
 

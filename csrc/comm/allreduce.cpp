@@ -58,7 +58,7 @@ void check_thread() {
 
 } // namespace
 
-oa_allreduce::oa_allreduce(MPI_Comm comm, const oa_allreduce_options & options) {
+oa_allreduce::oa_allreduce(MPI_Comm comm, const oa_allreduce_options & options) : timeout_(options.timeout) {
     int started = 0;
     MPI_Initialized(&started);
     require(started != 0, "MPI is not initialized: call MPI_Init_thread first");
@@ -142,6 +142,7 @@ oa_allreduce::~oa_allreduce() {
             (void) schedule.second.release();
         }
         (void) net_.release();
+        (void) device_.release();
         (void) shm_.release();
         (void) new std::vector<char>(std::move(scratch_));
     }
@@ -215,6 +216,42 @@ void oa_allreduce::run(const oa_operation & op, char * buffer) {
         oa_run_star(*net_, *watch_, op, buffer, scratch_);
     } else if (topology_.n_ranks() > 1) {
         oa_run_stages({ *shm_, *net_, *watch_, schedule(op), topology_.n_hosts() }, op, buffer);
+    }
+}
+
+void oa_allreduce::open_device(const std::string & name, bool eager) {
+    check_thread();
+    const std::lock_guard<std::mutex> lock(mpi_turn);
+    require(!broken_, "this group of ranks has failed before; make a new one");
+    require(!device_, "this group of ranks has opened its devices before");
+    device_ =
+        std::make_unique<oa_device_stage>(*net_, *shm_, *watch_, topology_, oa_device_options{ name, eager, timeout_ });
+}
+
+oa_operation oa_allreduce::allreduce_device(void * buffer, oa_dtype dtype, size_t n, oa_algorithm algorithm,
+                                            oa_wire_format wire, void * stream) {
+    check_thread();
+    const std::lock_guard<std::mutex> lock(mpi_turn);
+    require(device_ != nullptr, "values in device memory need open_device() first");
+    oa_operation op = resolve(dtype, n, algorithm, wire, 0);
+    op.slices       = device_->slices(n * oa_dtype_size(dtype));
+    op.device       = 1;
+    together([&] { run_device(op, static_cast<char *>(buffer), stream); });
+    ++n_operations_;
+    return op;
+}
+
+void oa_allreduce::run_device(const oa_operation & op, char * buffer, void * stream) {
+    net_->begin(op);
+    if (op.algorithm == OA_STAR) { // goes from rank to rank, whatever host: nothing for the stage inside one
+        const size_t      size = op.n * oa_dtype_size(oa_dtype(op.dtype));
+        std::vector<char> values(size);
+        device_->device().copy(values.data(), buffer, size, stream);
+        watch_->begin(op);
+        oa_run_star(*net_, *watch_, op, values.data(), scratch_);
+        device_->device().copy(buffer, values.data(), size, stream);
+    } else if (topology_.n_ranks() > 1) {
+        device_->run(op, buffer, schedule(op), stream);
     }
 }
 

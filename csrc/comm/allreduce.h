@@ -7,6 +7,7 @@
 
 #include "algorithms.h"
 #include "choose.h"
+#include "device_stage.h"
 #include "topology.h"
 
 #include <map>
@@ -43,6 +44,15 @@ class oa_allreduce {
     oa_operation allreduce(void * buffer, oa_dtype dtype, size_t n, oa_algorithm algorithm, oa_wire_format wire,
                            int64_t chunk = 0);
 
+    // Makes this rank's device (see oa_open_device(); empty: it has none) one whose memory allreduce_device() sums. A
+    // collective, once. Throws on every rank when one of them cannot; the group stays usable.
+    void open_device(const std::string & name, bool eager = false);
+
+    // The same for a buffer in device memory, on every rank. Work that was given to `stream` (the device's own kind;
+    // null: no such work) comes first; the sum is there on return.
+    oa_operation allreduce_device(void * buffer, oa_dtype dtype, size_t n, oa_algorithm algorithm, oa_wire_format wire,
+                                  void * stream);
+
     // Measures the links, a collective; `auto` goes by them from then on.
     const oa_links & probe();
     void             set_links(const oa_links & links) { links_ = links; } // the same on every rank
@@ -57,6 +67,7 @@ class oa_allreduce {
     void         share_memory(const oa_allreduce_options & options);
     oa_operation resolve(oa_dtype dtype, size_t n, oa_algorithm algorithm, oa_wire_format wire, int64_t chunk) const;
     void         run(const oa_operation & op, char * buffer);
+    void         run_device(const oa_operation & op, char * buffer, void * stream);
     void         break_up(const std::string & what, int culprit);
 
     template <typename F> void together(F && action);
@@ -64,11 +75,13 @@ class oa_allreduce {
     oa_schedule * schedule(const oa_operation & op);
 
     oa_topology                                          topology_;
-    oa_links                                             links_  = oa_assumed_links();
+    oa_links                                             links_ = oa_assumed_links();
+    const double                                         timeout_;
     bool                                                 broken_ = false;
     std::unique_ptr<oa_host_stage>                       net_;
     std::unique_ptr<oa_shm_stage>                        shm_;
     std::unique_ptr<oa_watch>                            watch_;
+    std::unique_ptr<oa_device_stage>                     device_;
     std::map<oa_algorithm, std::unique_ptr<oa_schedule>> schedules_;
     std::vector<char>                                    scratch_; // what the star and the probe receive
     uint64_t                                             n_operations_ = 0;

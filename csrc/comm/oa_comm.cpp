@@ -64,12 +64,25 @@ int oa_comm_allreduce(oa_comm_t comm, void * buffer, oa_dtype dtype, size_t n, o
     return guarded(comm, [&] { comm->group->allreduce(buffer, dtype, n, algorithm, wire); });
 }
 
+int oa_comm_open_device(oa_comm_t comm, const char * device, int eager) {
+    return guarded(comm, [&] { comm->group->open_device(device ? device : "", eager != 0); });
+}
+
+int oa_comm_allreduce_device(oa_comm_t comm, void * buffer, oa_dtype dtype, size_t n, oa_algorithm algorithm,
+                             oa_wire_format wire, void * stream) {
+    return guarded(comm, [&] { comm->group->allreduce_device(buffer, dtype, n, algorithm, wire, stream); });
+}
+
 int oa_comm_probe(oa_comm_t comm) {
     return guarded(comm, [&] { comm->group->probe(); });
 }
 
 void oa_comm_beat(oa_comm_t comm) {
     comm->group->beat();
+}
+
+void oa_comm_abort(oa_comm_t comm, const char * why) {
+    comm->group->abort(why);
 }
 
 const char * oa_comm_error(oa_comm_t comm) {

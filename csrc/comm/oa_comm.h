@@ -31,11 +31,24 @@ int oa_comm_size(oa_comm_t comm);
 int oa_comm_allreduce(oa_comm_t comm, void * buffer, enum oa_dtype dtype, size_t n, enum oa_algorithm algorithm,
                       enum oa_wire_format wire);
 
+/* Sums in device memory: once, by all ranks. `device`: the PCI address of this rank's CUDA device, "cpu" for tests,
+ * NULL when it has none. 0, or -1 when a rank cannot (no peer access, say): the group is usable, but not for the next
+ * one. `eager`: see device_stage.h; 0. */
+int oa_comm_open_device(oa_comm_t comm, const char * device, int eager);
+
+/* The same as oa_comm_allreduce() for memory of that device. What was given to `stream` (a cudaStream_t; NULL: nothing)
+ * comes first; the sum is there on return. */
+int oa_comm_allreduce_device(oa_comm_t comm, void * buffer, enum oa_dtype dtype, size_t n, enum oa_algorithm algorithm,
+                             enum oa_wire_format wire, void * stream);
+
 /* Measures the links that OA_AUTO goes by. 0 or -1. */
 int oa_comm_probe(oa_comm_t comm);
 
 /* A sign of life, for ranks that compute for longer than the silence. From any thread. */
 void oa_comm_beat(oa_comm_t comm);
+
+/* Ends the operation that is going on with an error on every rank, and all that follow. From any thread. */
+void oa_comm_abort(oa_comm_t comm, const char * why);
 
 /* Why the last call failed; "" when it did not. Valid until the next call. */
 const char * oa_comm_error(oa_comm_t comm);

@@ -6,9 +6,15 @@
 
 namespace {
 
-std::array<uint64_t, 7> fields(const oa_operation & op) {
-    return { op.number,          op.n, op.chunk, uint64_t(op.dtype), uint64_t(op.algorithm), uint64_t(op.wire),
-             uint64_t(op.slices) };
+std::array<uint64_t, 8> fields(const oa_operation & op) {
+    return { op.number,
+             op.n,
+             op.chunk,
+             uint64_t(op.dtype),
+             uint64_t(op.algorithm),
+             uint64_t(op.wire),
+             uint64_t(op.slices),
+             uint64_t(op.device) };
 }
 
 } // namespace
@@ -24,7 +30,8 @@ int oa_operation::tag() const {
 
 std::string oa_operation::print() const {
     return std::string(oa_algorithm_name(algorithm)) + (wire == OA_WIRE_Q8 ? " (q8)" : "") + " of " +
-           std::to_string(n) + " " + oa_dtype_name(oa_dtype(dtype)) + " (operation " + std::to_string(number) + ")";
+           std::to_string(n) + " " + oa_dtype_name(oa_dtype(dtype)) + (device ? " on devices" : "") + " (operation " +
+           std::to_string(number) + ")";
 }
 
 bool operator==(const oa_operation & x, const oa_operation & y) {

@@ -13,7 +13,8 @@ struct oa_operation {
     int32_t  dtype     = OA_F32;
     int32_t  algorithm = OA_AUTO; // as resolved
     int32_t  wire      = OA_WIRE_NATIVE;
-    int32_t  slices    = 0; // inside a host: every rank sums a slice (1), or its LM sums alone (0)
+    int32_t  slices    = 0; // inside a host: every rank sums a slice (1), or its LM (on devices: every rank) all (0)
+    int32_t  device    = 0; // values in device memory, summed there
 
     // 30 bits that differ between different operations: what the tag of its messages is made of.
     int         tag() const;

@@ -13,7 +13,7 @@ struct alignas(64) oa_shm_rank {
     std::atomic<uint64_t> counts[OA_N_EVENTS];
     std::atomic<uint64_t> beats;
     std::atomic<int32_t>  pid;
-    alignas(64) oa_operation op;
+    alignas(64) oa_operation ops[2]; // with even and odd numbers
 };
 
 struct oa_shm_header {
@@ -52,16 +52,17 @@ void oa_shm_stage::attached() {
 }
 
 void oa_shm_stage::announce(const oa_operation & op) {
-    ranks_[index_].op = op;
-    slices_           = op.slices != 0;
+    ranks_[index_].ops[op.number % 2] = op;
+    slices_                           = op.slices != 0;
 }
 
-oa_operation oa_shm_stage::announced(int index) const {
-    return ranks_[index].op;
+oa_operation oa_shm_stage::announced(int index, uint64_t number) const {
+    return ranks_[index].ops[number % 2];
 }
 
 bool oa_shm_stage::takes_part(oa_shm_event event, int index) const {
-    return index == lm_ || event == OA_INPUT || event == OA_OUTPUT || (event == OA_SUM && slices_);
+    return index == lm_ || event == OA_INPUT || event == OA_OUTPUT || event == OA_CLOSED ||
+           (event == OA_SUM && slices_);
 }
 
 uint64_t oa_shm_stage::counted(oa_shm_event event, int index) const {

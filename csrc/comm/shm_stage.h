@@ -15,8 +15,9 @@
 #include <string>
 
 // OA_INPUT: copied into the rank's input area; OA_SUM: its slice is in the sum area; OA_RESULT: the LM has put the
-// result into the result area; OA_OUTPUT: copied out by the rank.
-enum oa_shm_event { OA_INPUT, OA_SUM, OA_RESULT, OA_OUTPUT, OA_N_EVENTS };
+// result into the result area; OA_OUTPUT: copied out by the rank. On devices (device_stage.h) the same, started there;
+// OA_CLOSED: the rank has let go of the others' device memory.
+enum oa_shm_event { OA_INPUT, OA_SUM, OA_RESULT, OA_OUTPUT, OA_CLOSED, OA_N_EVENTS };
 
 struct oa_shm_rank;
 struct oa_shm_header;
@@ -40,9 +41,10 @@ class oa_shm_stage {
     char * sums() const { return areas_ + size_t(n_ranks_) * area_; }
     char * results() const { return areas_ + size_t(n_ranks_ + 1) * area_; }
 
-    // The operation this rank is in, to be compared when all have put in their first chunk.
+    // The operation this rank is in, to be compared when all have put in their first chunk. A rank may be one operation
+    // ahead.
     void         announce(const oa_operation & op);
-    oa_operation announced(int index) const;
+    oa_operation announced(int index, uint64_t number) const;
 
     void     count(oa_shm_event event, uint64_t total);
     uint64_t counted(oa_shm_event event, int index) const;

@@ -107,9 +107,10 @@ class oa_rank_loop {
 
     void compare_operations() const {
         for (int i = 0; i < shm_.n_ranks(); ++i) {
-            if (!(shm_.announced(i) == op_)) {
+            const oa_operation theirs = shm_.announced(i, op_.number);
+            if (!(theirs == op_)) {
                 throw oa_comm_error("the ranks of a host are not at the same operation: expected " + op_.print() +
-                                    ", got " + shm_.announced(i).print());
+                                    ", got " + theirs.print());
             }
         }
     }

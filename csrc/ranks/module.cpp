@@ -9,6 +9,7 @@
 //   OALLAMA_RANK_MEMORY   resident (default) or minimal: weights in a file, few of them in memory; on the CPU only
 //   OALLAMA_RANK_FOLDER   where that file lies; default /var/tmp
 //   OALLAMA_WIRE          native (default) or q8: what travels between hosts
+//   OALLAMA_RANK_SUMS     device (default): in the GPU's memory if it is CUDA and all ranks can; or host
 #include "operation.h"
 #include "rank_comm.h"
 #include "rank_device.h"
@@ -17,6 +18,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -73,6 +75,20 @@ bool is_minimal(ggml_backend_dev_t own) {
     return text == "minimal";
 }
 
+// The PCI address of a CUDA device whose memory sums are to be made in.
+std::string cuda_device(ggml_backend_dev_t own) {
+    const std::string where = variable("OALLAMA_RANK_SUMS", "device");
+    if (where != "device" && where != "host") {
+        throw std::runtime_error("OALLAMA_RANK_SUMS is neither device nor host: " + where);
+    }
+    if (where == "host" || std::strcmp(ggml_backend_reg_name(ggml_backend_dev_backend_reg(own)), "CUDA") != 0) {
+        return "";
+    }
+    ggml_backend_dev_props props;
+    ggml_backend_dev_get_props(own, &props);
+    return props.device_id ? props.device_id : "";
+}
+
 void start() {
     const std::string  name = variable("OALLAMA_RANK_DEVICE", "CPU");
     ggml_backend_dev_t own  = ggml_backend_dev_by_name(name.c_str());
@@ -81,11 +97,12 @@ void start() {
     }
     const bool            minimal = is_minimal(own);
     oa_rank_comm_settings settings;
-    settings.host      = variable("OALLAMA_RANK_HOST", "");
-    settings.timeout   = std::atof(variable("OALLAMA_RANK_TIMEOUT", "60").c_str());
-    settings.speeds    = numbers("OALLAMA_RANK_SPEEDS");
-    settings.algorithm = algorithm();
-    settings.wire      = wire();
+    settings.host        = variable("OALLAMA_RANK_HOST", "");
+    settings.timeout     = std::atof(variable("OALLAMA_RANK_TIMEOUT", "60").c_str());
+    settings.speeds      = numbers("OALLAMA_RANK_SPEEDS");
+    settings.algorithm   = algorithm();
+    settings.wire        = wire();
+    settings.cuda_device = cuda_device(own);
     int rank = 0, n_ranks = 0;
     oa_rank_comm_start(settings, rank, n_ranks);
     const int n_threads = std::atoi(variable("OALLAMA_RANK_THREADS", "0").c_str());

@@ -27,6 +27,7 @@ constexpr double loading          = 10; // timeouts between the first rank that 
 MPI_Comm    g_comm    = MPI_COMM_NULL;
 bool        g_started = false; // MPI, by us
 oa_comm_t   g_sums    = nullptr;
+bool        g_devices = false; // sums in device memory
 std::string g_error;
 
 std::thread       g_heart;
@@ -86,11 +87,19 @@ bool is_host(const ggml_tensor * tensor) {
     return tensor->buffer && ggml_backend_buffer_is_host(tensor->buffer);
 }
 
-bool add_up(float * values, size_t n) {
-    if (oa_comm_allreduce(g_sums, values, OA_F32, n, g_settings.algorithm, g_settings.wire) == 0) {
-        return true;
+bool add_up(float * values, size_t n, bool on_device) {
+    const int code = on_device ? oa_comm_allreduce_device(g_sums, values, OA_F32, n, g_settings.algorithm,
+                                                          g_settings.wire, nullptr) :
+                                 oa_comm_allreduce(g_sums, values, OA_F32, n, g_settings.algorithm, g_settings.wire);
+    return code == 0 || fail(oa_comm_error(g_sums));
+}
+
+bool is_cuda(const ggml_tensor * tensor) {
+    if (!tensor->buffer) {
+        return false;
     }
-    return fail(oa_comm_error(g_sums));
+    ggml_backend_dev_t device = ggml_backend_buft_get_device(ggml_backend_buffer_get_type(tensor->buffer));
+    return device && std::strcmp(ggml_backend_reg_name(ggml_backend_dev_backend_reg(device)), "CUDA") == 0;
 }
 
 struct rank_comm {
@@ -127,6 +136,11 @@ void oa_rank_comm_start(const oa_rank_comm_settings & settings, int & rank, int 
     g_sums = oa_comm_create(&g_comm, &options, error, sizeof(error));
     if (!g_sums || (settings.algorithm == OA_AUTO && oa_comm_probe(g_sums) != 0)) {
         throw std::runtime_error(g_sums ? oa_comm_error(g_sums) : error);
+    }
+    const char * device = settings.cuda_device.empty() ? nullptr : settings.cuda_device.c_str();
+    g_devices           = oa_comm_open_device(g_sums, device, 0) == 0;
+    if (!g_devices && device && rank == 0) {
+        std::fprintf(stderr, "ranks add up in host memory: %s\n", oa_comm_error(g_sums));
     }
     g_heart = std::thread([] {
         while (!g_ended) {
@@ -223,18 +237,24 @@ bool oa_rank_comm_allreduce(void * context, ggml_tensor ** tensors) {
     GGML_ASSERT(tensor->type == GGML_TYPE_F32 && ggml_is_contiguous(tensor));
     const size_t n      = size_t(ggml_nelements(tensor));
     float *      values = static_cast<float *>(tensor->data);
-    const bool   staged = !is_host(tensor);
+    const bool   there  = g_devices && is_cuda(tensor); // added up where they are
+    const bool   staged = !there && !is_host(tensor);
     if (staged) {
         comm.staging.resize(n);
         values = comm.staging.data();
     }
-    if (!(tensor->flags & GGML_TENSOR_FLAG_COMPUTE)) {
-        std::fill_n(values, n, 0.0f); // this rank has no part of the weight
+    if (!(tensor->flags & GGML_TENSOR_FLAG_COMPUTE)) { // this rank has no part of the weight
+        if (there) {
+            ggml_backend_synchronize(comm.own); // what was in this memory before may still be read
+            ggml_backend_tensor_memset(tensor, 0, 0, n * sizeof(float));
+        } else {
+            std::fill_n(values, n, 0.0f);
+        }
     } else if (staged) {
         ggml_backend_tensor_get_async(comm.own, tensor, values, 0, n * sizeof(float));
     }
     ggml_backend_synchronize(comm.own);
-    if (!add_up(values, n)) {
+    if (!add_up(values, n, there)) {
         return false;
     }
     if (staged) {

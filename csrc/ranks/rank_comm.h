@@ -16,6 +16,9 @@ struct oa_rank_comm_settings {
     double              timeout   = 60; // seconds until a rank that others wait for is given up
     oa_algorithm        algorithm = OA_AUTO;
     oa_wire_format      wire      = OA_WIRE_NATIVE;
+    // PCI address of this rank's CUDA device, to add up in its memory; empty: in host memory. All ranks or none: where
+    // one cannot, none does, and rank 0 says why.
+    std::string cuda_device;
 };
 
 // Starts MPI, unless it runs already, and measures the links if the algorithm is to be chosen. Throws
