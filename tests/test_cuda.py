@@ -113,7 +113,7 @@ def test_ranks_add_up_in_gpu_memory(n_ranks: int, tiny: Callable[..., Path], lib
     def logits(where: str) -> list[np.ndarray]:
         jobs = [{"model": str(tiny(arch, "F16")), "tokens": TOKENS, **CONTEXT} for arch in RANK_ARCHITECTURES]
         settings = {"OALLAMA_RANK_DEVICE": DEVICE, "OALLAMA_RANK_SUMS": where}
-        return rank_logits(lib, jobs, n_ranks, tmp_path, settings)
+        return rank_logits(lib, jobs, n_ranks, tmp_path, **settings)
 
     for there, staged in zip(logits("device"), logits("host"), strict=True):
         assert np.array_equal(there, staged)

@@ -363,6 +363,65 @@ def test_workers_end_with_their_supervisor() -> None:
         assert not Path(f"/proc/{worker}").exists()
 
 
+def test_a_client_without_preflight_waits_for_its_turn(server: Server, token_file: Path) -> None:
+    program = "import sys\nfrom oallama import engine\nprint(engine.core().add_rpc_server(sys.argv[1]))"
+    with server.connect() as first:
+        assert shake(first, TOKEN) == WELCOME
+        waiting = subprocess.Popen(
+            [sys.executable, "-c", program, server.endpoint],
+            env={**os.environ, "OALLAMA_RPC_TOKEN_FILE": str(token_file)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert waiting.stderr
+        assert any("is busy with another client: waiting" in line for line in iter(waiting.stderr.readline, ""))
+    said, _ = waiting.communicate(timeout=30)
+    assert waiting.returncode == 0 and said == "['RPC0']\n"
+
+
+# ---- the cache of weights -------------------------------------------------------------------------------------------
+
+LOGITS = """
+import sys
+from oallama import engine, runtime
+engine.add_rpc_server(sys.argv[1])
+llm = runtime.llama_cpp().Llama(sys.argv[2], n_gpu_layers=-1, n_ctx=64, verbose=False, use_mmap=False)
+llm.eval(list(range(300, 332)))
+print(llm._ctx.get_logits_ith(-1)[:200])
+"""
+
+
+def test_small_weights_come_from_the_cache_whole_or_not_at_all(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    env = {"LLAMA_CACHE": str(tmp_path), "GGML_RPC_DEBUG": "1"}
+    with Server("--isolate", "-c", env=env) as running:
+
+        def logits(**variables: str) -> str:
+            done = subprocess.run(
+                [sys.executable, "-c", LOGITS, running.endpoint, str(tiny("llama"))],
+                env={**os.environ, **variables},
+                capture_output=True,
+                text=True,
+                timeout=120,
+            )
+            assert done.returncode == 0, done.stderr
+            return done.stdout
+
+        expected = logits()
+        files = tmp_path / "rpc"
+        assert list(files.iterdir()) == []  # nothing is larger than upstream's 10 MiB
+        assert logits(OALLAMA_RPC_HASH_BYTES="1000") == expected
+        kept = sorted(files.iterdir())
+        assert len(kept) > 5 and not [path for path in kept if path.suffix == ".part"]
+        times = [path.stat().st_mtime_ns for path in kept]
+        assert logits(OALLAMA_RPC_HASH_BYTES="1000") == expected
+        assert [path.stat().st_mtime_ns for path in kept] == times  # not sent again
+        whole = kept[0].read_bytes()
+        kept[0].write_bytes(whole[:-1])
+        assert logits(OALLAMA_RPC_HASH_BYTES="1000") == expected
+        assert kept[0].read_bytes() == whole
+
+
 # ---- a cut cable ----------------------------------------------------------------------------------------------------
 
 GENERATE = """
