@@ -19,12 +19,20 @@ def die_with_parent() -> None:
 
 
 @contextmanager
-def forwarded_signals(process: subprocess.Popen[Any]) -> Iterator[None]:
-    """Within the block SIGINT and SIGTERM go to `process`, in a session of its own, and not to this one."""
-    both = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, lambda n, _: process.send_signal(n)) for number in both}
+def forwarded_signals(process: subprocess.Popen[Any]) -> Iterator[list[int]]:
+    """Within the block SIGINT and SIGTERM go to `process`, in a session of its own, and not to this one.
+
+    Yields the list of those that came.
+    """
+    came: list[int] = []
+
+    def forward(number: int, _: Any) -> None:
+        came.append(number)
+        process.send_signal(number)
+
+    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield came
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

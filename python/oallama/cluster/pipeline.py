@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import queue
-import signal
 import subprocess
 import sys
 import tempfile
@@ -32,7 +31,6 @@ from .terms import price
 from .watch import Lost, Slower, Watch
 
 PROGRAM = "oallama.cli.pipeline"
-_ASKED_TO_END = (0, -signal.SIGINT, -signal.SIGTERM)
 # By then whoever ended a server's connection has been found.
 GRACE_S = SILENCE_S + 1.0
 # A new plan is made for so many tokens where nobody knows how many there will be.
@@ -175,11 +173,11 @@ class Pipeline:
             events: queue.Queue[Any] = queue.Queue()
             for _ in _Run(self, self._job(dry=True), ""):
                 pass  # a device that would hold more than it may is an error
-            with start(self._job()) as process, self.watch(events), forwarded_signals(process):
+            with start(self._job()) as process, self.watch(events), forwarded_signals(process) as asked_to_end:
                 threading.Thread(target=lambda p, e: e.put(p.wait()), args=(process, events), daemon=True).start()
                 event = events.get()
                 if isinstance(event, int):  # ggml aborts when a device is gone, llama-server fails while it loads
-                    if event in _ASKED_TO_END:
+                    if event == 0 or asked_to_end:
                         return 0
                     event = self.verdict(events, f"the server ended with exit code {event}")
             self.lose(event, HORIZON_TOKENS)
