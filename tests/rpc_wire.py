@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from oallama import runtime
-from oallama.rpc import _free_port, die_with_parent
+from oallama.rpc import die_with_parent, free_port
 
 MAGIC = b"OARPC\x01\r\n"
 WELCOME, REFUSED, BUSY, QUEUED = range(4)
@@ -47,7 +47,7 @@ class Server:
     """`ggml-rpc-server` on the CPU with the given options; `port` and what it has written."""
 
     def __init__(self, *options: str, env: dict[str, str] | None = None, wait: bool = True) -> None:
-        self.port = _free_port()
+        self.port = free_port()
         self.endpoint = f"127.0.0.1:{self.port}"
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         command = [str(runtime.program("ggml-rpc-server")), "-p", str(self.port), "-d", "CPU", "-t", "1", *options]
