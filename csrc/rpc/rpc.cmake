@@ -7,6 +7,9 @@ set(OALLAMA_RPC_SOURCES
     ${OALLAMA_CSRC}/rpc/rpc_handshake.cpp
     ${OALLAMA_CSRC}/rpc/rpc_limit.cpp
     ${OALLAMA_CSRC}/rpc/rpc_operators.cpp
+    ${OALLAMA_CSRC}/rpc/rpc_rules_rows.cpp
+    ${OALLAMA_CSRC}/rpc/rpc_rules_state.cpp
+    ${OALLAMA_CSRC}/rpc/rpc_rules_window.cpp
     ${OALLAMA_CSRC}/rpc/rpc_socket.cpp
     ${OALLAMA_CSRC}/rpc/rpc_supervisor.cpp
     ${OALLAMA_CSRC}/rpc/rpc_worker.cpp

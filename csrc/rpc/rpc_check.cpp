@@ -1,4 +1,4 @@
-// Sizes and offsets of RPC messages, before they are used. The rules for operators are in rpc_operators.cpp.
+// Sizes and offsets of RPC messages, before they are used. The rules for operators are in rpc_rules_*.cpp.
 #include "rpc_operators.h"
 #include "rpc_worker.h"
 

@@ -1,5 +1,5 @@
 // What patch 0009 calls. Bodies: supervisor (rpc_supervisor.cpp, rpc_door.cpp), worker (rpc_worker.cpp), client
-// (rpc_client.cpp), checks of messages (rpc_check.cpp, rpc_operators.cpp).
+// (rpc_client.cpp), checks of messages (rpc_check.cpp, rpc_rules_*.cpp).
 #pragma once
 
 #include "ggml-backend.h"

@@ -29,6 +29,8 @@ START_S = 60.0
 REQUEST_S = 60.0
 PROFILE_S = 1800.0
 BEAT_S = 0.5
+# Smaller tensors are sent faster than asked for (ggml's own limit is 10 MiB).
+HASH_VARIABLE, HASH_BYTES = "OALLAMA_RPC_HASH_BYTES", "65536"
 SILENCE_S = 3.5  # of the echo, after which a device is given up
 
 
@@ -240,7 +242,8 @@ def members(
     agent: str | None = None,
     missing: Callable[[str, OallamaError], None] | None = None,
 ) -> Iterator[list[Member]]:
-    """Agents on all hosts, started at once; all end with the block. Within it this process has their servers' token.
+    """Agents on all hosts, started at once; all end with the block. Within it this process and those it starts know
+    their servers' token.
 
     missing: is told of devices that cannot be used, which are then left out.
 
@@ -264,7 +267,7 @@ def members(
         file = stack.enter_context(tempfile.NamedTemporaryFile(prefix="oallama-"))  # readable by its owner alone
         file.write(token.hex().encode())
         file.flush()
-        for name, value in ((TOKEN_VARIABLE, file.name), (TIMEOUT_VARIABLE, TIMEOUT_S)):
+        for name, value in ((TOKEN_VARIABLE, file.name), (TIMEOUT_VARIABLE, TIMEOUT_S), (HASH_VARIABLE, HASH_BYTES)):
             os.environ[name] = value
             stack.callback(os.environ.pop, name, None)
         yield found

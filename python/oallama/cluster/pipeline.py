@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import queue
 import subprocess
 import sys
@@ -35,8 +34,6 @@ PROGRAM = "oallama.cli.pipeline"
 GRACE_S = SILENCE_S + 1.0
 # A new plan is made for so many tokens where nobody knows how many there will be.
 HORIZON_TOKENS = 1000
-# Smaller tensors are sent faster than asked for (ggml's own limit is 10 MiB).
-HASH_VARIABLE, HASH_BYTES = "OALLAMA_RPC_HASH_BYTES", "65536"
 
 
 @dataclass(frozen=True)
@@ -293,7 +290,6 @@ class _Run:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=words,
-                env={**os.environ, HASH_VARIABLE: HASH_BYTES},
                 preexec_fn=die_with_parent,
                 start_new_session=True,
             )
