@@ -352,6 +352,18 @@ def test_interrupted_while_the_program_starts_or_loads(model: Path) -> None:
         assert process.returncode == 130 and "interrupted" in err and "Traceback" not in out + err, (delay, err)
 
 
+def test_interrupted_while_the_engine_calls_back() -> None:
+    """What is raised in a callback (llama.cpp's log) is dropped by ctypes."""
+    program = (
+        "import ctypes, os, signal, time; from oallama import cli\n"
+        "log = ctypes.CFUNCTYPE(None)(lambda: os.kill(os.getpid(), signal.SIGINT))\n"
+        "cli._imported_app = lambda: lambda *_, **options: [log(), time.sleep(60)]\n"
+        "cli.main()"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "interrupted\n")
+
+
 def test_interrupted_inside_the_engine() -> None:
     """Python would wait for a long native call (loading tens of GB) before it looks at a Ctrl-C."""
     program = (

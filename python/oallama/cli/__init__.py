@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ INTERRUPTED = 130
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script; ends the process with the command's exit code. `arguments`: default those of the process."""
+    sys.unraisablehook = _again_outside
     try:
         _imported_app()(arguments, prog_name="oallama")
     except KeyboardInterrupt:
@@ -33,6 +35,15 @@ def _imported_app() -> Any:
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     return app
+
+
+def _again_outside(failure: Any) -> None:
+    """A Ctrl-C that comes while the engine calls back (its log, a progress) is dropped there: it comes once more."""
+    if failure.exc_type is KeyboardInterrupt:
+        main_thread = threading.main_thread().ident or 0
+        threading.Timer(0.05, signal.pthread_kill, (main_thread, signal.SIGINT)).start()
+    else:
+        sys.__unraisablehook__(failure)
 
 
 def _say_interrupted() -> None:
