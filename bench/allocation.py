@@ -11,7 +11,6 @@ draw. One JSON line per case.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -21,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from oallama.bench.machine import describe
+from oallama.bench.machine import describe, save_lines
 from oallama.cluster.allocation import allocate
 from oallama.cluster.network import LinkQuality, Network
 from oallama.cluster.problem import LINK_MODELS, Device, Layer, Problem
@@ -82,13 +81,7 @@ def main() -> None:
             lines.append(speed(REFERENCE, links, "milp", options))
     if options.only != "speed":
         lines += [line for case in ROBUST for line in robust(case, options)]
-    for line in lines:
-        text = json.dumps({**line, "machine": describe(sys.argv)})
-        if options.out:
-            with options.out.open("a") as file:
-                file.write(text + "\n")
-        else:
-            print(text)
+    save_lines(({**line, "machine": describe(sys.argv)} for line in lines), options.out, append=True)
 
 
 def speed(case: tuple[int, int, float], links: Any, solver: Any, options: argparse.Namespace) -> dict[str, Any]:

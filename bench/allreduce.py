@@ -67,7 +67,7 @@ def main() -> None:
     sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "python")]
     from netlab_conditions import parse_rate, parse_time
 
-    from oallama.bench.machine import describe
+    from oallama.bench.machine import describe, save_lines
 
     machine = describe(sys.argv)
     lines = []
@@ -81,7 +81,7 @@ def main() -> None:
             for cell in measure(network, sizes, options):
                 lines.append({**asdict(network), **cell, "machine": machine})
             if options.out:
-                options.out.write_text("".join(json.dumps(line) + "\n" for line in lines))
+                save_lines(lines, options.out)
     print(table(lines))
 
 

@@ -26,7 +26,7 @@ from typing import Any
 from oallama import autoplan, engine, runtime
 from oallama.autoplan import Choices
 from oallama.bench import Engine, LoadParams, cpu_only, find_baseline_lib, fitted
-from oallama.bench.machine import describe
+from oallama.bench.machine import describe, save_lines
 from oallama.bench.planned import planned
 from oallama.bench.sweep import Sweep, run_bench
 from oallama.errors import OallamaError
@@ -153,8 +153,7 @@ def record(model: Path, arch: str, device: str, budget: str | None, depth: int, 
             "device_bytes": result.device_bytes(),
         }
     line["same_as"] = {n: k for n, k in _alike(found.plans).items() if n != k}
-    with options.out.open("a") as file:
-        file.write(json.dumps({**line, "machine": describe(sys.argv)}) + "\n")
+    save_lines([{**line, "machine": describe(sys.argv)}], options.out, append=True)
     print(
         f"{arch} {device} {budget} depth {depth}: chosen {line['chosen']}, {_ratio(line):.3f}x of the best stock",
         flush=True,

@@ -30,7 +30,7 @@ from netlab import Conditions, NetLab  # noqa: E402
 from netlab_conditions import parse_rate, parse_time  # noqa: E402
 
 from oallama import runtime  # noqa: E402
-from oallama.bench.machine import describe  # noqa: E402
+from oallama.bench.machine import describe, save_lines  # noqa: E402
 from oallama.modelmaker import make_model  # noqa: E402
 
 SHAPE = {"n_layer": 6, "n_embd": 3200, "n_ff": 8640, "n_head": 32, "n_head_kv": 32}
@@ -179,11 +179,7 @@ def main() -> None:
         lines = [describe(["python", "bench/cluster.py", *sys.argv[1:]])]
         setting = {k: v for k, v in vars(options).items() if k not in ("model", "out", "rpc_client")}
         lines += [{**setting, "model_nbytes": model.stat().st_size, **e} for e in measure(model, folder, options)]
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    if options.out:
-        options.out.write_text(text, encoding="utf-8")
-    else:
-        print(text, end="")
+    save_lines(lines, options.out)
 
 
 if __name__ == "__main__":

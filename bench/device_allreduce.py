@@ -34,7 +34,7 @@ def main() -> None:
     sys.path[:0] = [str(ROOT / "python"), str(ROOT / "bench")]
     from allreduce import parse_size
 
-    from oallama.bench.machine import describe
+    from oallama.bench.machine import describe, save_lines
 
     machine = describe(sys.argv)
     sizes = ",".join(str(parse_size(text)) for text in options.sizes.split(","))
@@ -47,7 +47,7 @@ def main() -> None:
             print(f"{n_ranks:5} {cell['n_bytes'] // 1024:6}K {times}")
             lines.append({"ranks": n_ranks, "device": options.device, **cell, "machine": machine})
     if options.out:
-        options.out.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        save_lines(lines, options.out)
 
 
 def measure(n_ranks: int, job: str) -> list[dict[str, Any]]:

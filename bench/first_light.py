@@ -9,7 +9,6 @@ One JSON line per measurement. Planning uses QwQ-32B's real shapes in a sparse f
 from __future__ import annotations
 
 import argparse
-import json
 import resource
 import sys
 import tempfile
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from oallama import autoplan, engine
-from oallama.bench.machine import describe
+from oallama.bench.machine import describe, save_lines
 from oallama.modelmaker import make_model, make_sparse_model
 from oallama.planning import OperatorGraph
 from oallama.profiling.profiler import profile_machine
@@ -33,8 +32,7 @@ class Log:
 
     def add(self, what: str, **facts: Any) -> None:
         print(what, facts)
-        with self._path.open("a") as file:
-            file.write(json.dumps({"what": what, **facts, **self._machine}) + "\n")
+        save_lines([{"what": what, **facts, **self._machine}], self._path, append=True)
 
 
 def main() -> None:

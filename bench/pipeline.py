@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 from netlab import Conditions, NetLab  # noqa: E402
 
-from oallama.bench.machine import describe  # noqa: E402
+from oallama.bench.machine import describe, save_lines  # noqa: E402
 from oallama.cluster.allocation import allocate  # noqa: E402
 from oallama.cluster.cluster_plan import ClusterPlan  # noqa: E402
 from oallama.cluster.measure import read_model  # noqa: E402
@@ -151,11 +151,7 @@ def main() -> None:
         lines = [describe(["python", "bench/pipeline.py", *sys.argv[1:]])]
         for setting in chosen:
             lines += measure(setting, model, layers, read.compute_bytes, folder, options)
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    if options.out:
-        options.out.write_text(text, encoding="utf-8")
-    else:
-        print(text, end="")
+    save_lines(lines, options.out)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ the gap that was proven. Reading the model's graph is timed apart.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -21,7 +20,7 @@ from typing import Any
 
 from oallama import autoplan, engine
 from oallama.autoplan import Choices
-from oallama.bench.machine import describe
+from oallama.bench.machine import describe, save_lines
 from oallama.modelmaker import make_sparse_model
 from oallama.profiling.datasheet import Datasheet, make_profile
 
@@ -77,8 +76,7 @@ def main() -> None:
                     "chosen": plan.planner, "request_s": plan.predicted.request_s,
                 }  # fmt: skip
                 print({k: v for k, v in line.items() if k != "chosen"}, plan.planner, flush=True)
-                with options.out.open("a") as file:
-                    file.write(json.dumps({**line, "machine": describe(sys.argv)}) + "\n")
+                save_lines([{**line, "machine": describe(sys.argv)}], options.out, append=True)
     engine.dry_run = dry_run
 
 

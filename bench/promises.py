@@ -6,14 +6,14 @@ python bench/promises.py [--out FILE.jsonl]: NMSE of random placements, predicte
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from typing import Any
 
-from oallama.bench.machine import describe
+from oallama.bench.machine import describe, save_lines
 
 TESTS = ("tests/test_off_equals_upstream.py", "tests/test_placement.py", "tests/test_memory.py", "tests/test_oato.py",
          "tests/test_upstream_suite.py")  # fmt: skip
@@ -29,17 +29,17 @@ def main() -> None:
         subprocess.run(command, check=False)
         cases = list(ET.parse(report).iter("testcase"))
     machine = describe(sys.argv)
-    with options.out.open("w") as file:
-        for case in cases:
-            measured: dict[str, list[float]] = {}
-            for item in case.iter("property"):
-                measured.setdefault(item.attrib["name"], []).append(float(item.attrib["value"]))
-            outcome = "failed" if case.find("failure") is not None or case.find("error") is not None else (
-                "skipped" if case.find("skipped") is not None else "passed"
-            )  # fmt: skip
-            line = {"test": f"{case.attrib['classname']}::{case.attrib['name']}", "outcome": outcome, **measured}
-            file.write(json.dumps(line) + "\n")
-        file.write(json.dumps({"machine": machine}) + "\n")
+    save_lines([*map(line, cases), {"machine": machine}], options.out)
+
+
+def line(case: ET.Element) -> dict[str, Any]:
+    """What a test found out, from its entry in pytest's report."""
+    measured: dict[str, list[float]] = {}
+    for item in case.iter("property"):
+        measured.setdefault(item.attrib["name"], []).append(float(item.attrib["value"]))
+    failed = case.find("failure") is not None or case.find("error") is not None
+    outcome = "failed" if failed else "skipped" if case.find("skipped") is not None else "passed"
+    return {"test": f"{case.attrib['classname']}::{case.attrib['name']}", "outcome": outcome, **measured}
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from typing import Any
 
 from oallama import autoplan, engine, runtime
 from oallama.bench.engines import Engine, LoadParams, Worker
-from oallama.bench.machine import describe
+from oallama.bench.machine import describe, save_lines
 from oallama.bench.results import Result
 from oallama.bench.sweep import Sweep, run_bench
 from oallama.modelmaker import make_sparse_model
@@ -181,8 +181,7 @@ def main() -> None:
         lines.append(line)
         print(json.dumps({k: v for k, v in line.items() if not isinstance(v, list)}), flush=True)
     if args.out:
-        with args.out.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines)
+        save_lines(lines, args.out, append=True)
 
 
 if __name__ == "__main__":

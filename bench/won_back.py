@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import json
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from oallama import engine, runtime
-from oallama.bench.machine import describe
+from oallama.bench.machine import describe, save_lines
 from oallama.modelmaker import make_model, make_sparse_model
 from oallama.rpc import LocalRpcServer
 
@@ -99,9 +98,7 @@ def main() -> None:
         large = make_sparse_model(folder / "32b.gguf", shape="qwq-32b", file_type="Q4_K_M")
         text = f"llama small, {N_VOCAB} tokens"
         lines = [*dry_runs(text, small, device), *loads(text, small, device), *dry_runs("qwq-32b", large, device)]
-    with options.out.open("w") as file:
-        for line in ({"machine": describe(sys.argv)}, *lines):
-            file.write(json.dumps(line) + "\n")
+    save_lines([{"machine": describe(sys.argv)}, *lines], options.out)
     print(f"compute buffers, MiB; n_ctx {N_CTX}\n{'model':28} {'':8} {'device':6} {'n_ubatch':>8}", end="")
     print(f" {'all rows':>9} {'one row':>9} {'won back':>9}")
     for line in lines:

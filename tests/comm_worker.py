@@ -15,7 +15,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -304,6 +305,23 @@ class Native:
         code: int = self.library.oa_comm_allreduce(self.comm, values, CODES[x.dtype.name], n, algorithm, wire)
         return code
 
+    @contextmanager
+    def beating(self) -> Iterator[None]:
+        """Within the block a thread shows that this process lives."""
+        ended = threading.Event()
+
+        def beat() -> None:
+            while not ended.wait(0.1):
+                self.library.oa_comm_beat(self.comm)
+
+        heart = threading.Thread(target=beat)
+        heart.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            heart.join()
+
     def error(self) -> str:
         text: bytes = self.library.oa_comm_error(self.comm)
         return text.decode()
@@ -329,23 +347,14 @@ def c_abi() -> Report:
 def stuck() -> Report:
     """The threads of all ranks beat. The last rank computes for most of the timeout, then for longer."""
     group = Native(TIMEOUT, 0.5)
-    ended = threading.Event()
-
-    def beat() -> None:
-        while not ended.wait(0.1):
-            group.library.oa_comm_beat(group.comm)
-
-    heart = threading.Thread(target=beat)
-    heart.start()
     codes, x = [], np.ones(1_000_003, np.float32)  # so many that every rank sums a slice, for which it needs the last
-    for share in (0.75, 1.5):
-        if SIZE - 1 == RANK:
-            time.sleep(share * TIMEOUT)
-        since = time.monotonic()
-        codes.append(group.allreduce(x))
-    seconds = time.monotonic() - since
-    ended.set()
-    heart.join()
+    with group.beating():
+        for share in (0.75, 1.5):
+            if SIZE - 1 == RANK:
+                time.sleep(share * TIMEOUT)
+            since = time.monotonic()
+            codes.append(group.allreduce(x))
+        seconds = time.monotonic() - since
     return {"codes": codes, "sum": float(x[49]), "error": group.error(), "seconds": seconds}
 
 

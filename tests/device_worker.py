@@ -184,20 +184,10 @@ def abort(memory: Any, eager: str) -> dict[str, Any]:
 def stuck(memory: Any, eager: str) -> dict[str, Any]:
     """The threads of all ranks beat; the last computes for longer than the timeout."""
     group = make_group(memory, eager == "eager", TIMEOUT, 0.5)
-    ended = threading.Event()
-
-    def beat() -> None:
-        while not ended.wait(0.1):
-            group.library.oa_comm_beat(group.comm)
-
-    heart = threading.Thread(target=beat)
-    heart.start()
-    if SIZE - 1 == RANK:
-        time.sleep(1.5 * TIMEOUT)
-    report = failing(group, memory, 300_000)
-    ended.set()
-    heart.join()
-    return report
+    with group.beating():
+        if SIZE - 1 == RANK:
+            time.sleep(1.5 * TIMEOUT)
+        return failing(group, memory, 300_000)
 
 
 def lost(memory: Any, eager: str, victim: str, how: str) -> dict[str, Any]:

@@ -8,6 +8,8 @@ import platform
 import re
 import shutil
 import subprocess
+import sys
+from collections.abc import Iterable
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -30,6 +32,16 @@ def describe(argv: list[str]) -> dict[str, Any]:
         "versions": versions(),
         "variables": {k: portable(v) for k, v in sorted(os.environ.items()) if k.startswith(ENGINE_VARIABLES)},
     }
+
+
+def save_lines(lines: Iterable[dict[str, Any]], out: Path | None, *, append: bool = False) -> None:
+    """Write measurements as lines of JSON: to a new file, to the end of one, or (None) to standard output."""
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    if out is None:
+        sys.stdout.write(text)
+        return
+    with out.open("a" if append else "w", encoding="utf-8") as file:
+        file.write(text)
 
 
 def portable(argument: str) -> str:
