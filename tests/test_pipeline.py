@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from conftest import ROOT
-from oallama import autoplan
+from oallama import Llama, autoplan
 from oallama.cluster.allocation import allocate
 from oallama.cluster.cluster_plan import ClusterPlan
 from oallama.cluster.devices import ClusterFile, load_devices
@@ -83,6 +83,12 @@ def expected(model: Path, n_generate: int, n_ctx: int = 1024) -> list[int]:
     )
     command = [sys.executable, "-c", code, str(model), str(n_generate), str(n_ctx), PROMPT]
     return list(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+
+
+def shown(model: Path, tokens: list[int]) -> str:
+    """What `oallama cluster run` prints of tokens, as a pipe in text mode reads it."""
+    text = Llama(str(model), vocab_only=True, verbose=False).detokenize(tokens, prev_tokens=[0])
+    return text.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n")
 
 
 @contextmanager
@@ -179,9 +185,9 @@ def on_lab(lab: NetLab) -> dict[str, str]:
     }
 
 
-def run_on_lab(lab: NetLab, model: Path, plan: Path, *more: str) -> subprocess.Popen[str]:
+def run_on_lab(lab: NetLab, model: Path, plan: Path, *more: str, **options: Any) -> subprocess.Popen[str]:
     run = [OALLAMA, "cluster", "run", str(model), "--plan", str(plan), "--ssh-agent", str(lab.ssh_agent()), *more]
-    return lab.popen(0, run, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return lab.popen(0, run, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
 
 
 def complete_on_lab(lab: NetLab, model: Path, plan: Path, n_generate: int) -> subprocess.Popen[str]:
@@ -216,19 +222,42 @@ def test_a_cut_cable_ends_within_five_seconds(tiny: Callable[..., Path], tmp_pat
 @needs_lab
 def test_a_slower_link_moves_layers_with_their_kv_cache(tiny: Callable[..., Path], tmp_path: Path) -> None:
     model, plan = tiny("llama"), tmp_path / "plan.json"
-    with NetLab(3, Conditions(rate_bit=1e9, delay_s=0.2e-3)) as lab:
+    with NetLab(3, Conditions(rate_bit=1e9, delay_s=5e-3)) as lab:  # 2000 tokens take 20 s
         cluster = load_devices(cluster_file(tmp_path, on_lab(lab)))
         made = plan_for(read_model(model, Settings(n_ctx=4096, n_threads=1)), cluster)
         made.allocated(made.problem, ("a",) * len(made.layers), 0.0).save(plan)
-        with complete_on_lab(lab, model, plan, 2000) as client:
-            time.sleep(6)  # the watch knows what is usual
-            lab.set_conditions({1: Conditions(rate_bit=1e9, delay_s=20e-3)})
-            out, said = client.communicate(timeout=240)
+        more = [PROMPT, "--temperature", "0", "--n-generate", "2000", "--threshold", "3"]
+        with run_on_lab(lab, model, plan, *more) as client:
+            assert client.stdout is not None and client.stderr is not None
+            out = client.stdout.read(1)
+            time.sleep(10)  # twice as long as the watch takes to know what is usual
+            lab.set_conditions({1: Conditions(rate_bit=1e9, delay_s=50e-3)})
+            out += client.stdout.read()
+            said = client.stderr.read()
         assert client.returncode == 0, said
-    result = json.loads(out)
-    assert set(result["layers"]) == {"b"}, said
-    assert len(result["changes"]) == 1 and "link client -> a" in result["changes"][0]["why"]
-    assert result["tokens"] == expected(model, 2000, 4096)
+    changes = [line for line in said.splitlines() if "layers move" in line]
+    assert len(changes) == 1 and "link client -> a" in changes[0] and changes[0].endswith("move: b 0-3"), said
+    assert out == shown(model, expected(model, 2000, 4096)) + "\n"
+
+
+@needs_lab
+def test_weights_are_sent_once(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    model, plan = tiny("llama", "F16"), tmp_path / "plan.json"
+    with NetLab(2, Conditions(rate_bit=1e9)) as lab:
+        lines = f'host = "h1"\naddress = "{lab.address(1)}:50052"\nmemory = "1GiB"'
+        cluster = load_devices(cluster_file(tmp_path, {"a": lines}))
+        made = plan_for(read_model(model, Settings(n_ctx=512, n_threads=1)), cluster)
+        made.save(plan)
+        sent = []
+        for _ in range(2):
+            with lab.traffic() as traffic:
+                more = [PROMPT, "--temperature", "0", "--json", "--n-generate", "2"]
+                client = run_on_lab(lab, model, plan, *more, env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)})
+                _, said = client.communicate(timeout=120)
+            assert client.returncode == 0, said
+            sent.append(traffic.sent[0])
+    layers = sum(layer.memory_bytes - layer.kv_bytes for layer in made.problem.layers)
+    assert sent[0] > layers and sent[1] < sent[0] - 0.8 * layers, (sent, layers)
 
 
 def ask(port: int, n: int = 4) -> dict[str, Any]:
