@@ -16,4 +16,5 @@ PYBIND11_MODULE(_core, m) {
     register_probes(m);
     register_streams(m);
     register_trace(m);
+    register_weave(m);
 }

@@ -43,3 +43,16 @@ def last_words(output: IO[bytes]) -> str:
     output.seek(0)
     lines = [line.strip() for line in output.read().decode("utf-8", "replace").split("\n") if line.strip()]
     return lines[-1] if lines else "it says nothing"
+
+
+def run_server(command: list[str], environment: dict[str, str]) -> int:
+    """Run a server until it ends; SIGINT and SIGTERM are passed on once, so that it can finish its requests."""
+    # A session of its own: else a Ctrl-C reaches it twice, and the second one kills it at once.
+    server = subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=die_with_parent)
+    with forwarded_signals(server):
+        try:
+            return server.wait()
+        finally:
+            if server.poll() is None:
+                server.kill()
+                server.wait()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,8 +14,9 @@ import typer
 
 from oallama import autoplan, runtime
 from oallama.autoplan import Choices
-from oallama.children import die_with_parent, forwarded_signals
+from oallama.children import run_server
 from oallama.engine import Settings
+from oallama.errors import OallamaError
 from oallama.plan import HOST, PlacementPlan
 
 from .options import (
@@ -25,7 +25,6 @@ from .options import (
     Device,
     FlashAttn,
     LocalRpc,
-    Model,
     Plan,
     Profile,
     Rpc,
@@ -38,13 +37,23 @@ from .options import (
     settings,
 )
 from .terminal import progress_bar, say
+from .woven import Weaving, serve_woven
 
 MAP_VARIABLE = "OALLAMA_BACKEND_MAP"
 
 
 def serve(
     context: typer.Context,
-    model: Model,
+    model: Annotated[Path | None, typer.Argument(help="GGUF file.", show_default=False)] = None,
+    hot: Annotated[Path | None, typer.Option(help="In place of MODEL: the model with the most requests.")] = None,
+    cold: Annotated[
+        list[Path] | None, typer.Option(help="A model with few, whose process computes for the hot one; repeatable.")
+    ] = None,
+    guests: Annotated[
+        int | None, typer.Option(min=0, help="Sequences of the hot model in cold ones' memory; default: --parallel.")
+    ] = None,
+    lend: Annotated[str | None, typer.Option(help='Memory of each cold process for guests, like "2GiB".')] = None,
+    deadline: Annotated[float, typer.Option(min=0.001, help="Seconds after which a guest's attention is lost.")] = 0.1,
     plan: Plan = None,
     vram: Vram = None,
     profile: Profile = None,
@@ -62,7 +71,18 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8080,
 ) -> None:
-    """Serve the OpenAI API with llama-server; arguments after -- go to it unchanged."""
+    """Serve the OpenAI API with llama-server; arguments after -- go to it unchanged.
+
+    With --hot and --cold: several models by name, on the CPU, each in a process of its own.
+    """
+    if hot is not None:
+        if model is not None or plan or vram:
+            raise OallamaError("--hot takes the place of MODEL, and --plan and --vram are for one model")
+        wanted = settings(ctx, batch, ubatch, type_k, type_v, "on", threads, parallel or 4)
+        weaving = Weaving(hot, cold or [], guests, lend, deadline)
+        raise typer.Exit(serve_woven(weaving, wanted, host, port, context.args))
+    if model is None or cold:
+        raise OallamaError("give MODEL, or --hot MODEL with --cold MODEL")
     connection = connect(rpc, local_rpc, device)
     made = wanted = None
     chosen = connection.device or autoplan.find_accelerator()
@@ -123,16 +143,3 @@ def table_file(plan: PlacementPlan | None) -> Iterator[dict[str, str]]:
         table.write(plan.to_backend_map())
         table.flush()
         yield environment | {MAP_VARIABLE: table.name}
-
-
-def run_server(command: list[str], environment: dict[str, str]) -> int:
-    """Run a server until it ends; SIGINT and SIGTERM are passed on once, so that it can finish its requests."""
-    # A session of its own: else a Ctrl-C reaches it twice, and the second one kills it at once.
-    server = subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=die_with_parent)
-    with forwarded_signals(server):
-        try:
-            return server.wait()
-        finally:
-            if server.poll() is None:
-                server.kill()
-                server.wait()

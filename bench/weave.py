@@ -1,0 +1,188 @@
+"""The paper's ablation on a CPU: a hot model's guests in a cold model's process, one core each.
+
+python bench/weave.py -o FILE.jsonl [--rounds 5] [--steps 40]
+
+Modes, interleaved in every round, each with both models started anew:
+  alone      the cold model, no receiver, no hot model
+  polls      the cold model with a receiver that nobody uses: what looking for tasks costs
+  home       both models; the hot one's sequences all at home
+  graphs     guests; the cold model's threads compute their attention at the end of a graph (control by requests)
+  operators  guests; at the end of every operator
+  parts      guests; also inside of matrix multiplications
+One JSON line per mode and round: seconds of the steps (a token of every sequence) of either model while the hot one
+decodes, and how long the hot one waited for results. --table FILE.jsonl prints a recorded file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+MODES = ("alone", "polls", "home", "graphs", "operators", "parts")
+HOT_CORE, COLD_CORE = 0, 1
+PROMPT = 256
+QUOTA = 1 << 30
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-o", "--out", type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=40, help="of the hot model")
+    parser.add_argument("--hot-sequences", type=int, default=8)
+    parser.add_argument("--guests", type=int, default=4, help="of them")
+    parser.add_argument("--cold-sequences", type=int, default=4)
+    parser.add_argument("--deadline", type=float, default=1.0, help="seconds; a graph may take longer than usual")
+    parser.add_argument("--model", type=Path, help="of both (default: llama small, Q8_0)")
+    parser.add_argument("--table", type=Path)
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.table:
+        print(table([json.loads(line) for line in options.table.read_text().splitlines()]))
+        return
+    if options.worker:
+        side, mode, path = options.worker.split(":")
+        (hot if side == "hot" else cold)(mode, path, options)
+        return
+    from oallama.bench.machine import describe, save_lines
+    from oallama.modelmaker import make_model
+
+    with tempfile.TemporaryDirectory() as folder:
+        if options.model is None:
+            options.model = make_model(Path(folder) / "model.gguf", shape="small", file_type="Q8_0")
+        lines: list[dict[str, Any]] = [describe(["python", "bench/weave.py", *sys.argv[1:]])]
+        for number in range(options.rounds):
+            for mode in MODES:
+                lines.append({"round": number, "mode": mode, **settings(options), **measure(mode, options)})
+                print(number, mode, summary(lines[-1]), flush=True)
+                if options.out:
+                    save_lines(lines, options.out)
+    print(table(lines))
+
+
+def settings(options: argparse.Namespace) -> dict[str, Any]:
+    names = ("steps", "hot_sequences", "guests", "cold_sequences", "deadline")
+    return {name: getattr(options, name) for name in names} | {"prompt": PROMPT}
+
+
+def measure(mode: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Steps of both models: (end, seconds) of the cold one's are cut to the time in which the hot one decoded."""
+    path = f"/dev/shm/oallama-weave-bench-{os.getpid()}"
+    with worker("cold", mode, path, COLD_CORE, options) as process:
+        assert process.stdin is not None and process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        if mode in ("alone", "polls"):
+            begin = time.monotonic()
+            time.sleep(3)
+            found: dict[str, Any] = {"begin": begin, "end": time.monotonic(), "hot_s": [], "waited_s": 0.0}
+        else:
+            with worker("hot", mode, path, HOT_CORE, options) as other:
+                out, _ = other.communicate(timeout=600)
+            found = json.loads(out)
+        out, _ = process.communicate("end\n", timeout=60)
+    steps = json.loads(out)
+    inside = [seconds for end, seconds in steps if found["begin"] < end - seconds and end < found["end"]]
+    return {"hot_s": found["hot_s"], "waited_s": found["waited_s"], "cold_s": inside, "lost": found.get("lost", 0)}
+
+
+def worker(side: str, mode: str, path: str, core: int, options: argparse.Namespace) -> subprocess.Popen[str]:
+    command = ["taskset", "-c", str(core), sys.executable, __file__, "--worker", f"{side}:{mode}:{path}"]
+    for name in ("steps", "hot_sequences", "guests", "cold_sequences", "deadline", "model"):
+        command += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def prompt(sequence: int) -> list[int]:
+    return [300 + (sequence * 31 + i * 7) % 1000 for i in range(PROMPT)]
+
+
+def cold(mode: str, path: str, options: argparse.Namespace) -> None:
+    """Decodes until told to end; prints (end, seconds) of every step."""
+    import select
+    from contextlib import ExitStack
+
+    from oallama.weave import Receiver
+    from oallama.weave.sequences import Sequences
+
+    with ExitStack() as stack:
+        model = stack.enter_context(Sequences(options.model, n_seq=options.cold_sequences, n_ctx=8192))
+        if mode not in ("alone", "home"):
+            receiver = stack.enter_context(Receiver(path, QUOTA, polls="parts" if mode == "polls" else mode))
+            stack.enter_context(receiver.serving())
+        steps = []
+        numbers = range(options.cold_sequences)
+        fill(model, numbers)
+        print("ready", flush=True)
+        while not select.select([sys.stdin], [], [], 0)[0]:
+            begin = time.monotonic()
+            model.step({number: [500] for number in numbers})
+            steps.append((time.monotonic(), time.monotonic() - begin))
+            if model.lengths[0] >= PROMPT + 200:  # the context stays as long as it was
+                for number in numbers:
+                    model.remove(number, PROMPT)
+        print(json.dumps(steps))
+
+
+def hot(mode: str, path: str, options: argparse.Namespace) -> None:
+    """Decodes its steps; prints their seconds."""
+    from oallama.weave.sequences import Sequences
+
+    channels = [] if mode == "home" else [path]
+    first = options.hot_sequences - options.guests
+    with Sequences(
+        options.model,
+        channels=channels,
+        first_guest=first,
+        n_seq=options.hot_sequences,
+        n_ctx=8192,
+        deadline_s=options.deadline,
+    ) as model:
+        numbers = range(options.hot_sequences)
+        fill(model, numbers)
+        before, begin, seconds = model.stats["waited_s"], time.monotonic(), []
+        for _ in range(options.steps):
+            started = time.monotonic()
+            model.step({number: [500] for number in numbers})
+            seconds.append(time.monotonic() - started)
+        stats = model.stats
+        found = {"begin": begin, "end": time.monotonic(), "hot_s": seconds, "waited_s": stats["waited_s"] - before}
+        assert mode == "home" or stats["n_guests"] == options.guests
+        print(json.dumps({**found, "lost": stats["n_lost"]}))
+
+
+def fill(model: Any, numbers: range) -> None:
+    for number in numbers:
+        model.step({number: prompt(number)})
+
+
+def summary(line: dict[str, Any]) -> str:
+    hot_s = statistics.median(line["hot_s"]) if line["hot_s"] else 0.0
+    return f"hot {hot_s * 1e3:.1f} ms, cold {statistics.median(line['cold_s']) * 1e3:.1f} ms, lost {line['lost']}"
+
+
+def table(lines: list[dict[str, Any]]) -> str:
+    """Medians over the rounds of the medians over the steps, in ms."""
+    rows = [f"{'mode':10} {'hot step':>9} {'of it waiting':>14} {'cold step':>10}"]
+    for mode in MODES:
+        of_mode = [line for line in lines if line.get("mode") == mode]
+        if not of_mode:
+            continue
+        cold_s = statistics.median(statistics.median(line["cold_s"]) for line in of_mode)
+        hot_text = waits = "-"
+        if of_mode[0]["hot_s"]:
+            hot_text = f"{statistics.median(statistics.median(line['hot_s']) for line in of_mode) * 1e3:.1f}"
+            waits = f"{statistics.median(line['waited_s'] / len(line['hot_s']) for line in of_mode) * 1e3:.1f}"
+        rows.append(f"{mode:10} {hot_text:>9} {waits:>14} {cold_s * 1e3:10.1f}")
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    main()

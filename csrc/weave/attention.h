@@ -1,0 +1,51 @@
+// The work of one attend task: append K and V of a sequence, then attention of its rows, one KV head at a time.
+//
+// The attention is ggml-cpu's own (patch 0010 makes three of its functions callable), cut as ggml-cpu would have cut it
+// in the sender: the same bits come out as if the sequence had never left.
+#pragma once
+
+#include "protocol.h"
+#include "store.h"
+
+#include <vector>
+
+namespace oa::weave {
+
+// A task, checked: every size in it is sound and every sequence there, with room for its rows.
+class AttendJob {
+  public:
+    // Reads the payload's description once into private memory, so that the other side cannot change it afterwards.
+    Status read(const char * payload, size_t nbytes, size_t result_nbytes, const Store & store);
+
+    uint32_t n_items() const { return uint32_t(rows_.size()) * task_.n_head_kv; }
+    size_t   result_nbytes() const { return size_t(task_.n_rows) * task_.n_head * task_.d_v * sizeof(float); }
+
+    // Items may run at once, in any order, each on one thread. out: the result's payload.
+    void run(uint32_t item, float * out) const;
+
+  private:
+    struct Rows {
+        SequenceRows     given;
+        const Sequence * sequence;
+        uint32_t         first; // of the task's rows
+    };
+
+    void append(const Rows & rows, uint32_t head) const;
+    void attend(const Rows & rows, uint32_t head, float * out) const;
+
+    AttendTask         task_ = {};
+    std::vector<Rows>  rows_;
+    std::vector<float> sinks_;
+    const float *      q_ = nullptr;
+    const float *      k_ = nullptr;
+    const float *      v_ = nullptr;
+};
+
+// Offsets of the parts of an attend task's payload, and its size.
+struct AttendLayout {
+    explicit AttendLayout(const AttendTask & task);
+
+    size_t rows, sinks, q, k, v, nbytes;
+};
+
+} // namespace oa::weave

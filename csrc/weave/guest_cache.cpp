@@ -1,0 +1,432 @@
+#include "guest_cache.h"
+
+#include "llama-hparams.h"
+#include "llama-impl.h"
+
+#include <algorithm>
+#include <cstring>
+#include <ctime>
+#include <set>
+
+namespace oa::weave {
+
+namespace {
+
+constexpr double longest_pause_s = 10.0; // between two tries to attach
+constexpr size_t tiled_rows      = 64;   // ggml-cpu's GGML_FA_TILE_Q
+constexpr size_t chunked_tokens  = 512;  // from which ggml-cpu cuts a single row's tokens
+constexpr size_t padding         = 256;  // of the tokens that llama.cpp's cache shows
+
+// llama.cpp's flash attention rounds a cache of f32 to f16 first.
+ggml_type kept_as(ggml_type type) {
+    return type == GGML_TYPE_F32 ? GGML_TYPE_F16 : type;
+}
+
+double now() {
+    timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return double(time.tv_sec) + 1e-9 * double(time.tv_nsec);
+}
+
+} // namespace
+
+GuestContext::GuestContext(GuestCache * cache, std::vector<llama_ubatch> ubatches,
+                           llama_kv_cache::slot_info_vec_t sinfos, std::vector<llama_ubatch> locals) :
+    llama_kv_cache_context(cache, std::move(sinfos), locals),
+    cache_(cache), all_(std::move(ubatches)), locals_(std::move(locals)) {
+    for (const auto & ubatch : all_) {
+        uint32_t n = 0;
+        while (n < ubatch.n_tokens && !cache->is_guest(ubatch.seq_id[n][0])) {
+            ++n;
+        }
+        n_local_.push_back(n);
+    }
+}
+
+bool GuestContext::next() {
+    if (n_local() > 0) {
+        llama_kv_cache_context::next();
+        ++at_local_;
+    }
+    return ++at_ < all_.size();
+}
+
+bool GuestContext::apply() {
+    if (n_local() > 0 && !llama_kv_cache_context::apply()) {
+        return false;
+    }
+    cache_->apply_guests(get_ubatch(), n_local());
+    return true;
+}
+
+uint32_t GuestContext::n_local() const {
+    return n_local_[at_];
+}
+
+const llama_ubatch & GuestContext::local() const {
+    return locals_[at_local_];
+}
+
+GuestCache::~GuestCache() {
+    clear(false);
+}
+
+llama_memory_context_ptr GuestCache::init_batch(llama_batch_allocr & balloc, uint32_t n_ubatch, bool embd_all) {
+    GGML_UNUSED(embd_all);
+    const llama_batch &               batch = balloc.get_batch();
+    std::map<llama_seq_id, llama_pos> after;
+    std::set<llama_seq_id>            shared;
+    for (int32_t i = 0; i < batch.n_tokens; ++i) {
+        for (int32_t j = 0; j < batch.n_seq_id[i]; ++j) {
+            const llama_seq_id seq_id = batch.seq_id[i][j];
+            after[seq_id]             = std::max(after[seq_id], batch.pos[i] + 1);
+            if (batch.n_seq_id[i] > 1 || batch.embd) {
+                shared.insert(seq_id); // only the local cache knows tokens of several sequences, or without a number
+            }
+        }
+    }
+    for (size_t i = 0; i < channels_.size(); ++i) {
+        look_after(i);
+    }
+    bool all_here = true;
+    for (const auto & [seq_id, n_tokens] : after) {
+        if (!is_guest(seq_id) && (shared.count(seq_id) || !becomes_guest(seq_id))) {
+            continue;
+        }
+        Guest & guest = guests_.at(seq_id);
+        guest.lost    = guest.lost || shared.count(seq_id) || !has_room(guest, uint32_t(n_tokens));
+        if (guest.lost && guest.tokens.empty()) {
+            let_go(guest, 0);
+            guests_.erase(seq_id); // nothing of it is there yet
+        } else {
+            all_here = all_here && !guest.lost;
+        }
+    }
+
+    const std::function<int32_t(llama_seq_id)> order = [this](llama_seq_id seq_id) { return order_of(seq_id); };
+    std::vector<llama_ubatch>                  all, locals;
+    balloc.split_reset();
+    while (all_here) {
+        auto ubatch = balloc.split_simple(n_ubatch, &order);
+        if (ubatch.n_tokens == 0) {
+            break;
+        }
+        all.push_back(ubatch);
+        uint32_t n_local = 0;
+        while (n_local < ubatch.n_tokens && !is_guest(ubatch.seq_id[n_local][0])) {
+            ++n_local;
+        }
+        if (n_local > 0) {
+            ubatch.n_tokens = ubatch.n_seqs = n_local;
+            locals.push_back(std::move(ubatch));
+        }
+    }
+    slot_info_vec_t sinfos;
+    if (!locals.empty()) {
+        sinfos = prepare(locals);
+    }
+    if (!all_here || (sinfos.empty() && !locals.empty())) {
+        return std::make_unique<llama_kv_cache_context>(LLAMA_MEMORY_STATUS_FAILED_PREPARE);
+    }
+    return std::make_unique<GuestContext>(this, std::move(all), std::move(sinfos), std::move(locals));
+}
+
+int32_t GuestCache::order_of(llama_seq_id seq_id) const {
+    const auto found = guests_.find(seq_id);
+    return found == guests_.end() ? 0 : 1 + int32_t(found->second.channel) * LLAMA_MAX_SEQ + seq_id;
+}
+
+bool GuestCache::becomes_guest(llama_seq_id seq_id) {
+    if (seq_id < options_.first_guest || seq_id == coming_home || llama_kv_cache::seq_pos_max(seq_id) >= 0) {
+        return false;
+    }
+    size_t best = channels_.size();
+    for (size_t i = 0; i < channels_.size(); ++i) {
+        Sender * sender = sender_of(i);
+        if (sender && (best == channels_.size() || sender->free_nbytes() > channels_[best].sender->free_nbytes())) {
+            best = i;
+        }
+    }
+    if (best == channels_.size()) {
+        return false;
+    }
+    OpenTask wanted   = {};
+    wanted.n_layers   = uint32_t(hparams_.n_layer());
+    wanted.max_tokens = get_size();
+    wanted.k_type     = uint32_t(kept_as(type_k()));
+    wanted.v_type     = uint32_t(kept_as(type_v()));
+    for (uint32_t il = 0; il < wanted.n_layers; ++il) {
+        wanted.k_width = std::max(wanted.k_width, hparams_.n_embd_k_gqa(il));
+        wanted.v_width = std::max(wanted.v_width, hparams_.n_embd_v_gqa(il));
+    }
+    Guest guest   = {};
+    guest.channel = best;
+    if (channels_[best].sender->open(wanted, guest.handle) != Status::ok) {
+        return false;
+    }
+    guests_.emplace(seq_id, std::move(guest));
+    ++stats_.n_guests;
+    return true;
+}
+
+// The sender of a channel whose receiver takes guests; null: there is none now.
+Sender * GuestCache::sender_of(size_t channel) {
+    Channel & of = channels_[channel];
+    if (!of.sender && now() >= of.next_try_s) {
+        try {
+            of.sender  = std::make_unique<Sender>(options_.channels[channel], options_.sender);
+            of.pause_s = 0.1;
+            of.told    = false;
+            LLAMA_LOG_INFO("%s: attention of sequences from %d on: %s\n", __func__, options_.first_guest,
+                           options_.channels[channel].c_str());
+        } catch (const ChannelError & error) {
+            of.next_try_s = now() + of.pause_s;
+            of.pause_s    = std::min(2 * of.pause_s, longest_pause_s);
+            if (!of.told) {
+                LLAMA_LOG_WARN("%s: no guests: %s\n", __func__, error.what());
+                of.told = true;
+            }
+        }
+    }
+    return of.sender && of.sender->wants_guests() ? of.sender.get() : nullptr;
+}
+
+// Guests of a receiver that has failed, or wants its memory back, are lost; a failed one is tried again later.
+void GuestCache::look_after(size_t channel) {
+    Channel & of = channels_[channel];
+    if (!of.sender) {
+        return;
+    }
+    of.sender->lives();
+    if (of.sender->wants_guests()) {
+        return;
+    }
+    for (auto & [seq_id, guest] : guests_) {
+        guest.lost = guest.lost || guest.channel == channel;
+    }
+    if (of.sender->failed()) {
+        LLAMA_LOG_WARN("%s: %s; its guests are computed here\n", __func__, of.sender->error().c_str());
+        stats_.waited_s += of.sender->waited_s();
+        of.sender.reset();
+        of.next_try_s = now() + of.pause_s;
+        of.pause_s    = std::min(2 * of.pause_s, longest_pause_s);
+    }
+}
+
+bool GuestCache::has_room(Guest & guest, uint32_t n_tokens) {
+    if (n_tokens <= guest.n_reserved) {
+        return true;
+    }
+    Sender *       sender = channels_[guest.channel].sender.get();
+    const uint32_t wanted = std::min<uint32_t>(get_size(), GGML_PAD(n_tokens, Store::block_tokens));
+    if (!sender || n_tokens > wanted || sender->reserve(guest.handle, wanted) != Status::ok) {
+        return false;
+    }
+    guest.n_reserved = wanted;
+    return true;
+}
+
+// The receiver keeps so many tokens of a guest; of none, it forgets it.
+void GuestCache::let_go(Guest & guest, uint32_t n_tokens) {
+    Sender *       sender = channels_[guest.channel].sender.get();
+    const uint32_t kept =
+        n_tokens == 0 ? 0 : std::min(guest.n_reserved, uint32_t(GGML_PAD(n_tokens, Store::block_tokens)));
+    if (sender && !sender->failed() && (n_tokens == 0 || kept < guest.n_reserved)) {
+        sender->trim(guest.handle, kept);
+    }
+    guest.n_reserved = kept;
+}
+
+bool GuestCache::is_lost(llama_seq_id seq_id) const {
+    const auto found = guests_.find(seq_id);
+    return found != guests_.end() && found->second.lost;
+}
+
+std::vector<llama_token> GuestCache::take_back(llama_seq_id seq_id) {
+    const auto found = guests_.find(seq_id);
+    if (found == guests_.end() || !found->second.lost) {
+        return {};
+    }
+    auto tokens = std::move(found->second.tokens);
+    let_go(found->second, 0);
+    guests_.erase(found);
+    ++stats_.n_lost;
+    return tokens;
+}
+
+void GuestCache::put_back(llama_seq_id seq_id, std::vector<llama_token> tokens) {
+    llama_kv_cache::seq_rm(seq_id, -1, -1);
+    Guest guest  = {};
+    guest.lost   = true;
+    guest.tokens = std::move(tokens);
+    guests_.emplace(seq_id, std::move(guest));
+    --stats_.n_lost;
+}
+
+void GuestCache::apply_guests(const llama_ubatch & ubatch, uint32_t n_local) {
+    parts_.clear();
+    n_rows_ = ubatch.n_tokens;
+    for (uint32_t i = n_local; i < ubatch.n_tokens; ++i) {
+        Guest &        guest    = guests_.at(ubatch.seq_id[i][0]);
+        const uint32_t position = uint32_t(ubatch.pos[i]);
+        guest.tokens.resize(position);
+        guest.tokens.push_back(ubatch.token[i]);
+        if (parts_.empty() || parts_.back().channel != guest.channel) {
+            parts_.push_back({ guest.channel, i - n_local, 0, {} });
+        }
+        Part & part = parts_.back();
+        ++part.n_rows;
+        const bool follows = i > n_local && ubatch.seq_id[i][0] == ubatch.seq_id[i - 1][0] &&
+                             position == uint32_t(ubatch.pos[i - 1]) + 1 && !part.rows.empty();
+        if (follows) {
+            ++part.rows.back().n_rows;
+        } else {
+            part.rows.push_back({ guest.handle, position, 1 });
+        }
+    }
+}
+
+void GuestCache::send(const Attention & wanted, uint32_t n_threads) {
+    out_row_       = size_t(wanted.task.n_head) * wanted.task.d_v;
+    out_           = wanted.out;
+    const bool f16 = kept_as(type_k()) == GGML_TYPE_F16 && kept_as(type_v()) == GGML_TYPE_F16;
+    for (const Part & part : parts_) {
+        Sender *  sender        = channels_[part.channel].sender.get();
+        Attention mine          = wanted;
+        mine.task.n_rows        = part.n_rows;
+        mine.task.n_sequences   = uint32_t(part.rows.size());
+        mine.task.tiled         = f16 && n_rows_ >= tiled_rows;
+        mine.task.n_chunks      = 1;
+        const uint32_t n_padded = std::min<uint32_t>(get_size(), GGML_PAD(part.rows[0].position + 1, padding));
+        if (f16 && n_rows_ == 1 && n_padded >= chunked_tokens) {
+            mine.task.n_chunks = n_threads;
+            mine.task.n_padded = n_padded;
+        }
+        mine.rows = part.rows.data();
+        mine.q += part.first * wanted.q_stride;
+        mine.k += part.first * wanted.k_stride;
+        mine.v += part.first * wanted.v_stride;
+        mine.out += part.first * out_row_;
+        if (sender) {
+            sender->send(mine);
+        }
+        stats_.n_rows += part.n_rows;
+    }
+}
+
+void GuestCache::receive() {
+    for (const Part & part : parts_) {
+        Sender * sender = channels_[part.channel].sender.get();
+        if (!sender || !sender->receive()) {
+            std::fill_n(out_ + part.first * out_row_, part.n_rows * out_row_, 0.0f);
+            for (auto & [seq_id, guest] : guests_) {
+                guest.lost = guest.lost || guest.channel == part.channel;
+            }
+        }
+    }
+}
+
+GuestStats GuestCache::stats() const {
+    GuestStats stats = stats_;
+    for (const auto & channel : channels_) {
+        stats.waited_s += channel.sender ? channel.sender->waited_s() : 0.0;
+    }
+    return stats;
+}
+
+void GuestCache::clear(bool data) {
+    while (!guests_.empty()) {
+        seq_rm(guests_.begin()->first, -1, -1);
+    }
+    llama_kv_cache::clear(data);
+}
+
+bool GuestCache::seq_rm(llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
+    if (seq_id < 0) {
+        std::vector<llama_seq_id> all;
+        for (const auto & [guest, unused] : guests_) {
+            all.push_back(guest);
+        }
+        for (llama_seq_id guest : all) {
+            seq_rm(guest, p0, p1);
+        }
+        return llama_kv_cache::seq_rm(seq_id, p0, p1);
+    }
+    const auto found = guests_.find(seq_id);
+    if (found == guests_.end()) {
+        return llama_kv_cache::seq_rm(seq_id, p0, p1);
+    }
+    Guest &         guest = found->second;
+    const llama_pos n     = llama_pos(guest.tokens.size());
+    if (p1 >= 0 && p1 < n) {
+        return false; // only an end can go
+    }
+    if (p0 <= 0) {
+        let_go(guest, 0);
+        guests_.erase(found);
+    } else if (p0 < n) {
+        guest.tokens.resize(size_t(p0));
+        let_go(guest, uint32_t(p0));
+    }
+    return true;
+}
+
+// A copy of a guest is computed anew when it is needed.
+void GuestCache::seq_cp(llama_seq_id from, llama_seq_id to, llama_pos p0, llama_pos p1) {
+    const auto found = guests_.find(from);
+    if (found == guests_.end() || from == to) {
+        return llama_kv_cache::seq_cp(from, to, p0, p1);
+    }
+    seq_rm(to, -1, -1);
+    const auto & tokens = found->second.tokens;
+    const size_t end    = p1 < 0 ? tokens.size() : std::min(tokens.size(), size_t(p1));
+    if (p0 <= 0 && end > 0) {
+        Guest copy   = {};
+        copy.channel = found->second.channel;
+        copy.lost    = true;
+        copy.tokens.assign(tokens.begin(), tokens.begin() + ptrdiff_t(end));
+        guests_.emplace(to, std::move(copy));
+    }
+}
+
+void GuestCache::seq_keep(llama_seq_id seq_id) {
+    std::vector<llama_seq_id> others;
+    for (const auto & [guest, unused] : guests_) {
+        if (guest != seq_id) {
+            others.push_back(guest);
+        }
+    }
+    for (llama_seq_id other : others) {
+        seq_rm(other, -1, -1);
+    }
+    llama_kv_cache::seq_keep(seq_id);
+}
+
+llama_pos GuestCache::seq_pos_min(llama_seq_id seq_id) const {
+    const auto found = guests_.find(seq_id);
+    if (found == guests_.end()) {
+        return llama_kv_cache::seq_pos_min(seq_id);
+    }
+    return found->second.tokens.empty() ? -1 : 0;
+}
+
+llama_pos GuestCache::seq_pos_max(llama_seq_id seq_id) const {
+    const auto found = guests_.find(seq_id);
+    return found == guests_.end() ? llama_kv_cache::seq_pos_max(seq_id) : llama_pos(found->second.tokens.size()) - 1;
+}
+
+void GuestCache::state_write(llama_io_write_i & io, llama_seq_id seq_id, llama_state_seq_flags flags) const {
+    if (seq_id < 0 ? !guests_.empty() : is_guest(seq_id)) {
+        throw std::runtime_error("sequences whose KV cache is with a receiver cannot be saved");
+    }
+    llama_kv_cache::state_write(io, seq_id, flags);
+}
+
+void GuestCache::state_read(llama_io_read_i & io, llama_seq_id seq_id, llama_state_seq_flags flags) {
+    if (is_guest(seq_id)) {
+        seq_rm(seq_id, -1, -1);
+    }
+    llama_kv_cache::state_read(io, seq_id, flags);
+}
+
+} // namespace oa::weave

@@ -1,0 +1,152 @@
+// llama.cpp's KV cache of the hot model, some of whose sequences are guests: their K, V and attention are with
+// receivers.
+//
+// A sequence of a number from `first_guest` on becomes a guest when its first token comes and a receiver has room; it
+// stays where it is until it ends, or its receiver fails. Cells of the cache hold the others alone. In a micro-batch
+// the rows of guests come last, a sequence after the other.
+//
+// A guest whose receiver has failed, wants its memory back, or has no more room is *lost*: its tokens are known, so
+// they are computed anew in the local cache before the batch in which that came to light is computed once more
+// (guest_decode.cpp). Nothing of it is seen outside but time.
+#pragma once
+
+#include "llama-kv-cache.h"
+#include "sender.h"
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace oa::weave {
+
+struct GuestOptions {
+    std::vector<std::string> channels;
+    llama_seq_id             first_guest = 0;
+    SenderOptions            sender;
+};
+
+struct GuestStats {
+    uint64_t n_guests = 0; // sequences that became guests
+    uint64_t n_lost   = 0; // of them, that were computed anew here
+    uint64_t n_rows   = 0; // rows of layers that were sent
+    double   waited_s = 0; // for results
+};
+
+class GuestCache;
+
+// What a custom operator of the graph is told of its layer.
+struct GuestLayer {
+    GuestCache * cache;
+    AttendTask   task;
+};
+
+// A micro-batch of which the last rows are guests'. As a context of the KV cache it is that of the other rows.
+class GuestContext : public llama_kv_cache_context {
+  public:
+    GuestContext(GuestCache * cache, std::vector<llama_ubatch> ubatches, llama_kv_cache::slot_info_vec_t sinfos,
+                 std::vector<llama_ubatch> locals);
+
+    bool                 next() override;
+    bool                 apply() override;
+    const llama_ubatch & get_ubatch() const override { return all_[at_]; }
+
+    const llama_ubatch & local() const;
+    uint32_t             n_local() const;
+    uint32_t             n_guests() const { return get_ubatch().n_tokens - n_local(); }
+    GuestCache *         cache() const { return cache_; }
+
+  private:
+    GuestCache *              cache_;
+    std::vector<llama_ubatch> all_;
+    std::vector<llama_ubatch> locals_; // of those that have any
+    std::vector<uint32_t>     n_local_;
+    size_t                    at_ = 0, at_local_ = 0;
+};
+
+class GuestCache : public llama_kv_cache {
+  public:
+    template <class... Arguments>
+    GuestCache(GuestOptions options, const llama_hparams & hparams, Arguments &&... arguments) :
+        llama_kv_cache(std::forward<Arguments>(arguments)...), options_(std::move(options)), hparams_(hparams),
+        layers_(hparams.n_layer()), channels_(options_.channels.size()) {}
+
+    ~GuestCache() override;
+
+    llama_memory_context_ptr init_batch(llama_batch_allocr & balloc, uint32_t n_ubatch, bool embd_all) override;
+
+    bool get_can_shift() const override { return false; }
+
+    void      clear(bool data) override;
+    bool      seq_rm(llama_seq_id seq_id, llama_pos p0, llama_pos p1) override;
+    void      seq_cp(llama_seq_id from, llama_seq_id to, llama_pos p0, llama_pos p1) override;
+    void      seq_keep(llama_seq_id seq_id) override;
+    llama_pos seq_pos_min(llama_seq_id seq_id) const override;
+    llama_pos seq_pos_max(llama_seq_id seq_id) const override;
+    void      state_write(llama_io_write_i & io, llama_seq_id seq_id, llama_state_seq_flags flags) const override;
+    void      state_read(llama_io_read_i & io, llama_seq_id seq_id, llama_state_seq_flags flags) override;
+
+    bool is_guest(llama_seq_id seq_id) const { return guests_.count(seq_id) != 0; }
+
+    // The tokens of a guest that is lost, which is then none any more; empty otherwise.
+    std::vector<llama_token> take_back(llama_seq_id seq_id);
+    // They could not be computed here: it is lost as before.
+    void                     put_back(llama_seq_id seq_id, std::vector<llama_token> tokens);
+    bool                     is_lost(llama_seq_id seq_id) const;
+
+    // In the graph: rows of a layer leave, results come into `wanted.out`. Where a receiver fails they are zero and its
+    // guests are lost. n_threads: of the operator.
+    void send(const Attention & wanted, uint32_t n_threads);
+    void receive();
+
+    GuestLayer & layer(int il) { return layers_[size_t(il)]; }
+    GuestStats   stats() const;
+
+    bool         decoding    = false; // guest_decode.cpp is at work,
+    llama_seq_id coming_home = -1;    // on a sequence that must not become a guest again
+
+  private:
+    struct Channel {
+        std::unique_ptr<Sender> sender;
+        double                  next_try_s = 0.0, pause_s = 0.1;
+        bool                    told = false;
+    };
+
+    struct Guest {
+        size_t                   channel;
+        Handle                   handle;
+        uint32_t                 n_reserved = 0;
+        std::vector<llama_token> tokens;
+        bool                     lost = false;
+    };
+
+    friend class GuestContext;
+
+    bool     becomes_guest(llama_seq_id seq_id);
+    Sender * sender_of(size_t channel);
+    void     look_after(size_t channel);
+    bool     has_room(Guest & guest, uint32_t n_tokens);
+    void     let_go(Guest & guest, uint32_t n_tokens);
+    void     apply_guests(const llama_ubatch & ubatch, uint32_t n_local);
+    int32_t  order_of(llama_seq_id seq_id) const;
+
+    const GuestOptions            options_;
+    const llama_hparams &         hparams_;
+    std::map<llama_seq_id, Guest> guests_;
+    std::vector<GuestLayer>       layers_;
+    std::vector<Channel>          channels_;
+    GuestStats                    stats_;
+
+    // Of the micro-batch that is computed.
+    struct Part {
+        size_t                    channel;
+        uint32_t                  first, n_rows;
+        std::vector<SequenceRows> rows;
+    };
+    std::vector<Part> parts_;
+    uint32_t          n_rows_  = 0; // guests' and others
+    float *           out_     = nullptr;
+    size_t            out_row_ = 0;
+};
+
+} // namespace oa::weave

@@ -1,0 +1,135 @@
+// Decoding with guests, of whom some may be lost on the way; and how a context comes to have guests.
+#include "guest_hooks.h"
+#include "llama-hparams.h"
+#include "llama-impl.h"
+
+#include <cstdlib>
+#include <optional>
+#include <set>
+#include <sstream>
+
+using namespace oa::weave;
+
+namespace {
+
+constexpr int most_tries = 4;
+
+std::optional<GuestOptions> wanted;
+
+GuestOptions options_of_environment() {
+    GuestOptions options;
+    if (const char * paths = getenv("OALLAMA_WEAVE_CHANNELS")) {
+        std::istringstream all(paths);
+        for (std::string path; std::getline(all, path, ',');) {
+            options.channels.push_back(path);
+        }
+    }
+    if (const char * first = getenv("OALLAMA_WEAVE_FIRST_GUEST")) {
+        options.first_guest = atoi(first);
+    }
+    if (const char * deadline = getenv("OALLAMA_WEAVE_DEADLINE_MS")) {
+        options.sender.deadline_s = 1e-3 * atof(deadline);
+    }
+    return options;
+}
+
+GuestCache * guests_of(llama_context * ctx) {
+    return dynamic_cast<GuestCache *>(ctx->get_memory());
+}
+
+// The tokens of a sequence into the local cache.
+bool compute_here(llama_context * ctx, llama_seq_id seq_id, const std::vector<llama_token> & tokens) {
+    llama_batch_ext batch(ctx);
+    const size_t    n_batch = ctx->n_batch();
+    for (size_t begin = 0; begin < tokens.size(); begin += n_batch) {
+        batch.clear();
+        for (size_t i = begin; i < std::min(begin + n_batch, tokens.size()); ++i) {
+            const int32_t   at       = batch.add_token(seq_id);
+            const llama_pos position = llama_pos(i);
+            if (at < 0 || !batch.set_token_id(at, tokens[i]) || !batch.set_token_pos(at, &position)) {
+                return false;
+            }
+        }
+        if (ctx->decode(batch) != 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+} // namespace
+
+void oa_weave_set_guests(const GuestOptions & options) {
+    wanted = options;
+}
+
+GuestStats oa_weave_guest_stats(llama_context * ctx) {
+    const GuestCache * cache = guests_of(ctx);
+    return cache ? cache->stats() : GuestStats();
+}
+
+llama_kv_cache * oa_weave_new_cache(const llama_model & model, const llama_hparams & hparams, ggml_type type_k,
+                                    ggml_type type_v, bool v_trans, bool offload, bool unified, uint32_t kv_size,
+                                    uint32_t n_seq_max, uint32_t n_pad, uint32_t n_swa, llama_swa_type swa_type,
+                                    llama_memory_t mem_other, const llama_kv_cache::layer_filter_cb & filter,
+                                    const llama_kv_cache::layer_reuse_cb & reuse,
+                                    const llama_kv_cache::layer_share_cb & share) {
+    GuestOptions options = wanted ? *wanted : options_of_environment();
+    if (options.channels.empty()) {
+        return new llama_kv_cache(model, hparams, type_k, type_v, v_trans, offload, unified, kv_size, n_seq_max, n_pad,
+                                  n_swa, swa_type, mem_other, filter, reuse, share);
+    }
+    if (v_trans || !(unified || n_seq_max == 1) || hparams.n_pos_per_embd() != 1) {
+        throw std::runtime_error("sequences with a receiver need flash attention, a unified KV cache (kv_unified) and "
+                                 "positions of one dimension");
+    }
+    return new GuestCache(std::move(options), hparams, model, hparams, type_k, type_v, v_trans, offload, unified,
+                          kv_size, n_seq_max, n_pad, n_swa, swa_type, mem_other, filter, reuse, share);
+}
+
+bool oa_weave_decode(llama_context * ctx, const llama_batch_ext & batch, int & result) {
+    GuestCache * cache = guests_of(ctx);
+    if (!cache || cache->decoding) {
+        return false;
+    }
+    std::map<llama_seq_id, llama_pos> before;
+    for (const auto & token : batch.tokens) {
+        for (llama_seq_id seq_id : token.seq_ids) {
+            before.emplace(seq_id, cache->seq_pos_max(seq_id));
+        }
+    }
+    const auto anyone_lost = [&] {
+        return std::any_of(before.begin(), before.end(), [&](const auto & of) { return cache->is_lost(of.first); });
+    };
+    cache->decoding = true;
+    for (int i = 0; i < most_tries; ++i) {
+        result = ctx->decode(batch);
+        ctx->synchronize();
+        if (!anyone_lost()) {
+            break;
+        }
+        result = -3;
+        for (const auto & [seq_id, position] : before) {
+            cache->seq_rm(seq_id, position + 1, -1);
+        }
+        for (const auto & [seq_id, position] : before) {
+            auto tokens = cache->take_back(seq_id);
+            if (tokens.empty()) {
+                continue;
+            }
+            LLAMA_LOG_INFO("%s: sequence %d: %zu tokens are computed here\n", __func__, seq_id, tokens.size());
+            cache->coming_home = seq_id;
+            const bool done    = compute_here(ctx, seq_id, tokens);
+            cache->coming_home = -1;
+            if (!done) {
+                cache->put_back(seq_id, std::move(tokens));
+                result = 1; // as when a batch finds no room: the caller may make some and try again
+            }
+        }
+        if (result == 1) {
+            break;
+        }
+    }
+    cache->decoding = false;
+    return true;
+}

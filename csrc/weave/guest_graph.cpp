@@ -1,0 +1,166 @@
+// The graph of a micro-batch with guests: their rows leave before the attention of the others, and come back after it.
+#include "attend_rows.h"
+#include "guest_hooks.h"
+
+using namespace oa::weave;
+
+namespace {
+
+// Inputs of the local rows; a graph is used again while the numbers of rows stay.
+class GuestInput : public llm_graph_input_attn_kv {
+  public:
+    using llm_graph_input_attn_kv::llm_graph_input_attn_kv;
+
+    void set_input(const llama_ubatch * ubatch) override {
+        GGML_UNUSED(ubatch);
+        if (context().n_local() > 0) {
+            return llm_graph_input_attn_kv::set_input(&context().local());
+        }
+        if (self_k_rot && self_k_rot->buffer) {
+            mctx->set_input_k_rot(self_k_rot);
+        }
+        if (self_v_rot && self_v_rot->buffer) {
+            mctx->set_input_v_rot(self_v_rot);
+        }
+    }
+
+    bool can_reuse(const llm_graph_params & params) override {
+        const auto * now = dynamic_cast<const GuestContext *>(params.mctx);
+        if (!now || now->n_local() != n_local || now->n_guests() != n_guests) {
+            return false;
+        }
+        mctx = now;
+        if (n_local == 0) {
+            return true;
+        }
+        llm_graph_params of_locals = params;
+        of_locals.ubatch           = now->local();
+        return llm_graph_input_attn_kv::can_reuse(of_locals);
+    }
+
+    const GuestContext & context() const { return *static_cast<const GuestContext *>(mctx); }
+
+    uint32_t n_local = 0, n_guests = 0;
+};
+
+ggml_tensor * rows(ggml_context * ctx, ggml_tensor * all, int64_t first, int64_t n) {
+    return ggml_view_3d(ctx, all, all->ne[0], all->ne[1], n, all->nb[1], all->nb[2], size_t(first) * all->nb[2]);
+}
+
+// Rows of floats whose heads follow each other.
+ggml_tensor * plain(ggml_context * ctx, ggml_tensor * x) {
+    if (x->type != GGML_TYPE_F32) {
+        return ggml_cast(ctx, x, GGML_TYPE_F32);
+    }
+    return x->nb[0] == sizeof(float) && x->nb[1] == size_t(x->ne[0]) * sizeof(float) ? x : ggml_cont(ctx, x);
+}
+
+const float * floats(const ggml_tensor * x) {
+    return static_cast<const float *>(x->data);
+}
+
+size_t stride(const ggml_tensor * x) {
+    return x->nb[2] / sizeof(float);
+}
+
+void send_op(ggml_tensor * dst, int ith, int nth, void * userdata) {
+    if (ith != 0) {
+        return;
+    }
+    const auto &       layer = *static_cast<const GuestLayer *>(userdata);
+    const ggml_tensor *q = dst->src[0], *k = dst->src[1], *v = dst->src[2], *sinks = dst->src[3];
+    Attention          wanted = {};
+    wanted.task               = layer.task;
+    wanted.task.n_rows        = uint32_t(q->ne[2]);
+    wanted.sinks              = sinks ? floats(sinks) : nullptr;
+    wanted.q                  = floats(q);
+    wanted.k                  = floats(k);
+    wanted.v                  = floats(v);
+    wanted.q_stride           = stride(q);
+    wanted.k_stride           = stride(k);
+    wanted.v_stride           = stride(v);
+    wanted.out                = static_cast<float *>(dst->data);
+    layer.cache->send(wanted, uint32_t(nth));
+}
+
+// dst: the local rows (src[1], if any), then the guests' (src[0]).
+void receive_op(ggml_tensor * dst, int ith, int nth, void * userdata) {
+    GGML_UNUSED(nth);
+    if (ith != 0) {
+        return;
+    }
+    static_cast<const GuestLayer *>(userdata)->cache->receive();
+    const ggml_tensor *guests = dst->src[0], *local = dst->src[1];
+    char *             to = static_cast<char *>(dst->data);
+    if (local) {
+        memcpy(to, local->data, ggml_nbytes(local));
+        to += ggml_nbytes(local);
+    }
+    memcpy(to, guests->data, ggml_nbytes(guests));
+}
+
+} // namespace
+
+std::unique_ptr<llm_graph_input_attn_kv> oa_weave_input(const llm_graph_context & graph) {
+    const auto * context = dynamic_cast<const GuestContext *>(graph.mctx);
+    if (!context) {
+        return nullptr;
+    }
+    auto inp        = std::make_unique<GuestInput>(graph.hparams, graph.cparams, context);
+    inp->n_local    = context->n_local();
+    inp->n_guests   = context->n_guests();
+    inp->self_k_rot = context->build_input_k_rot(graph.ctx0);
+    inp->self_v_rot = context->build_input_v_rot(graph.ctx0);
+    if (inp->n_local > 0) {
+        inp->self_k_idxs  = context->build_input_k_idxs(graph.ctx0, context->local());
+        inp->self_v_idxs  = context->build_input_v_idxs(graph.ctx0, context->local());
+        inp->self_kq_mask = ggml_new_tensor_4d(graph.ctx0, GGML_TYPE_F16, context->get_n_kv(), inp->n_local, 1, 1);
+        ggml_set_input(inp->self_kq_mask);
+        ggml_set_name(inp->self_kq_mask, "attn_inp_kq_mask");
+        inp->self_kq_mask_cnv = inp->self_kq_mask;
+    }
+    return inp;
+}
+
+ggml_tensor * oa_weave_attend(const llm_graph_context & graph, const llm_graph_input_attn_kv * inp, ggml_tensor * q,
+                              ggml_tensor * k, ggml_tensor * v, ggml_tensor * sinks, float scale, int il) {
+    const auto * of = dynamic_cast<const GuestInput *>(inp);
+    if (!of || of->n_guests == 0) {
+        return nullptr;
+    }
+    ggml_context * ctx    = graph.ctx0;
+    const auto     n_here = int64_t(of->n_local), n_there = int64_t(of->n_guests), n_head = q->ne[1], d_v = v->ne[0];
+
+    GuestLayer & layer   = of->context().cache()->layer(il);
+    layer.cache          = of->context().cache();
+    layer.task.layer     = uint32_t(il);
+    layer.task.n_head    = uint32_t(n_head);
+    layer.task.n_head_kv = uint32_t(k->ne[1]);
+    layer.task.d_k       = uint32_t(k->ne[0]);
+    layer.task.d_v       = uint32_t(d_v);
+    layer.task.scale     = scale;
+    layer.task.max_bias  = graph.hparams.f_max_alibi_bias;
+    layer.task.softcap   = graph.hparams.attn_soft_cap ? graph.hparams.f_attn_logit_softcapping : 0.0f;
+
+    ggml_tensor * sent[] = { plain(ctx, rows(ctx, q, n_here, n_there)), plain(ctx, rows(ctx, k, n_here, n_there)),
+                             plain(ctx, rows(ctx, v, n_here, n_there)), sinks };
+    ggml_tensor * guests = ggml_custom_4d(ctx, GGML_TYPE_F32, d_v * n_head, n_there, 1, 1, sent, sinks ? 4 : 3, send_op,
+                                          GGML_N_TASKS_MAX, &layer);
+    graph.cb(guests, "guests_sent", il);
+    ggml_build_forward_expand(graph.gf, guests);
+
+    ggml_tensor * local = nullptr;
+    if (n_here > 0) {
+        const auto * cache = inp->mctx;
+        ggml_build_forward_expand(graph.gf, cache->cpy_k(ctx, rows(ctx, k, 0, n_here), inp->get_k_idxs(), il));
+        ggml_build_forward_expand(graph.gf, cache->cpy_v(ctx, rows(ctx, v, 0, n_here), inp->get_v_idxs(), il));
+        local = graph.build_attn_mha(rows(ctx, q, 0, n_here), cache->get_k(ctx, il), cache->get_v(ctx, il), nullptr,
+                                     inp->get_kq_mask(), sinks, nullptr, 0, scale, il);
+        oa_attend_rows_set(local->src[0], int32_t(n_here + n_there));
+    }
+    ggml_tensor * parts[] = { guests, local };
+    ggml_tensor * all = ggml_custom_4d(ctx, GGML_TYPE_F32, d_v * n_head, n_here + n_there, 1, 1, parts, local ? 2 : 1,
+                                       receive_op, 1, &layer);
+    ggml_build_forward_expand(graph.gf, all);
+    return all;
+}

@@ -1,0 +1,173 @@
+#include "region.h"
+
+#include <cerrno>
+#include <climits>
+#include <cstring>
+#include <ctime>
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <random>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#include <utility>
+
+namespace oa::weave {
+
+namespace {
+
+// One byte of the file per side; a lock belongs to the open file, so a process may hold both.
+flock lock_of(Side side) {
+    flock lock    = {};
+    lock.l_type   = F_WRLCK;
+    lock.l_whence = SEEK_SET;
+    lock.l_start  = side == Side::receiver ? 0 : 1;
+    lock.l_len    = 1;
+    return lock;
+}
+
+std::string reason() {
+    return strerror(errno);
+}
+
+size_t whole_pages(size_t nbytes) {
+    return (nbytes + 4095) / 4096 * 4096;
+}
+
+} // namespace
+
+Region Region::create(const std::string & path, uint32_t n_slots, size_t task_nbytes, size_t result_nbytes) {
+    if (n_slots == 0 || (n_slots & (n_slots - 1)) != 0) {
+        throw ChannelError("a channel has a power of two of slots, not " + std::to_string(n_slots));
+    }
+    if (const int old = open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW); old >= 0) {
+        const bool in_use = !Region(Side::receiver, old, "").lock(Side::receiver); // the temporary closes it
+        if (in_use) {
+            throw ChannelError(path + " is in use by another receiver");
+        }
+        unlink(path.c_str()); // senders of the receiver that is gone keep their mapping of the old file
+    }
+    const int file = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (file < 0) {
+        throw ChannelError("cannot make " + path + ": " + reason());
+    }
+    Region region(Side::receiver, file, path);
+    task_nbytes         = whole_pages(line + task_nbytes);
+    result_nbytes       = whole_pages(line + result_nbytes);
+    const size_t nbytes = first_slot + n_slots * (task_nbytes + result_nbytes);
+    if (!region.lock(Side::receiver) || ftruncate(file, off_t(nbytes)) != 0) {
+        throw ChannelError("cannot make " + path + ": " + reason());
+    }
+    region.map(nbytes);
+    Header & header      = region.header_;
+    header.version       = version;
+    header.boot          = (uint64_t(std::random_device()()) << 32) | std::random_device()();
+    header.region_nbytes = nbytes;
+    header.tasks         = first_slot;
+    header.results       = first_slot + n_slots * task_nbytes;
+    header.task_nbytes   = task_nbytes;
+    header.result_nbytes = result_nbytes;
+    header.n_slots       = n_slots;
+    header.pid           = uint32_t(getpid());
+    memcpy(region.data_, &header, sizeof(header));
+    header.magic = magic;
+    region.store_release<uint32_t>(offsetof(Header, magic), magic);
+    return region;
+}
+
+Region Region::attach(const std::string & path) {
+    const int file = open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    if (file < 0) {
+        throw ChannelError(errno == ENOENT ? "no receiver at " + path : "cannot open " + path + ": " + reason());
+    }
+    Region      region(Side::sender, file, "");
+    struct stat about;
+    if (fstat(file, &about) != 0 || about.st_uid != geteuid() || (about.st_mode & 077) != 0) {
+        throw ChannelError(path + " belongs to another user, or others may open it");
+    }
+    if (size_t(about.st_size) < first_slot) {
+        throw ChannelError("no receiver at " + path + " yet");
+    }
+    region.map(size_t(about.st_size));
+    if (region.load_acquire<uint32_t>(offsetof(Header, magic)) != magic) {
+        throw ChannelError("no receiver at " + path + " yet");
+    }
+    memcpy(&region.header_, region.data_, sizeof(Header));
+    const Header & header = region.header_;
+    if (header.version != version) {
+        throw ChannelError(path + ": the receiver speaks version " + std::to_string(header.version) +
+                           " of the protocol, this sender " + std::to_string(version));
+    }
+    const size_t all_tasks = header.n_slots * header.task_nbytes, all_results = header.n_slots * header.result_nbytes;
+    const bool   sound = header.n_slots > 0 && header.n_slots <= 64 && (header.n_slots & (header.n_slots - 1)) == 0 &&
+                       header.task_nbytes > line && header.task_nbytes <= header.region_nbytes &&
+                       header.result_nbytes > line && header.result_nbytes <= header.region_nbytes &&
+                       header.tasks == first_slot && header.results == first_slot + all_tasks &&
+                       header.region_nbytes == header.results + all_results;
+    if (!sound || header.region_nbytes != size_t(about.st_size)) {
+        throw ChannelError(path + " is damaged");
+    }
+    if (!region.other_lives()) {
+        throw ChannelError("the receiver of " + path + " is gone");
+    }
+    if (!region.lock(Side::sender)) {
+        throw ChannelError(path + " has a sender already");
+    }
+    return region;
+}
+
+Region::Region(Region && other) noexcept :
+    side_(other.side_), file_(std::exchange(other.file_, -1)), path_(std::exchange(other.path_, "")),
+    data_(std::exchange(other.data_, nullptr)), nbytes_(other.nbytes_), header_(other.header_) {}
+
+Region::~Region() {
+    if (!path_.empty()) {
+        unlink(path_.c_str());
+    }
+    if (data_) {
+        munmap(data_, nbytes_);
+    }
+    if (file_ >= 0) {
+        close(file_);
+    }
+}
+
+void Region::map(size_t nbytes) {
+    void * data = mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, file_, 0);
+    if (data == MAP_FAILED) {
+        throw ChannelError("cannot map " + std::to_string(nbytes) + " bytes of shared memory: " + reason());
+    }
+    data_   = static_cast<char *>(data);
+    nbytes_ = nbytes;
+}
+
+bool Region::lock(Side side) const {
+    flock lock = lock_of(side);
+    return fcntl(file_, F_OFD_SETLK, &lock) == 0;
+}
+
+bool Region::other_lives() const {
+    flock lock = lock_of(side_ == Side::sender ? Side::receiver : Side::sender);
+    return fcntl(file_, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+}
+
+TaskHeader * Region::task(uint32_t slot) const {
+    return reinterpret_cast<TaskHeader *>(data_ + header().tasks + slot * header().task_nbytes);
+}
+
+ResultHeader * Region::result(uint32_t slot) const {
+    return reinterpret_cast<ResultHeader *>(data_ + header().results + slot * header().result_nbytes);
+}
+
+void Region::wait(size_t word, uint32_t seen, double seconds) const {
+    const auto     whole = time_t(seconds);
+    const timespec most  = { whole, long((seconds - double(whole)) * 1e9) };
+    syscall(SYS_futex, data_ + word, FUTEX_WAIT, seen, &most, nullptr, 0);
+}
+
+void Region::wake(size_t word) const {
+    syscall(SYS_futex, data_ + word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+} // namespace oa::weave

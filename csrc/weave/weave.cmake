@@ -1,0 +1,13 @@
+# Both sides of a channel join ggml-cpu, whose attention the receiver calls; the hot model's cache and graph join llama.
+set(OALLAMA_WEAVE_SOURCES
+    ${OALLAMA_CSRC}/weave/attend_layout.cpp
+    ${OALLAMA_CSRC}/weave/attention.cpp
+    ${OALLAMA_CSRC}/weave/receiver.cpp
+    ${OALLAMA_CSRC}/weave/receiver_of_process.cpp
+    ${OALLAMA_CSRC}/weave/region.cpp
+    ${OALLAMA_CSRC}/weave/sender.cpp
+    ${OALLAMA_CSRC}/weave/store.cpp)
+set(OALLAMA_WEAVE_GUEST_SOURCES
+    ${OALLAMA_CSRC}/weave/guest_cache.cpp
+    ${OALLAMA_CSRC}/weave/guest_decode.cpp
+    ${OALLAMA_CSRC}/weave/guest_graph.cpp)

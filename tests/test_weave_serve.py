@@ -1,0 +1,132 @@
+"""`oallama serve --hot --cold`: real servers, requests by name, and a cold model that fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oallama.rpc import free_port
+
+OALLAMA = str(Path(sys.executable).parent / "oallama")
+PROMPTS = [
+    f"{word} jumps over the lazy dog and goes on for a while" for word in ["fox", "cat", "cow", "hen", "ant", "bee"]
+]
+
+
+def start(*arguments: str | Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [OALLAMA, "serve", *map(str, arguments)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+
+
+def call(port: int, path: str, body: dict[str, Any] | None = None) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        text = answer.read().decode()
+    return text if path.startswith("/metrics") else json.loads(text)
+
+
+def complete(port: int, model: Path, prompt: str, n: int = 24) -> str:
+    body = {"model": model.stem, "prompt": prompt, "max_tokens": n, "temperature": 0, "cache_prompt": False}
+    return str(call(port, "/v1/completions", body)["choices"][0]["text"])
+
+
+def refused(port: int, path: str, body: dict[str, Any]) -> int:
+    with pytest.raises(urllib.error.HTTPError) as refusal:
+        call(port, path, body)
+    return refusal.value.code
+
+
+def channels() -> set[str]:
+    return {path.name for path in Path("/dev/shm").glob("oallama-weave-*")}
+
+
+@pytest.fixture
+def woven(tiny: Callable[..., Path]) -> Iterator[tuple[subprocess.Popen[str], int, Path, Path]]:
+    hot, cold, port = tiny("llama", "F16"), tiny("qwen2", "F16"), free_port()
+    there = channels()
+    arguments = ["--hot", hot, "--cold", cold, "--parallel", "2", "--guests", "3", "--ctx", "2048", "--threads", "1"]
+    with start(*arguments, "--port", str(port)) as server:
+        until(lambda: answers(port, hot) and answers(port, cold))
+        yield server, port, hot, cold
+        server.send_signal(signal.SIGTERM)
+        _, said = server.communicate(timeout=60)
+    assert server.returncode == 0, said
+    until(lambda: channels() <= there)
+    assert not children(hot) and not children(cold)
+
+
+def until(happens: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not happens():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.1)
+
+
+def answers(port: int, model: Path) -> bool:
+    try:
+        return bool(complete(port, model, "a", 1) is not None)
+    except OSError:
+        return False
+
+
+def children(model: Path) -> list[int]:
+    found = subprocess.run(["pgrep", "-f", f"llama-server.*{model}"], capture_output=True, text=True).stdout
+    return [int(pid) for pid in found.split()]
+
+
+def test_models_by_name(woven: tuple[subprocess.Popen[str], int, Path, Path]) -> None:
+    """Six requests at once for five sequences of the hot model, three of which are guests; then one at a time."""
+    _, port, hot, cold = woven
+    with ThreadPoolExecutor(8) as pool:
+        for model in (hot, cold):
+            together = list(pool.map(lambda prompt, m=model: complete(port, m, prompt), PROMPTS))
+            alone = [complete(port, model, prompt) for prompt in PROMPTS]
+            assert sum(a == b for a, b in zip(together, alone, strict=True)) >= 5  # a near tie may fall otherwise
+    names = {model["id"] for model in call(port, "/v1/models")["data"]}
+    assert {hot.stem, cold.stem} <= names
+    assert "llamacpp" in call(port, f"/metrics?model={hot.stem}")
+    assert refused(port, "/v1/completions", {"model": "nobody", "prompt": "a"}) == 404
+    assert refused(port, "/v1/completions", {"model": hot.stem, "prompt": {"a": 1}}) == 400
+
+
+def test_the_hot_model_outlives_the_cold_one(woven: tuple[subprocess.Popen[str], int, Path, Path]) -> None:
+    _, port, hot, cold = woven
+    expected = [complete(port, hot, prompt, 200) for prompt in PROMPTS[:5]]
+    with ThreadPoolExecutor(5) as pool:
+        requests = [pool.submit(complete, port, hot, prompt, 200) for prompt in PROMPTS[:5]]
+        time.sleep(0.2)
+        (pid,) = children(cold)
+        os.kill(pid, signal.SIGKILL)
+        found = [request.result() for request in requests]
+    assert sum(a == b for a, b in zip(found, expected, strict=True)) >= 4
+    assert complete(port, hot, PROMPTS[0], 200) == expected[0]
+    until(lambda: answers(port, cold))  # the router starts it again
+
+
+def test_what_serve_refuses(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    model, other = tiny("llama"), tmp_path / tiny("llama").name
+    other.symlink_to(model)
+    for arguments, reason in (
+        (["--hot", model, "--cold", other], "two models are called llama-Q8_0"),
+        ([model, "--hot", model], "--hot takes the place of MODEL"),
+        (["--cold", model], "give MODEL, or --hot MODEL with --cold MODEL"),
+        (["--hot", model, "--cold", tmp_path / "none.gguf"], "none.gguf"),
+        (["--hot", model, "--cold", tiny("qwen2"), "--lend", "much"], "cannot read the memory budget 'much'"),
+    ):
+        with start(*arguments) as server:
+            _, said = server.communicate(timeout=60)
+        assert server.returncode == 2 and reason in said and "Traceback" not in said, said
