@@ -20,9 +20,8 @@ import pytest
 from oallama.rpc import free_port
 
 OALLAMA = str(Path(sys.executable).parent / "oallama")
-PROMPTS = [
-    f"{word} jumps over the lazy dog and goes on for a while" for word in ["fox", "cat", "cow", "hen", "ant", "bee"]
-]
+WORDS = ("fox", "cat", "cow", "hen", "ant", "bee")
+PROMPTS = [f"{word} jumps over the lazy dog and goes on for a while" for word in WORDS]
 
 
 def start(*arguments: str | Path) -> subprocess.Popen[str]:

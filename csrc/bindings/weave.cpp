@@ -131,8 +131,8 @@ void register_receiver(py::module_ & m) {
     py::class_<Receiver, std::shared_ptr<Receiver>>(m, "WeaveReceiver")
         .def(py::init([](const std::string & path, size_t quota_nbytes, size_t task_nbytes, size_t result_nbytes,
                          uint32_t n_slots, uint32_t n_idle, const std::string & polls, int64_t part) {
-                 return std::make_shared<Receiver>(
-                     path, ReceiverOptions{ quota_nbytes, task_nbytes, result_nbytes, n_slots, n_idle, polls_of(polls), part });
+                 return std::make_shared<Receiver>(path, ReceiverOptions{ quota_nbytes, task_nbytes, result_nbytes,
+                                                                          n_slots, n_idle, polls_of(polls), part });
              }),
              py::arg("path"), py::arg("quota_nbytes"), py::arg("task_nbytes"), py::arg("result_nbytes"),
              py::arg("n_slots"), py::arg("n_idle"), py::arg("polls"), py::arg("part"))

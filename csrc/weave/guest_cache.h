@@ -91,8 +91,8 @@ class GuestCache : public llama_kv_cache {
     // The tokens of a guest that is lost, which is then none any more; empty otherwise.
     std::vector<llama_token> take_back(llama_seq_id seq_id);
     // They could not be computed here: it is lost as before.
-    void                     put_back(llama_seq_id seq_id, std::vector<llama_token> tokens);
-    bool                     is_lost(llama_seq_id seq_id) const;
+    void put_back(llama_seq_id seq_id, std::vector<llama_token> tokens);
+    bool is_lost(llama_seq_id seq_id) const;
 
     // In the graph: rows of a layer leave, results come into `wanted.out`. Where a receiver fails they are zero and its
     // guests are lost. n_threads: of the operator.

@@ -52,7 +52,7 @@ class Receiver {
     void poll();
 
     // The threads of a graph of this process begin or end; those of the receiver rest meanwhile.
-    void graph(bool begins);
+    void    graph(bool begins);
     bool    polls_in_graphs() const { return options_.polls != Polls::graphs; }
     int64_t part() const { return options_.polls == Polls::parts ? options_.part : 0; }
 

@@ -78,9 +78,9 @@ def serve(
     if hot is not None:
         if model is not None or plan or vram:
             raise OallamaError("--hot takes the place of MODEL, and --plan and --vram are for one model")
-        wanted = settings(ctx, batch, ubatch, type_k, type_v, "on", threads, parallel or 4)
         weaving = Weaving(hot, cold or [], guests, lend, deadline)
-        raise typer.Exit(serve_woven(weaving, wanted, host, port, context.args))
+        of_all = settings(ctx, batch, ubatch, type_k, type_v, "on", threads, parallel or 4)
+        raise typer.Exit(serve_woven(weaving, of_all, host, port, context.args))
     if model is None or cold:
         raise OallamaError("give MODEL, or --hot MODEL with --cold MODEL")
     connection = connect(rpc, local_rpc, device)

@@ -24,8 +24,8 @@ from .terminal import say
 class Weaving:
     """What is served and how.
 
-    guests: sequences of the hot model beyond its own; None: as many as its own. lend: memory of each cold model's process
-    for them; None: for as much context as the hot one has at home. deadline_s: of the attention of a layer.
+    guests: sequences of the hot model beyond its own; None: as many as its own. lend: memory of each cold model's
+    process for them; None: for as much context as the hot one has at home. deadline_s: of the attention of a layer.
     """
 
     hot: Path
@@ -78,13 +78,7 @@ def serve_woven(weaving: Weaving, wanted: Settings, host: str, port: int, more: 
     with tempfile.NamedTemporaryFile("w", prefix="oallama-", suffix=".ini") as file:
         file.write(preset([hot, *cold]))
         file.flush()
-        command = [
-            str(runtime.program("llama-server")),
-            "--models-preset",
-            file.name,
-            "--models-max",
-            str(1 + len(cold)),
-        ]
-        command += ["--host", host, "--port", str(port), *more]
+        command = [str(runtime.program("llama-server")), "--models-preset", file.name]
+        command += ["--models-max", str(1 + len(cold)), "--host", host, "--port", str(port), *more]
         say(f"serving on http://{host}:{port} (OpenAI API under /v1); models load now")
         return run_server(command, {**os.environ, ENVIRONMENTS: environments(hot, cold, weaving.deadline_s)})

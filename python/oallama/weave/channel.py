@@ -55,8 +55,9 @@ class Receiver:
     """Keeps guests' sequences in at most `quota_nbytes`, and computes their attention.
 
     n_idle: threads that work while no graph is computed. polls: when the threads of graphs look for work: at the end of
-    "graphs", after "operators", or also inside of matrix multiplications ("parts"), every `part` multiply-adds. task_nbytes, result_nbytes: of one of the n_slots
-    slots; larger tasks are cut. A context manager; within `serving()` the threads of this process's graphs take part.
+    "graphs", after "operators", or also inside of matrix multiplications ("parts"), every `part` multiply-adds.
+    task_nbytes, result_nbytes: of one of the n_slots slots; larger tasks are cut. A context manager; within `serving()`
+    the threads of this process's graphs take part.
 
     Raises:
         OallamaError: the path is in use by another receiver, or cannot be made.

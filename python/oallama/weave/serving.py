@@ -1,4 +1,4 @@
-"""How llama-server's router is told to serve a hot and cold models, with guests of the hot one in the cold ones' memory."""
+"""How llama-server's router is told to serve a hot model and cold ones, where guests of the hot one may live."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENVIRONMENTS = "OALLAMA_MODEL_ENVIRONMENTS"
 
 @dataclass(frozen=True)
 class Served:
-    """A model: its context of n_ctx tokens is shared by `parallel` sequences; lend_nbytes: for guests, 0: it lends none.
+    """A model: its context of n_ctx tokens is shared by `parallel` sequences; lend_nbytes: for guests, 0: none.
 
     The name is the file's without its ending.
     """

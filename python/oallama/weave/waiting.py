@@ -1,8 +1,8 @@
-"""How long guests wait for a cold model's operators, and which of those to split: the paper's model (SPEC.md section 4).
+"""How long guests wait for a cold model's operators, and which of those to split (SPEC.md section 4; the paper).
 
-A task that comes at a random moment meets operator i with probability T_i / sum(T), and then waits for what is left of it,
-between 0 and T_i. The sender has attention of its own to compute, K seconds, and the guests' attention takes N: only
-what exceeds K - N is waited for.
+A task that comes at a random moment meets operator i with probability T_i / sum(T), and then waits for what is left of
+it, between 0 and T_i. The sender has attention of its own to compute, K seconds, and the guests' attention takes N:
+only what exceeds K - N is waited for.
 """
 
 from __future__ import annotations
