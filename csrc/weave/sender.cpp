@@ -12,11 +12,10 @@ namespace oa::weave {
 
 namespace {
 
-constexpr int      n_spins   = 2000; // about 50 us
-constexpr double   nap_s     = 1e-3; // between two looks at whether the receiver lives
-constexpr double   silence_s = 0.05; // without a sign of life after which it does not
-constexpr double   look_s    = 0.01;
-constexpr uint32_t tile      = 64; // rows: parts of a tiled task begin on a tile
+constexpr int      n_spins = 2000; // about 50 us
+constexpr double   nap_s   = 1e-3; // between two looks at whether the receiver lives
+constexpr double   look_s  = 0.01;
+constexpr uint32_t tile    = 64; // rows: parts of a tiled task begin on a tile
 
 double now() {
     timespec time;
@@ -86,7 +85,7 @@ bool Sender::lives() {
     if (beat != beat_ || beat_at_ == 0.0) {
         beat_    = beat;
         beat_at_ = time;
-    } else if (time > beat_at_ + silence_s) {
+    } else if (time > beat_at_ + options_.deadline_s / 2) {
         return fail("has given no sign of life for " + std::to_string(int((time - beat_at_) * 1e3)) + " ms");
     }
     return true;

@@ -15,7 +15,7 @@ namespace oa::weave {
 
 struct SenderOptions {
     double   attach_s   = 2.0; // the receiver may be amidst a long operator
-    double   deadline_s = 0.1; // of a task
+    double   deadline_s = 0.1; // of a task; half of it without a sign of life is as bad
     uint32_t base       = 0;   // of the numbers of tasks
 };
 

@@ -14,6 +14,7 @@ from oallama.engine import Settings
 from oallama.errors import OallamaError
 from oallama.planning.budget import format_bytes, parse_budget
 from oallama.profiling.fingerprint import cpu_set
+from oallama.weave import remove_abandoned
 from oallama.weave.serving import ENVIRONMENTS, Served, check, environments, preset
 
 from .options import quiet
@@ -71,6 +72,7 @@ def _lent(weaving: Weaving, settings: Settings, guests: int) -> int:
 def serve_woven(weaving: Weaving, wanted: Settings, host: str, port: int, more: Sequence[str]) -> int:
     """Run llama-server's router until it ends; returns its exit code."""
     hot, cold = planned(weaving, wanted)
+    remove_abandoned()
     say(f"{hot.name}: {hot.parallel} sequences at home, {hot.guests} more as guests, {hot.n_threads} threads")
     for model in cold:
         lends = format_bytes(model.lend_nbytes) if model.lend_nbytes else "nothing"

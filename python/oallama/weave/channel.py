@@ -13,9 +13,11 @@ every operator, and a thread of its own while there is none.
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -42,6 +44,14 @@ class SequenceRows(NamedTuple):
 def channel_path(name: str) -> str:
     """Where a receiver of this name is found: a file in shared memory that only this user may open."""
     return f"/dev/shm/oallama-weave-{os.geteuid()}-{name}"
+
+
+def remove_abandoned() -> None:
+    """Remove the files of this user's receivers whose process was killed: they hold memory."""
+    for path in Path("/dev/shm").glob(f"oallama-weave-{os.geteuid()}-*"):
+        with suppress(OSError), open(path, "r+b") as file:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)  # a receiver holds this byte as long as it lives
+            path.unlink()
 
 
 def _core() -> Any:
@@ -118,7 +128,8 @@ class Receiver:
 class Sender:
     """Gives rows to the receiver at `path` and fetches their attention.
 
-    deadline_s: of an answer, after which the receiver has failed; attach_s: of the first. base: number of the task
+    deadline_s: of an answer, after which the receiver has failed, as after half of it without a sign of life; attach_s:
+    of the first answer. base: number of the task
     before the first. Once it has failed every call raises; a new Sender begins anew.
 
     Raises:
@@ -211,7 +222,7 @@ class Sender:
         return float(self._native.waited_s)
 
     def lives(self) -> bool:
-        """Whether the receiver's process has given signs of life in the last 50 ms."""
+        """Whether the receiver's process lives and has not failed."""
         return bool(self._native.lives())
 
     @contextmanager

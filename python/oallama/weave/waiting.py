@@ -70,10 +70,6 @@ def split(
         excess += parts[i] * (2 * max(0.0, part / 2 - slack_s) ** 2 - (part - slack_s) ** 2)
         parts[i] *= 2
         heapq.heappush(longest, (-part / 2, i))
-    lengths = [t / n for t, n in zip(seconds, parts, strict=True) for _ in range(n)]
-    return Splitting(
-        tuple(parts),
-        mean_wait(seconds, slack_s),
-        mean_wait(lengths, slack_s),
-        part_cost_s * (sum(parts) - len(parts)),
-    )
+    left = sum(n * max(0.0, t / n - slack_s) ** 2 for t, n in zip(seconds, parts, strict=True))
+    wait_s = left / (2 * total) if total > 0 else 0.0
+    return Splitting(tuple(parts), mean_wait(seconds, slack_s), wait_s, part_cost_s * (sum(parts) - len(parts)))
