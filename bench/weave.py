@@ -1,6 +1,6 @@
 """The paper's ablation on a CPU: a hot model's guests in a cold model's process, one core each.
 
-python bench/weave.py -o FILE.jsonl [--rounds 5] [--steps 40]
+python bench/weave.py -o FILE.jsonl [--rounds 5] [--steps 40] [--modes alone,polls]
 
 Modes, interleaved in every round, each with both models started anew:
   alone      the cold model, no receiver, no hot model
@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("--cold-sequences", type=int, default=4)
     parser.add_argument("--deadline", type=float, default=1.0, help="seconds; a graph may take longer than usual")
     parser.add_argument("--model", type=Path, help="of both (default: llama small, Q8_0)")
+    parser.add_argument("--modes", default=",".join(MODES), help="default: %(default)s")
     parser.add_argument("--table", type=Path)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -60,7 +61,7 @@ def main() -> None:
             options.model = make_model(Path(folder) / "model.gguf", shape="small", file_type="Q8_0")
         lines: list[dict[str, Any]] = [describe(["python", "bench/weave.py", *sys.argv[1:]])]
         for number in range(options.rounds):
-            for mode in MODES:
+            for mode in options.modes.split(","):
                 lines.append({"round": number, "mode": mode, **settings(options), **measure(mode, options)})
                 print(number, mode, summary(lines[-1]), flush=True)
                 if options.out:
