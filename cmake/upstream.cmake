@@ -43,10 +43,10 @@ add_subdirectory(${OALLAMA_UPSTREAM} upstream EXCLUDE_FROM_ALL)
 target_include_directories(ggml-base PRIVATE ${OALLAMA_CSRC}/engine)
 include(${OALLAMA_CSRC}/engine/base.cmake)
 target_sources(ggml-base PRIVATE ${OALLAMA_BASE_SOURCES})
-target_include_directories(ggml-cpu PRIVATE ${OALLAMA_CSRC}/engine ${OALLAMA_CSRC}/weave)
+target_include_directories(ggml-cpu PRIVATE ${OALLAMA_CSRC}/engine ${OALLAMA_CSRC}/os ${OALLAMA_CSRC}/weave)
 include(${OALLAMA_CSRC}/weave/weave.cmake)
 target_sources(ggml-cpu PRIVATE ${OALLAMA_WEAVE_SOURCES})
-target_include_directories(llama PRIVATE ${OALLAMA_CSRC}/engine ${OALLAMA_CSRC}/weave)
+target_include_directories(llama PRIVATE ${OALLAMA_CSRC}/engine ${OALLAMA_CSRC}/os ${OALLAMA_CSRC}/weave)
 target_sources(llama PRIVATE
     ${OALLAMA_CSRC}/engine/backend_map.cpp
     ${OALLAMA_CSRC}/engine/follow.cpp

@@ -4,68 +4,22 @@
 #include "llama-impl.h"
 
 #include <algorithm>
-#include <cstring>
-#include <ctime>
 #include <set>
 
 namespace oa::weave {
 
 namespace {
 
-constexpr double longest_pause_s = 10.0; // between two tries to attach
-constexpr size_t tiled_rows      = 64;   // ggml-cpu's GGML_FA_TILE_Q
-constexpr size_t chunked_tokens  = 512;  // from which ggml-cpu cuts a single row's tokens
-constexpr size_t padding         = 256;  // of the tokens that llama.cpp's cache shows
+constexpr size_t tiled_rows     = 64;  // ggml-cpu's GGML_FA_TILE_Q
+constexpr size_t chunked_tokens = 512; // from which ggml-cpu cuts a single row's tokens
+constexpr size_t padding        = 256; // of the tokens that llama.cpp's cache shows
 
 // llama.cpp's flash attention rounds a cache of f32 to f16 first.
 ggml_type kept_as(ggml_type type) {
     return type == GGML_TYPE_F32 ? GGML_TYPE_F16 : type;
 }
 
-double now() {
-    timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return double(time.tv_sec) + 1e-9 * double(time.tv_nsec);
-}
-
 } // namespace
-
-GuestContext::GuestContext(GuestCache * cache, std::vector<llama_ubatch> ubatches,
-                           llama_kv_cache::slot_info_vec_t sinfos, std::vector<llama_ubatch> locals) :
-    llama_kv_cache_context(cache, std::move(sinfos), locals),
-    cache_(cache), all_(std::move(ubatches)), locals_(std::move(locals)) {
-    for (const auto & ubatch : all_) {
-        uint32_t n = 0;
-        while (n < ubatch.n_tokens && !cache->is_guest(ubatch.seq_id[n][0])) {
-            ++n;
-        }
-        n_local_.push_back(n);
-    }
-}
-
-bool GuestContext::next() {
-    if (n_local() > 0) {
-        llama_kv_cache_context::next();
-        ++at_local_;
-    }
-    return ++at_ < all_.size();
-}
-
-bool GuestContext::apply() {
-    if (n_local() > 0 && !llama_kv_cache_context::apply()) {
-        return false;
-    }
-    cache_->apply_guests(get_ubatch(), n_local());
-    return true;
-}
-
-uint32_t GuestContext::n_local() const {
-    return n_local_[at_];
-}
-
-const llama_ubatch & GuestContext::local() const {
-    return locals_[at_local_];
-}
 
 GuestCache::~GuestCache() {
     clear(false);
@@ -85,9 +39,7 @@ llama_memory_context_ptr GuestCache::init_batch(llama_batch_allocr & balloc, uin
             }
         }
     }
-    for (size_t i = 0; i < channels_.size(); ++i) {
-        look_after(i);
-    }
+    look_after_channels();
     bool all_here = true;
     for (const auto & [seq_id, n_tokens] : after) {
         if (!is_guest(seq_id) && (shared.count(seq_id) || !becomes_guest(seq_id))) {
@@ -104,18 +56,19 @@ llama_memory_context_ptr GuestCache::init_batch(llama_batch_allocr & balloc, uin
     }
 
     const std::function<int32_t(llama_seq_id)> order = [this](llama_seq_id seq_id) { return order_of(seq_id); };
-    std::vector<llama_ubatch>                  all, locals;
+    std::vector<GuestBatch>                    batches;
+    std::vector<llama_ubatch>                  locals;
     balloc.split_reset();
     while (all_here) {
         auto ubatch = balloc.split_simple(n_ubatch, &order);
         if (ubatch.n_tokens == 0) {
             break;
         }
-        all.push_back(ubatch);
         uint32_t n_local = 0;
         while (n_local < ubatch.n_tokens && !is_guest(ubatch.seq_id[n_local][0])) {
             ++n_local;
         }
+        batches.push_back({ ubatch, n_local });
         if (n_local > 0) {
             ubatch.n_tokens = ubatch.n_seqs = n_local;
             locals.push_back(std::move(ubatch));
@@ -128,7 +81,7 @@ llama_memory_context_ptr GuestCache::init_batch(llama_batch_allocr & balloc, uin
     if (!all_here || (sinfos.empty() && !locals.empty())) {
         return std::make_unique<llama_kv_cache_context>(LLAMA_MEMORY_STATUS_FAILED_PREPARE);
     }
-    return std::make_unique<GuestContext>(this, std::move(all), std::move(sinfos), std::move(locals));
+    return std::make_unique<GuestContext>(this, std::move(batches), std::move(sinfos), std::move(locals));
 }
 
 int32_t GuestCache::order_of(llama_seq_id seq_id) const {
@@ -140,14 +93,8 @@ bool GuestCache::becomes_guest(llama_seq_id seq_id) {
     if (seq_id < options_.first_guest || seq_id == coming_home || llama_kv_cache::seq_pos_max(seq_id) >= 0) {
         return false;
     }
-    size_t best = channels_.size();
-    for (size_t i = 0; i < channels_.size(); ++i) {
-        Sender * sender = sender_of(i);
-        if (sender && (best == channels_.size() || sender->free_nbytes() > channels_[best].sender->free_nbytes())) {
-            best = i;
-        }
-    }
-    if (best == channels_.size()) {
+    const auto channel = channels_.with_most_room();
+    if (!channel) {
         return false;
     }
     OpenTask wanted   = {};
@@ -160,8 +107,8 @@ bool GuestCache::becomes_guest(llama_seq_id seq_id) {
         wanted.v_width = std::max(wanted.v_width, hparams_.n_embd_v_gqa(il));
     }
     Guest guest   = {};
-    guest.channel = best;
-    if (channels_[best].sender->open(wanted, guest.handle) != Status::ok) {
+    guest.channel = *channel;
+    if (channels_.sender(*channel)->open(wanted, guest.handle) != Status::ok) {
         return false;
     }
     guests_.emplace(seq_id, std::move(guest));
@@ -169,47 +116,18 @@ bool GuestCache::becomes_guest(llama_seq_id seq_id) {
     return true;
 }
 
-// The sender of a channel whose receiver takes guests; null: there is none now.
-Sender * GuestCache::sender_of(size_t channel) {
-    Channel & of = channels_[channel];
-    if (!of.sender && now() >= of.next_try_s) {
-        try {
-            of.sender  = std::make_unique<Sender>(options_.channels[channel], options_.sender);
-            of.pause_s = 0.1;
-            of.told    = false;
-            LLAMA_LOG_INFO("%s: attention of sequences from %d on: %s\n", __func__, options_.first_guest,
-                           options_.channels[channel].c_str());
-        } catch (const ChannelError & error) {
-            of.next_try_s = now() + of.pause_s;
-            of.pause_s    = std::min(2 * of.pause_s, longest_pause_s);
-            if (!of.told) {
-                LLAMA_LOG_WARN("%s: no guests: %s\n", __func__, error.what());
-                of.told = true;
-            }
+// Guests of a receiver that has failed, or wants its memory back, are lost.
+void GuestCache::look_after_channels() {
+    for (size_t i = 0; i < channels_.n(); ++i) {
+        if (!channels_.keeps_guests(i)) {
+            lose_guests_of(i);
         }
     }
-    return of.sender && of.sender->wants_guests() ? of.sender.get() : nullptr;
 }
 
-// Guests of a receiver that has failed, or wants its memory back, are lost; a failed one is tried again later.
-void GuestCache::look_after(size_t channel) {
-    Channel & of = channels_[channel];
-    if (!of.sender) {
-        return;
-    }
-    of.sender->lives();
-    if (of.sender->wants_guests()) {
-        return;
-    }
+void GuestCache::lose_guests_of(size_t channel) {
     for (auto & [seq_id, guest] : guests_) {
         guest.lost = guest.lost || guest.channel == channel;
-    }
-    if (of.sender->failed()) {
-        LLAMA_LOG_WARN("%s: %s; its guests are computed here\n", __func__, of.sender->error().c_str());
-        stats_.waited_s += of.sender->waited_s();
-        of.sender.reset();
-        of.next_try_s = now() + of.pause_s;
-        of.pause_s    = std::min(2 * of.pause_s, longest_pause_s);
     }
 }
 
@@ -217,7 +135,7 @@ bool GuestCache::has_room(Guest & guest, uint32_t n_tokens) {
     if (n_tokens <= guest.n_reserved) {
         return true;
     }
-    Sender *       sender = channels_[guest.channel].sender.get();
+    Sender *       sender = channels_.sender(guest.channel);
     const uint32_t wanted = std::min<uint32_t>(get_size(), GGML_PAD(n_tokens, Store::block_tokens));
     if (!sender || n_tokens > wanted || sender->reserve(guest.handle, wanted) != Status::ok) {
         return false;
@@ -228,7 +146,7 @@ bool GuestCache::has_room(Guest & guest, uint32_t n_tokens) {
 
 // The receiver keeps so many tokens of a guest; of none, it forgets it.
 void GuestCache::let_go(Guest & guest, uint32_t n_tokens) {
-    Sender *       sender = channels_[guest.channel].sender.get();
+    Sender *       sender = channels_.sender(guest.channel);
     const uint32_t kept =
         n_tokens == 0 ? 0 : std::min(guest.n_reserved, uint32_t(GGML_PAD(n_tokens, Store::block_tokens)));
     if (sender && !sender->failed() && (n_tokens == 0 || kept < guest.n_reserved)) {
@@ -291,7 +209,7 @@ void GuestCache::send(const Attention & wanted, uint32_t n_threads) {
     out_           = wanted.out;
     const bool f16 = kept_as(type_k()) == GGML_TYPE_F16 && kept_as(type_v()) == GGML_TYPE_F16;
     for (const Part & part : parts_) {
-        Sender *  sender        = channels_[part.channel].sender.get();
+        Sender *  sender        = channels_.sender(part.channel);
         Attention mine          = wanted;
         mine.task.n_rows        = part.n_rows;
         mine.task.n_sequences   = uint32_t(part.rows.size());
@@ -316,21 +234,17 @@ void GuestCache::send(const Attention & wanted, uint32_t n_threads) {
 
 void GuestCache::receive() {
     for (const Part & part : parts_) {
-        Sender * sender = channels_[part.channel].sender.get();
+        Sender * sender = channels_.sender(part.channel);
         if (!sender || !sender->receive()) {
             std::fill_n(out_ + part.first * out_row_, part.n_rows * out_row_, 0.0f);
-            for (auto & [seq_id, guest] : guests_) {
-                guest.lost = guest.lost || guest.channel == part.channel;
-            }
+            lose_guests_of(part.channel);
         }
     }
 }
 
 GuestStats GuestCache::stats() const {
     GuestStats stats = stats_;
-    for (const auto & channel : channels_) {
-        stats.waited_s += channel.sender ? channel.sender->waited_s() : 0.0;
-    }
+    stats.waited_s   = channels_.waited_s();
     return stats;
 }
 

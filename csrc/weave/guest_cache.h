@@ -10,8 +10,9 @@
 // (guest_decode.cpp). Nothing of it is seen outside but time.
 #pragma once
 
+#include "guest_channels.h"
+#include "guest_context.h"
 #include "llama-kv-cache.h"
-#include "sender.h"
 
 #include <map>
 #include <memory>
@@ -19,12 +20,6 @@
 #include <vector>
 
 namespace oa::weave {
-
-struct GuestOptions {
-    std::vector<std::string> channels;
-    llama_seq_id             first_guest = 0;
-    SenderOptions            sender;
-};
 
 struct GuestStats {
     uint64_t n_guests = 0; // sequences that became guests
@@ -41,35 +36,12 @@ struct GuestLayer {
     AttendTask   task;
 };
 
-// A micro-batch of which the last rows are guests'. As a context of the KV cache it is that of the other rows.
-class GuestContext : public llama_kv_cache_context {
-  public:
-    GuestContext(GuestCache * cache, std::vector<llama_ubatch> ubatches, llama_kv_cache::slot_info_vec_t sinfos,
-                 std::vector<llama_ubatch> locals);
-
-    bool                 next() override;
-    bool                 apply() override;
-    const llama_ubatch & get_ubatch() const override { return all_[at_]; }
-
-    const llama_ubatch & local() const;
-    uint32_t             n_local() const;
-    uint32_t             n_guests() const { return get_ubatch().n_tokens - n_local(); }
-    GuestCache *         cache() const { return cache_; }
-
-  private:
-    GuestCache *              cache_;
-    std::vector<llama_ubatch> all_;
-    std::vector<llama_ubatch> locals_; // of those that have any
-    std::vector<uint32_t>     n_local_;
-    size_t                    at_ = 0, at_local_ = 0;
-};
-
 class GuestCache : public llama_kv_cache {
   public:
     template <class... Arguments>
     GuestCache(GuestOptions options, const llama_hparams & hparams, Arguments &&... arguments) :
         llama_kv_cache(std::forward<Arguments>(arguments)...), options_(std::move(options)), hparams_(hparams),
-        layers_(hparams.n_layer()), channels_(options_.channels.size()) {}
+        layers_(hparams.n_layer()), channels_(options_) {}
 
     ~GuestCache() override;
 
@@ -94,6 +66,9 @@ class GuestCache : public llama_kv_cache {
     void put_back(llama_seq_id seq_id, std::vector<llama_token> tokens);
     bool is_lost(llama_seq_id seq_id) const;
 
+    // Notes the rows of guests of the micro-batch that is computed next.
+    void apply_guests(const llama_ubatch & ubatch, uint32_t n_local);
+
     // In the graph: rows of a layer leave, results come into `wanted.out`. Where a receiver fails they are zero and its
     // guests are lost. n_threads: of the operator.
     void send(const Attention & wanted, uint32_t n_threads);
@@ -106,12 +81,6 @@ class GuestCache : public llama_kv_cache {
     llama_seq_id coming_home = -1;    // on a sequence that must not become a guest again
 
   private:
-    struct Channel {
-        std::unique_ptr<Sender> sender;
-        double                  next_try_s = 0.0, pause_s = 0.1;
-        bool                    told = false;
-    };
-
     struct Guest {
         size_t                   channel;
         Handle                   handle;
@@ -120,21 +89,18 @@ class GuestCache : public llama_kv_cache {
         bool                     lost = false;
     };
 
-    friend class GuestContext;
-
-    bool     becomes_guest(llama_seq_id seq_id);
-    Sender * sender_of(size_t channel);
-    void     look_after(size_t channel);
-    bool     has_room(Guest & guest, uint32_t n_tokens);
-    void     let_go(Guest & guest, uint32_t n_tokens);
-    void     apply_guests(const llama_ubatch & ubatch, uint32_t n_local);
-    int32_t  order_of(llama_seq_id seq_id) const;
+    bool    becomes_guest(llama_seq_id seq_id);
+    void    look_after_channels();
+    void    lose_guests_of(size_t channel);
+    bool    has_room(Guest & guest, uint32_t n_tokens);
+    void    let_go(Guest & guest, uint32_t n_tokens);
+    int32_t order_of(llama_seq_id seq_id) const;
 
     const GuestOptions            options_;
     const llama_hparams &         hparams_;
     std::map<llama_seq_id, Guest> guests_;
     std::vector<GuestLayer>       layers_;
-    std::vector<Channel>          channels_;
+    GuestChannels                 channels_;
     GuestStats                    stats_;
 
     // Of the micro-batch that is computed.

@@ -1,11 +1,11 @@
 #include "receiver.h"
 
 #include "checksum.h"
+#include "clock.h"
 #include "ggml-cpu.h"
 
 #include <algorithm>
 #include <cstring>
-#include <ctime>
 
 namespace oa::weave {
 
@@ -21,12 +21,6 @@ uint32_t next_of(uint64_t claim) {
 
 uint32_t count_of(uint64_t claim) {
     return uint32_t(claim >> 32);
-}
-
-void pause() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#endif
 }
 
 } // namespace
@@ -195,7 +189,7 @@ void Receiver::idle(bool first) {
             if (const uint64_t n_tasks = n_tasks_.load(std::memory_order_relaxed); n_tasks != seen) {
                 seen = n_tasks;
                 for (int i = 0; i < n_spins && n_graphs_.load(std::memory_order_relaxed) == 0; ++i) {
-                    pause();
+                    oa_pause();
                     poll();
                 }
                 continue;

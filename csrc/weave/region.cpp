@@ -1,15 +1,13 @@
 #include "region.h"
 
+#include "futex.h"
+
 #include <cerrno>
-#include <climits>
 #include <cstring>
-#include <ctime>
 #include <fcntl.h>
-#include <linux/futex.h>
 #include <random>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 #include <utility>
 
@@ -161,13 +159,11 @@ ResultHeader * Region::result(uint32_t slot) const {
 }
 
 void Region::wait(size_t word, uint32_t seen, double seconds) const {
-    const auto     whole = time_t(seconds);
-    const timespec most  = { whole, long((seconds - double(whole)) * 1e9) };
-    syscall(SYS_futex, data_ + word, FUTEX_WAIT, seen, &most, nullptr, 0);
+    oa_futex_wait(*reinterpret_cast<std::atomic<uint32_t> *>(data_ + word), seen, seconds);
 }
 
 void Region::wake(size_t word) const {
-    syscall(SYS_futex, data_ + word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+    oa_futex_wake(*reinterpret_cast<std::atomic<uint32_t> *>(data_ + word));
 }
 
 } // namespace oa::weave

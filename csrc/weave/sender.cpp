@@ -1,10 +1,10 @@
 #include "sender.h"
 
 #include "checksum.h"
+#include "clock.h"
 
 #include <algorithm>
 #include <cstring>
-#include <ctime>
 #include <numeric>
 #include <random>
 
@@ -16,18 +16,6 @@ constexpr int      n_spins = 2000; // about 50 us
 constexpr double   nap_s   = 1e-3; // between two looks at whether the receiver lives
 constexpr double   look_s  = 0.01;
 constexpr uint32_t tile    = 64; // rows: parts of a tiled task begin on a tile
-
-double now() {
-    timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return double(time.tv_sec) + 1e-9 * double(time.tv_nsec);
-}
-
-void pause() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#endif
-}
 
 const char * words(Status status) {
     switch (status) {
@@ -49,11 +37,11 @@ Sender::Sender(const std::string & path, const SenderOptions & options) :
         epoch = (uint64_t(random()) << 32) | random();
     }
     ring_.attach(epoch, options.base);
-    const double end = now() + options.attach_s;
+    const double end = oa_now() + options.attach_s;
     region_.store_release<uint32_t>(word::doorbell, region_.load_acquire<uint32_t>(word::doorbell) + 1);
     region_.wake(word::doorbell);
     while (!ring_.accepted()) {
-        if (now() > end || !region_.other_lives()) {
+        if (oa_now() > end || !region_.other_lives()) {
             throw ChannelError("the receiver of " + path + " does not answer");
         }
         region_.wait(word::done, region_.load_acquire<uint32_t>(word::done), nap_s);
@@ -73,7 +61,7 @@ bool Sender::wants_guests() const {
 }
 
 bool Sender::lives() {
-    const double time = now();
+    const double time = oa_now();
     if (failed() || time < looked_at_ + look_s) {
         return !failed();
     }
@@ -169,12 +157,12 @@ bool Sender::await(uint32_t number, double seconds) {
         if (ring_.completed(number)) {
             return true;
         }
-        pause();
+        oa_pause();
     }
-    const double end = now() + seconds;
+    const double end = oa_now() + seconds;
     bool         done;
     while (!(done = ring_.completed(number)) && lives()) {
-        if (now() > end) {
+        if (oa_now() > end) {
             return fail("has not answered for " + std::to_string(int(seconds * 1e3)) + " ms");
         }
         const uint32_t seen = region_.load_acquire<uint32_t>(word::done);
@@ -278,11 +266,11 @@ bool Sender::send_part(const Attention & wanted, uint32_t first, uint32_t n_rows
 }
 
 bool Sender::receive() {
-    const double begin = now();
+    const double begin = oa_now();
     while (!sent_.empty() && !failed()) {
         await_oldest();
     }
-    waited_s_ += now() - begin;
+    waited_s_ += oa_now() - begin;
     return !failed();
 }
 

@@ -1,5 +1,6 @@
 # Both sides of a channel join ggml-cpu, whose attention the receiver calls; the hot model's cache and graph join llama.
 set(OALLAMA_WEAVE_SOURCES
+    ${OALLAMA_CSRC}/os/futex.cpp
     ${OALLAMA_CSRC}/weave/attend_layout.cpp
     ${OALLAMA_CSRC}/weave/attention.cpp
     ${OALLAMA_CSRC}/weave/receiver.cpp
@@ -9,5 +10,7 @@ set(OALLAMA_WEAVE_SOURCES
     ${OALLAMA_CSRC}/weave/store.cpp)
 set(OALLAMA_WEAVE_GUEST_SOURCES
     ${OALLAMA_CSRC}/weave/guest_cache.cpp
+    ${OALLAMA_CSRC}/weave/guest_channels.cpp
+    ${OALLAMA_CSRC}/weave/guest_context.cpp
     ${OALLAMA_CSRC}/weave/guest_decode.cpp
     ${OALLAMA_CSRC}/weave/guest_graph.cpp)

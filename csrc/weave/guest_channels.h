@@ -1,0 +1,50 @@
+// The receivers that a hot model may have guests with: who is there, who takes more, when to try again.
+#pragma once
+
+#include "sender.h"
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace oa::weave {
+
+struct GuestOptions {
+    std::vector<std::string> channels;
+    int32_t                  first_guest = 0; // number of a sequence
+    SenderOptions            sender;
+};
+
+class GuestChannels {
+  public:
+    explicit GuestChannels(const GuestOptions & options) : options_(options), channels_(options.channels.size()) {}
+
+    size_t n() const { return channels_.size(); }
+    // Null: it has none now.
+    Sender * sender(size_t channel) const { return channels_[channel].sender.get(); }
+
+    // Of those that take guests the one with most memory left; attaches where that is due.
+    std::optional<size_t> with_most_room();
+    // False: the receiver has failed, or wants its memory back. A failed one is tried again later.
+    bool keeps_guests(size_t channel);
+
+    double waited_s() const;
+
+  private:
+    struct Channel {
+        std::unique_ptr<Sender> sender;
+        double                  next_try_s = 0.0, pause_s = 0.1;
+        bool                    told = false;
+    };
+
+    bool takes_guests(size_t channel);
+    void rest(Channel & of) const;
+
+    const GuestOptions   options_;
+    std::vector<Channel> channels_;
+    double               waited_s_ = 0.0; // with senders that are gone
+};
+
+} // namespace oa::weave
