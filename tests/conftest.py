@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,16 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("-m") != "cuda":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextmanager
+def process_of(command: Sequence[str | Path], **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """A process with text pipes that does not outlive the block, whatever happens in it."""
+    with subprocess.Popen([str(word) for word in command], text=True, **options) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from conftest import ROOT
+from conftest import ROOT, process_of
 from oallama.cluster.link_probe import Echo, EchoClient, Effort, measure_link
 from oallama.errors import OallamaError
 
@@ -47,8 +47,7 @@ def test_another_token_is_refused_by_either_side(echo: Echo) -> None:
             "import socket, sys; s = socket.socket(fileno=int(sys.argv[1])); c, _ = s.accept(); c.sendall(bytes(32)); "
             "c.recv(32); c.sendall(bytes(64)); c.recv(1)"
         )
-        command = [sys.executable, "-c", code, str(impostor.fileno())]
-        with subprocess.Popen(command, pass_fds=(impostor.fileno(),)):
+        with process_of([sys.executable, "-c", code, str(impostor.fileno())], pass_fds=(impostor.fileno(),)):
             EchoClient(impostor.getsockname(), TOKEN)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from conftest import ROOT
+from conftest import ROOT, process_of
 from oallama import Llama, autoplan
 from oallama.cluster.allocation import allocate
 from oallama.cluster.cluster_plan import ClusterPlan
@@ -283,7 +283,7 @@ def test_a_server_goes_on_without_a_killed_device(tiny: Callable[..., Path], tmp
     n = len(made.layers)
     made.allocated(made.problem, ("a",) * (n // 2) + ("b",) * (n - n // 2), 0.0).save(plan)
     command = [OALLAMA, "cluster", "run", str(model), "--plan", str(plan), "--serve", "--port", str(port)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as server:
+    with process_of(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as server:
         wait_for(lambda: answers(port), 60)
         before = ask(port)["choices"][0]["text"]
         victim = processes(f"ggml-rpc-server.*{cluster.devices[1].address[1]}")
@@ -402,12 +402,9 @@ def ssh_server(folder: Path) -> Iterator[list[str]]:
         "StrictModes no\nUsePAM no\nPidFile none\nPasswordAuthentication no\n"
     )
     Path("/run/sshd").mkdir(exist_ok=True)  # it insists
-    with subprocess.Popen(["/usr/sbin/sshd", "-D", "-e", "-f", str(config)], stderr=subprocess.DEVNULL) as server:
-        try:
-            options = ["-p", str(port), "-i", str(folder / "user"), "-o", "UserKnownHostsFile=/dev/null"]
-            yield [*options, "-o", "StrictHostKeyChecking=no", "-o", "LogLevel=ERROR", "-F", "none"]
-        finally:
-            server.terminate()
+    with process_of(["/usr/sbin/sshd", "-D", "-e", "-f", config], stderr=subprocess.DEVNULL):
+        options = ["-p", str(port), "-i", str(folder / "user"), "-o", "UserKnownHostsFile=/dev/null"]
+        yield [*options, "-o", "StrictHostKeyChecking=no", "-o", "LogLevel=ERROR", "-F", "none"]
 
 
 @pytest.mark.skipif(

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conftest import process_of
 from oallama.weave import Receiver, channel_path
 from oallama.weave.sequences import Sequences
 
@@ -109,11 +110,9 @@ RECEIVE = (
 
 @contextmanager
 def receiver(path: str, quota_nbytes: int = 64 * MIB) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", RECEIVE, path, str(quota_nbytes)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with process_of([sys.executable, "-c", RECEIVE, path, str(quota_nbytes)], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
         yield process
-        process.kill()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])

@@ -12,11 +12,13 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from conftest import process_of
 from oallama.rpc import free_port
 
 OALLAMA = str(Path(sys.executable).parent / "oallama")
@@ -24,10 +26,8 @@ WORDS = ("fox", "cat", "cow", "hen", "ant", "bee")
 PROMPTS = [f"{word} jumps over the lazy dog and goes on for a while" for word in WORDS]
 
 
-def start(*arguments: str | Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [OALLAMA, "serve", *map(str, arguments)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
+def start(*arguments: str | Path) -> AbstractContextManager[subprocess.Popen[str]]:
+    return process_of([OALLAMA, "serve", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
 def call(port: int, path: str, body: dict[str, Any] | None = None) -> Any:

@@ -14,7 +14,7 @@ namespace oa::weave {
 // A task, checked: every size in it is sound and every sequence there, with room for its rows.
 class AttendJob {
   public:
-    // Reads the payload's description once into private memory, so that the other side cannot change it afterwards.
+    // The payload has to stay as it is until the last item is done: the other side must not be able to change it.
     Status read(const char * payload, size_t nbytes, size_t result_nbytes, const Store & store);
 
     uint32_t n_items() const { return uint32_t(rows_.size()) * task_.n_head_kv; }

@@ -18,7 +18,7 @@
 namespace oa::weave {
 
 constexpr uint32_t magic         = 0x5645574f; // "OWEV"
-constexpr uint32_t version       = 1;
+constexpr uint32_t version       = 2;
 constexpr size_t   line          = 128;
 constexpr uint32_t max_sequences = 256; // of one task
 
@@ -90,7 +90,7 @@ constexpr size_t free_nbytes = receiver_page + offsetof(ReceiverPage, free_nbyte
 
 struct TaskHeader {
     uint64_t epoch;
-    uint64_t checksum; // of the payload
+    uint64_t checksum; // of the rest of the header, and of the payload
     uint32_t number;
     Kind     kind;
     uint32_t nbytes; // of the payload

@@ -23,11 +23,17 @@ uint32_t count_of(uint64_t claim) {
     return uint32_t(claim >> 32);
 }
 
+void make_room(std::vector<char> & memory, size_t nbytes) {
+    if (memory.size() < nbytes) {
+        memory.resize(nbytes);
+    }
+}
+
 } // namespace
 
 Receiver::Receiver(const std::string & path, const ReceiverOptions & options) :
     options_(options), region_(Region::create(path, options.n_slots, options.task_nbytes, options.result_nbytes)),
-    ring_(region_, options.n_slots), store_(options.quota_nbytes) {
+    ring_(region_, options.n_slots), store_(options.quota_nbytes), result_(small_nbytes) {
     ggml_cpu_init(); // its tables
     region_.store_release<uint64_t>(word::free_nbytes, store_.free_nbytes());
     region_.store_release<uint32_t>(word::state, uint32_t(State::ready));
@@ -72,7 +78,7 @@ void Receiver::work() {
         if (next_of(claim) >= count_of(claim)) {
             return;
         }
-        job_.run(next_of(claim), out_);
+        job_.run(next_of(claim), reinterpret_cast<float *>(result_.data()));
         n_items_.fetch_add(1, std::memory_order_relaxed);
         if (left_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
             finish(Status::ok, job_.result_nbytes());
@@ -106,45 +112,48 @@ void Receiver::open(uint32_t slot) {
     TaskHeader * task = region_.task(slot);
     TaskHeader   header;
     memcpy(&header, task, sizeof(header));
-    const size_t most = region_.header().task_nbytes - line;
-    char *       out  = payload(region_.result(slot));
-    if (!ring_.is_next(header.epoch, header.number) || header.nbytes > most ||
-        header.checksum != checksum(payload(task), header.nbytes)) {
+    if (!ring_.is_next(header.epoch, header.number) || header.nbytes > region_.header().task_nbytes - line) {
         return finish(Status::malformed, 0);
     }
+    make_room(task_, header.nbytes);
+    memcpy(task_.data(), payload(task), header.nbytes);
+    if (header.checksum != checksum(header, task_.data())) {
+        return finish(Status::malformed, 0);
+    }
+    const size_t most = region_.header().result_nbytes - line;
     if (header.kind == Kind::attend) {
-        const Status status = job_.read(payload(task), header.nbytes, region_.header().result_nbytes - line, store_);
+        const Status status = job_.read(task_.data(), header.nbytes, most, store_);
         if (status != Status::ok) {
             return finish(status, 0);
         }
-        out_ = reinterpret_cast<float *>(out);
+        make_room(result_, job_.result_nbytes());
         left_.store(job_.n_items(), std::memory_order_relaxed);
         claim_.store(uint64_t(job_.n_items()) << 32, std::memory_order_release);
         return;
     }
-    if (header.nbytes > std::min(small_nbytes, region_.header().result_nbytes - line)) {
+    if (header.nbytes > std::min(small_nbytes, most)) {
         return finish(Status::malformed, 0);
     }
-    payload_.assign(payload(task), payload(task) + header.nbytes);
     OpenTask    wanted;
     ReserveTask change;
     switch (header.kind) {
         case Kind::ping:
-            std::transform(payload_.begin(), payload_.end(), out, [](char byte) { return char(~byte); });
+            std::transform(task_.begin(), task_.begin() + header.nbytes, result_.begin(),
+                           [](char byte) { return char(~byte); });
             return finish(Status::ok, header.nbytes);
         case Kind::open:
             if (header.nbytes == sizeof(wanted)) {
-                memcpy(&wanted, payload_.data(), sizeof(wanted));
+                memcpy(&wanted, task_.data(), sizeof(wanted));
                 Handle       handle = {};
                 const Status status = store_.open(wanted, handle);
-                memcpy(out, &handle, sizeof(handle));
-                return finish(status, sizeof(handle));
+                memcpy(result_.data(), &handle, sizeof(handle));
+                return finish(status, status == Status::ok ? sizeof(handle) : 0);
             }
             break;
         case Kind::reserve:
         case Kind::trim:
             if (header.nbytes == sizeof(change)) {
-                memcpy(&change, payload_.data(), sizeof(change));
+                memcpy(&change, task_.data(), sizeof(change));
                 const bool more = header.kind == Kind::reserve;
                 return finish(more ? store_.reserve(change.handle, change.n_tokens) :
                                      store_.trim(change.handle, change.n_tokens),
@@ -156,6 +165,7 @@ void Receiver::open(uint32_t slot) {
     finish(Status::malformed, 0);
 }
 
+// The first nbytes of result_ are the answer.
 void Receiver::finish(Status status, size_t nbytes) {
     ResultHeader * result = region_.result(ring_.slot(ring_.next()));
     ResultHeader   header = {};
@@ -163,7 +173,8 @@ void Receiver::finish(Status status, size_t nbytes) {
     header.number         = ring_.next();
     header.status         = status;
     header.nbytes         = uint32_t(nbytes);
-    header.checksum       = checksum(payload(result), nbytes);
+    header.checksum       = checksum(header, result_.data());
+    memcpy(payload(result), result_.data(), nbytes);
     memcpy(result, &header, sizeof(header));
     region_.store_release<uint64_t>(word::free_nbytes, store_.free_nbytes());
     n_tasks_.fetch_add(1, std::memory_order_relaxed);

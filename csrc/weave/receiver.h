@@ -73,10 +73,9 @@ class Receiver {
     ReceiverRing<Region>  ring_;
     Store                 store_;
     AttendJob             job_;
-    float *               out_ = nullptr;
-    std::vector<char>     payload_; // of a small task, in private memory
+    std::vector<char>     task_, result_; // payloads of the open task, in private memory
 
-    std::atomic<bool>     taken_{ false }; // a task is open: ring_, store_ and job_ are its thread's
+    std::atomic<bool>     taken_{ false }; // a task is open: ring_, store_, job_ and the payloads are its thread's
     std::atomic<uint64_t> claim_{ 0 };     // number of items << 32 | the next one
     std::atomic<uint32_t> left_{ 0 };      // items that are not done
     std::atomic<int>      n_graphs_{ 0 };

@@ -46,11 +46,14 @@ Region Region::create(const std::string & path, uint32_t n_slots, size_t task_nb
         }
         unlink(path.c_str()); // senders of the receiver that is gone keep their mapping of the old file
     }
-    const int file = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+    // Without a name until it is complete: nobody finds a file that nobody has locked yet.
+    const size_t      slash  = path.rfind('/');
+    const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
+    const int         file   = open(folder.c_str(), O_RDWR | O_TMPFILE | O_CLOEXEC, 0600);
     if (file < 0) {
         throw ChannelError("cannot make " + path + ": " + reason());
     }
-    Region region(Side::receiver, file, path);
+    Region region(Side::receiver, file, "");
     task_nbytes         = whole_pages(line + task_nbytes);
     result_nbytes       = whole_pages(line + result_nbytes);
     const size_t nbytes = first_slot + n_slots * (task_nbytes + result_nbytes);
@@ -59,6 +62,7 @@ Region Region::create(const std::string & path, uint32_t n_slots, size_t task_nb
     }
     region.map(nbytes);
     Header & header      = region.header_;
+    header.magic         = magic;
     header.version       = version;
     header.boot          = (uint64_t(std::random_device()()) << 32) | std::random_device()();
     header.region_nbytes = nbytes;
@@ -69,8 +73,11 @@ Region Region::create(const std::string & path, uint32_t n_slots, size_t task_nb
     header.n_slots       = n_slots;
     header.pid           = uint32_t(getpid());
     memcpy(region.data_, &header, sizeof(header));
-    header.magic = magic;
-    region.store_release<uint32_t>(offsetof(Header, magic), magic);
+    const std::string unnamed = "/proc/self/fd/" + std::to_string(file);
+    if (linkat(AT_FDCWD, unnamed.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) != 0) {
+        throw ChannelError("cannot make " + path + ": " + reason());
+    }
+    region.path_ = path;
     return region;
 }
 
@@ -85,14 +92,14 @@ Region Region::attach(const std::string & path) {
         throw ChannelError(path + " belongs to another user, or others may open it");
     }
     if (size_t(about.st_size) < first_slot) {
-        throw ChannelError("no receiver at " + path + " yet");
+        throw ChannelError(path + " is no channel");
     }
     region.map(size_t(about.st_size));
-    if (region.load_acquire<uint32_t>(offsetof(Header, magic)) != magic) {
-        throw ChannelError("no receiver at " + path + " yet");
-    }
     memcpy(&region.header_, region.data_, sizeof(Header));
     const Header & header = region.header_;
+    if (header.magic != magic) {
+        throw ChannelError(path + " is no channel");
+    }
     if (header.version != version) {
         throw ChannelError(path + ": the receiver speaks version " + std::to_string(header.version) +
                            " of the protocol, this sender " + std::to_string(version));

@@ -94,37 +94,22 @@ Status Sender::trim(Handle handle, uint32_t n_tokens) {
 }
 
 Status Sender::call(Kind kind, const void * task, size_t nbytes, void * result, size_t result_nbytes) {
-    char * to = begin_task();
-    if (!to) {
+    if (!begin_task(nbytes)) {
         return Status::malformed;
     }
-    memcpy(to, task, nbytes);
+    memcpy(task_.data(), task, nbytes);
     const uint32_t number = ring_.next();
     publish(kind, nbytes);
-    if (!await(number, options_.deadline_s)) {
-        return Status::malformed;
+    Status status = Status::malformed;
+    if (await(number, options_.deadline_s) && take_result(number, result, result_nbytes, status) &&
+        status == Status::malformed) {
+        fail(std::string("refuses: ") + words(status));
     }
-    ResultHeader * slot = region_.result(ring_.slot(number));
-    ResultHeader   header;
-    memcpy(&header, slot, sizeof(header));
-    const size_t expected = header.status == Status::ok ? result_nbytes : header.nbytes;
-    if (header.epoch != ring_.epoch() || header.number != number || header.nbytes != expected ||
-        header.nbytes > region_.header().result_nbytes - line ||
-        header.checksum != checksum(payload(slot), header.nbytes)) {
-        fail("gave a damaged answer");
-        return Status::malformed;
-    }
-    if (header.status == Status::ok && result_nbytes > 0) {
-        memcpy(result, payload(slot), result_nbytes);
-    }
-    if (header.status == Status::malformed) {
-        fail(std::string("refuses: ") + words(header.status));
-    }
-    return header.status;
+    return status;
 }
 
-// Room for the payload of the next task; null: failed.
-char * Sender::begin_task() {
+// A free slot, and private memory for a payload; false: failed.
+bool Sender::begin_task(size_t nbytes) {
     while (!failed() && !ring_.has_credit()) {
         if (sent_.empty()) {
             fail("has lost count");
@@ -132,7 +117,10 @@ char * Sender::begin_task() {
             await_oldest();
         }
     }
-    return failed() ? nullptr : payload(region_.task(ring_.slot(ring_.next())));
+    if (task_.size() < nbytes) {
+        task_.resize(nbytes);
+    }
+    return !failed();
 }
 
 void Sender::publish(Kind kind, size_t nbytes) {
@@ -142,7 +130,8 @@ void Sender::publish(Kind kind, size_t nbytes) {
     header.number       = ring_.next();
     header.kind         = kind;
     header.nbytes       = uint32_t(nbytes);
-    header.checksum     = checksum(payload(task), nbytes);
+    header.checksum     = checksum(header, task_.data());
+    memcpy(payload(task), task_.data(), nbytes);
     memcpy(task, &header, sizeof(header));
     ring_.publish();
     region_.store_release<uint32_t>(word::doorbell, region_.load_acquire<uint32_t>(word::doorbell) + 1);
@@ -150,6 +139,23 @@ void Sender::publish(Kind kind, size_t nbytes) {
     if (region_.load_acquire<uint32_t>(word::rx_sleeping)) {
         region_.wake(word::doorbell);
     }
+}
+
+// A whole result goes to its place; a refusal has no payload. False: failed.
+bool Sender::take_result(uint32_t number, void * to, size_t nbytes, Status & status) {
+    ResultHeader * result = region_.result(ring_.slot(number));
+    ResultHeader   header;
+    memcpy(&header, result, sizeof(header));
+    const size_t expected = header.status == Status::ok ? nbytes : 0;
+    if (header.epoch != ring_.epoch() || header.number != number || header.nbytes != expected) {
+        return fail("gave a damaged answer");
+    }
+    std::copy_n(payload(result), expected, static_cast<char *>(to));
+    if (header.checksum != checksum(header, to)) {
+        return fail("gave a damaged answer");
+    }
+    status = header.status;
+    return true;
 }
 
 bool Sender::await(uint32_t number, double seconds) {
@@ -176,28 +182,15 @@ bool Sender::await(uint32_t number, double seconds) {
     return done;
 }
 
-// The oldest result of send() goes to its place.
 bool Sender::await_oldest() {
     const Sent oldest = sent_.front();
     sent_.erase(sent_.begin());
-    if (!await(oldest.number, options_.deadline_s)) {
+    Status status;
+    if (!await(oldest.number, options_.deadline_s) ||
+        !take_result(oldest.number, oldest.out, oldest.n_floats * sizeof(float), status)) {
         return false;
     }
-    ResultHeader * slot = region_.result(ring_.slot(oldest.number));
-    ResultHeader   header;
-    memcpy(&header, slot, sizeof(header));
-    if (header.epoch != ring_.epoch() || header.number != oldest.number) {
-        return fail("gave a damaged answer");
-    }
-    if (header.status != Status::ok) {
-        return fail(std::string("refuses: ") + words(header.status));
-    }
-    const size_t nbytes = oldest.n_floats * sizeof(float);
-    if (header.nbytes != nbytes) {
-        return fail("gave a damaged answer");
-    }
-    memcpy(oldest.out, payload(slot), nbytes);
-    return header.checksum == checksum(oldest.out, nbytes) || fail("gave a damaged answer");
+    return status == Status::ok || fail(std::string("refuses: ") + words(status));
 }
 
 uint32_t Sender::rows_of_a_task(const AttendTask & task) const {
@@ -227,10 +220,6 @@ bool Sender::send(const Attention & wanted) {
 }
 
 bool Sender::send_part(const Attention & wanted, uint32_t first, uint32_t n_rows) {
-    char * to = begin_task();
-    if (!to) {
-        return false;
-    }
     AttendTask                task = wanted.task;
     std::vector<SequenceRows> rows;
     uint32_t                  at = 0;
@@ -246,7 +235,11 @@ bool Sender::send_part(const Attention & wanted, uint32_t first, uint32_t n_rows
     task.n_sequences = uint32_t(rows.size());
     task.has_sinks   = wanted.sinks != nullptr;
     const AttendLayout layout(task);
-    const auto         copy = [&](size_t offset, const float * from, size_t stride, size_t width) {
+    if (!begin_task(layout.nbytes)) {
+        return false;
+    }
+    char *     to   = task_.data();
+    const auto copy = [&](size_t offset, const float * from, size_t stride, size_t width) {
         for (uint32_t row = 0; row < n_rows; ++row) {
             memcpy(to + offset + row * width * sizeof(float), from + (first + row) * stride, width * sizeof(float));
         }

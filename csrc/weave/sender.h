@@ -64,8 +64,9 @@ class Sender {
         size_t   n_floats;
     };
 
-    char *   begin_task();
+    bool     begin_task(size_t nbytes);
     void     publish(Kind kind, size_t nbytes);
+    bool     take_result(uint32_t number, void * to, size_t nbytes, Status & status);
     Status   call(Kind kind, const void * task, size_t nbytes, void * result, size_t result_nbytes);
     bool     await(uint32_t number, double seconds);
     bool     await_oldest();
@@ -77,6 +78,7 @@ class Sender {
     const std::string   path_;
     Region              region_;
     SenderRing<Region>  ring_;
+    std::vector<char>   task_; // the payload of the next one, in private memory
     std::vector<Sent>   sent_;
     std::string         error_;
     double              waited_s_ = 0.0;
