@@ -18,6 +18,7 @@ from oallama.children import run_server
 from oallama.engine import Settings
 from oallama.errors import OallamaError
 from oallama.plan import HOST, PlacementPlan
+from oallama.serve_limits import Limits
 
 from .options import (
     Batch,
@@ -68,6 +69,12 @@ def serve(
     type_v: TypeV = "f16",
     flash_attn: FlashAttn = "auto",
     threads: Threads = 0,
+    queue: Annotated[
+        int, typer.Option(min=0, help="Requests of a model that may wait; more get 503 and Retry-After.")
+    ] = Limits.queue,
+    drain: Annotated[
+        float, typer.Option(min=0, help="Seconds that requests have to come to an end before the server does.")
+    ] = Limits.drain_s,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8080,
 ) -> None:
@@ -75,10 +82,11 @@ def serve(
 
     With --hot and --cold: several models by name, on the CPU, each in a process of its own.
     """
+    limits = Limits(queue, drain)
     if hot is not None:
         if model is not None or plan or vram:
             raise OallamaError("--hot takes the place of MODEL, and --plan and --vram are for one model")
-        weaving = Weaving(hot, cold or [], guests, lend, deadline)
+        weaving = Weaving(hot, cold or [], limits, guests, lend, deadline)
         of_all = settings(ctx, batch, ubatch, type_k, type_v, "on", threads, parallel or 4)
         raise typer.Exit(serve_woven(weaving, of_all, host, port, context.args))
     if model is None or cold:
@@ -101,7 +109,7 @@ def serve(
     where = f"by plan {made.hash[:8]}" if made else "on the CPU alone"
     say(f"serving {model.name} {where} on http://{host}:{port} (OpenAI API under /v1)")
     with table_file(made) as environment:
-        code = run_server(command, environment)
+        code = run_server(command, environment | limits.of_server(wanted.n_seq_max))
     raise typer.Exit(code)
 
 

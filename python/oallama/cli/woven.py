@@ -14,6 +14,7 @@ from oallama.engine import Settings
 from oallama.errors import OallamaError
 from oallama.planning.budget import format_bytes, parse_budget
 from oallama.profiling.fingerprint import cpu_set
+from oallama.serve_limits import Limits
 from oallama.weave import remove_abandoned
 from oallama.weave.serving import ENVIRONMENTS, Served, check, environments, preset
 
@@ -31,6 +32,7 @@ class Weaving:
 
     hot: Path
     cold: Sequence[Path]
+    limits: Limits
     guests: int | None = None
     lend: str | None = None
     deadline_s: float = 0.1
@@ -83,4 +85,5 @@ def serve_woven(weaving: Weaving, wanted: Settings, host: str, port: int, more: 
         command = [str(runtime.program("llama-server")), "--models-preset", file.name]
         command += ["--models-max", str(1 + len(cold)), "--host", host, "--port", str(port), *more]
         say(f"serving on http://{host}:{port} (OpenAI API under /v1); models load now")
-        return run_server(command, {**os.environ, ENVIRONMENTS: environments(hot, cold, weaving.deadline_s)})
+        of_models = environments(hot, cold, weaving.deadline_s, weaving.limits)
+        return run_server(command, os.environ | weaving.limits.of_router() | {ENVIRONMENTS: of_models})

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from oallama.errors import OallamaError
+from oallama.serve_limits import Limits
 
 from .channel import channel_path
 
@@ -72,15 +73,19 @@ def preset(models: Sequence[Served]) -> str:
     return "\n".join(sections)
 
 
-def environments(hot: Served, cold: Sequence[Served], deadline_s: float) -> str:
-    """Variables of the models' processes, as ENVIRONMENTS wants them."""
+def environments(hot: Served, cold: Sequence[Served], deadline_s: float, limits: Limits) -> str:
+    """Variables of the models' processes, as ENVIRONMENTS wants them.
+
+    A model that is unloaded alone gets less time to end than llama-server's router grants it, 10 s.
+    """
     lenders = [served for served in cold if served.lend_nbytes > 0]
     paths = {served.name: channel_path(f"{os.getpid()}-{number}") for number, served in enumerate(lenders)}
-    found = {
-        served.name: {"OALLAMA_WEAVE_RECEIVER": f"{paths[served.name]}:{served.lend_nbytes}"} for served in lenders
-    }
+    limits = replace(limits, drain_s=min(limits.drain_s, 5.0))
+    found = {served.name: limits.of_server(served.parallel + served.guests) for served in (hot, *cold)}
+    for served in lenders:
+        found[served.name]["OALLAMA_WEAVE_RECEIVER"] = f"{paths[served.name]}:{served.lend_nbytes}"
     if hot.guests and paths:
-        found[hot.name] = {
+        found[hot.name] |= {
             "OALLAMA_WEAVE_CHANNELS": ",".join(paths.values()),
             "OALLAMA_WEAVE_FIRST_GUEST": str(hot.parallel),
             "OALLAMA_WEAVE_DEADLINE_MS": f"{1e3 * deadline_s:g}",
