@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -236,3 +236,18 @@ def test_the_threads_of_the_cold_models_graphs_work(tiny: Callable[..., Path], p
         thread.join()
         assert hot.stats["n_lost"] == 0
     assert same(found["hot"], expected) and same(found["cold"], of_cold)
+
+
+@pytest.mark.parametrize("kv_type", [0, 1, 8], ids=["f32", "f16", "q8_0"])
+@pytest.mark.parametrize("arch", ["llama", "qwen3moe"])
+def test_looks_inside_of_operators_change_nothing(
+    arch: str, kv_type: int, tiny: Callable[..., Path], path: str
+) -> None:
+    """The cold model's own logits, of prompts that fill no tile, with a look at every opportunity."""
+    script = [{0: tokens(100, 1)}, {1: tokens(230, 2)}, {0: tokens(1, 3), 1: tokens(1, 4), 2: tokens(70, 5)}]
+    found = []
+    with Receiver(path, MIB, part=1) as receiver:
+        for serving in (nullcontext(), receiver.serving()):
+            with serving, Hot(tiny(arch), n_ubatch=256, n_threads=2, kv_type=kv_type) as cold:
+                found.append([logits for step in script for logits in cold.step(step).values()])
+    assert same(*found)

@@ -1,5 +1,6 @@
 // Both sides of a channel of csrc/weave on numpy buffers, and what a process's contexts do with channels.
 #include "bindings.h"
+#include "clock.h"
 #include "guest_hooks.h"
 #include "receiver_of_process.h"
 #include "sender.h"
@@ -137,6 +138,16 @@ void register_receiver(py::module_ & m) {
              py::arg("path"), py::arg("quota_nbytes"), py::arg("task_nbytes"), py::arg("result_nbytes"),
              py::arg("n_slots"), py::arg("n_idle"), py::arg("polls"), py::arg("part"))
         .def("poll", &Receiver::poll, release_gil())
+        .def(
+            "poll_seconds",
+            [](Receiver & receiver, int n_polls) {
+                const double begin = oa_now();
+                for (int i = 0; i < n_polls; ++i) {
+                    receiver.poll();
+                }
+                return (oa_now() - begin) / n_polls;
+            },
+            py::arg("n_polls"), release_gil(), "Mean seconds of a poll that finds nothing.")
         .def("drain", &Receiver::drain, py::arg("wanted"))
         .def("stats", &receiver_stats);
     m.def(

@@ -71,10 +71,14 @@ void set_receiver_from_environment() {
     options.quota_nbytes    = colon == std::string::npos ? 0 : strtoull(all.c_str() + colon + 1, &end, 10);
     const std::string polls = second == std::string::npos ? "parts" : all.substr(second + 1);
     const bool        known = polls == "graphs" || polls == "operators" || polls == "parts";
-    if (!known || !end || (*end != '\0' && *end != ':') || end == all.c_str() + colon + 1) {
-        throw ChannelError("OALLAMA_WEAVE_RECEIVER is path:bytes[:graphs, operators or parts], got " + all);
+    char *            after = nullptr;
+    const long long   part  = strtoll(polls.c_str(), &after, 10);
+    const bool        given_part = part > 0 && *after == '\0';
+    if ((!known && !given_part) || !end || (*end != '\0' && *end != ':') || end == all.c_str() + colon + 1) {
+        throw ChannelError("OALLAMA_WEAVE_RECEIVER is path:bytes[:graphs, operators, parts or a number], got " + all);
     }
     options.polls = polls == "graphs" ? Polls::graphs : polls == "operators" ? Polls::operators : Polls::parts;
+    options.part  = given_part ? part : options.part;
     set_receiver(std::make_shared<Receiver>(all.substr(0, colon), options));
 }
 

@@ -1,13 +1,16 @@
 #include "region.h"
 
+#include "clock.h"
 #include "futex.h"
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <fcntl.h>
 #include <random>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <thread>
 #include <unistd.h>
 #include <utility>
 
@@ -25,6 +28,9 @@ flock lock_of(Side side) {
     return lock;
 }
 
+// A process that was killed keeps its locks for a while when others look at its memory (/proc/PID/smaps).
+constexpr double grace_s = 2.0;
+
 std::string reason() {
     return strerror(errno);
 }
@@ -40,9 +46,13 @@ Region Region::create(const std::string & path, uint32_t n_slots, size_t task_nb
         throw ChannelError("a channel has a power of two of slots, not " + std::to_string(n_slots));
     }
     if (const int old = open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW); old >= 0) {
-        const bool in_use = !Region(Side::receiver, old, "").lock(Side::receiver); // the temporary closes it
-        if (in_use) {
-            throw ChannelError(path + " is in use by another receiver");
+        const Region of_another(Side::receiver, old, ""); // closes it
+        const double end = oa_now() + grace_s;
+        while (!of_another.lock(Side::receiver)) {
+            if (oa_now() > end) {
+                throw ChannelError(path + " is in use by another receiver");
+            }
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
         }
         unlink(path.c_str()); // senders of the receiver that is gone keep their mapping of the old file
     }

@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 
 from oallama.errors import OallamaError
 
-from . import INTERRUPTED, bench, chat, cluster, demo, devices, make_model, plan, profile, run, serve, trace
+from . import INTERRUPTED, bench, chat, cluster, demo, devices, make_model, plan, profile, run, serve, trace, weave
 
 DEBUG_VARIABLE = "OALLAMA_DEBUG"
 USER_ERROR = 2
@@ -50,4 +50,5 @@ app.command("chat")(chat.chat)
 app.command("bench")(bench.bench)
 app.command("trace")(trace.trace)
 app.add_typer(cluster.app, name="cluster")
+app.add_typer(weave.app, name="weave")
 app.command("serve", context_settings={"allow_extra_args": True})(serve.serve)

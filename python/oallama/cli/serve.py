@@ -54,6 +54,7 @@ def serve(
         int | None, typer.Option(min=0, help="Sequences of the hot model in cold ones' memory; default: --parallel.")
     ] = None,
     lend: Annotated[str | None, typer.Option(help='Memory of each cold process for guests, like "2GiB".')] = None,
+    weave: Annotated[Path | None, typer.Option(help="Plan file of `oallama weave plan -o`.")] = None,
     deadline: Annotated[float, typer.Option(min=0.001, help="Seconds after which a guest's attention is lost.")] = 0.1,
     plan: Plan = None,
     vram: Vram = None,
@@ -86,7 +87,7 @@ def serve(
     if hot is not None:
         if model is not None or plan or vram:
             raise OallamaError("--hot takes the place of MODEL, and --plan and --vram are for one model")
-        weaving = Weaving(hot, cold or [], limits, guests, lend, deadline)
+        weaving = Weaving(hot, cold or [], limits, guests, lend, deadline, weave)
         of_all = settings(ctx, batch, ubatch, type_k, type_v, "on", threads, parallel or 4)
         raise typer.Exit(serve_woven(weaving, of_all, host, port, context.args))
     if model is None or cold:

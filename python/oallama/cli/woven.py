@@ -12,10 +12,13 @@ from oallama import autoplan, engine, runtime
 from oallama.children import run_server
 from oallama.engine import Settings
 from oallama.errors import OallamaError
+from oallama.plan import check_model
 from oallama.planning.budget import format_bytes, parse_budget
 from oallama.profiling.fingerprint import cpu_set
 from oallama.serve_limits import Limits
 from oallama.weave import remove_abandoned
+from oallama.weave.channel import DEFAULT_PART
+from oallama.weave.plan import REMEDY, read_part
 from oallama.weave.serving import ENVIRONMENTS, Served, check, environments, preset
 
 from .options import quiet
@@ -28,6 +31,7 @@ class Weaving:
 
     guests: sequences of the hot model beyond its own; None: as many as its own. lend: memory of each cold model's
     process for them; None: for as much context as the hot one has at home. deadline_s: of the attention of a layer.
+    plan: of `oallama weave plan`, for the hot model and one of the cold ones; the others look for tasks as ever.
     """
 
     hot: Path
@@ -36,6 +40,7 @@ class Weaving:
     guests: int | None = None
     lend: str | None = None
     deadline_s: float = 0.1
+    plan: Path | None = None
 
 
 def planned(weaving: Weaving, wanted: Settings) -> tuple[Served, list[Served]]:
@@ -48,9 +53,15 @@ def planned(weaving: Weaving, wanted: Settings) -> tuple[Served, list[Served]]:
     n_threads = wanted.n_threads or max(1, len(cpu_set()) // (1 + len(weaving.cold)))
     guests = wanted.n_seq_max if weaving.guests is None else weaving.guests
 
+    of_hot, of_cold, part = read_part(weaving.plan) if weaving.plan else ({}, {}, DEFAULT_PART)
+
     def served(path: Path) -> Served:
-        n_ctx = autoplan.resolve(wanted, autoplan.read_graph(path, wanted).n_ctx_train).n_ctx
-        return Served(path, n_ctx, wanted.n_seq_max, n_threads, wanted.type_k, wanted.type_v)
+        graph = autoplan.read_graph(path, wanted)
+        if weaving.plan and path == weaving.hot:
+            check_model(of_hot, graph.model, REMEDY)
+        n_ctx = autoplan.resolve(wanted, graph.n_ctx_train).n_ctx
+        looks = part if graph.model == of_cold else DEFAULT_PART
+        return Served(path, n_ctx, wanted.n_seq_max, n_threads, wanted.type_k, wanted.type_v, part=looks)
 
     hot, cold = served(weaving.hot), [served(path) for path in weaving.cold]
     check([hot, *cold])

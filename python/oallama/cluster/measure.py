@@ -165,18 +165,13 @@ def layer_seconds(model: Model, profile: Profile, name: str) -> tuple[list[Point
     layers: list[list[tuple[int, float]]] = [[] for _ in range(graph.n_layer)]
     rest = []
     for n_tokens in sorted(graph.tiers):
-        at = costs.stage(n_tokens, decode=n_tokens == costs.decode_tier)
         each = [0.0] * (graph.n_layer + 1)
         layer = graph.n_layer  # embedding and head
-        for op in at.graph.operators:
+        for cost in costs.operator_costs(n_tokens, model.depth, decode=n_tokens == costs.decode_tier):
+            op = cost.op
             # An operator without a layer's name belongs to the one before it, until the head's weights come.
             layer = op.layer if op.layer is not None else graph.n_layer if op.weight else layer
-            if op.is_target:
-                each[layer] += float(at.seconds[0, op.index])
-            elif (il := int(at.graph.attention_layer[op.index])) >= 0 and (shape := graph.attention[il]) is not None:
-                each[layer] += float(costs.attention_s(shape, n_tokens, model.depth + n_tokens)[0])
-            else:
-                each[layer] += float(at.other[0])
+            each[layer] += cost.seconds
         for il in range(graph.n_layer):
             layers[il].append((n_tokens, each[il]))
         rest.append((n_tokens, each[-1]))

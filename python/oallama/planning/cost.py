@@ -19,13 +19,15 @@ from numpy.typing import NDArray
 from ..plan import HOST, ContextSettings, PlacementPlan
 from ..profiling.profile import Profile
 from .oato import Anchor, Edge
-from .operators import OUTPUT, AttentionShape, OperatorGraph
+from .operators import OUTPUT, AttentionShape, Operator, OperatorGraph
 from .reduced import Link, reduced_links
 from .stage import OFFLOAD_MIN_TOKENS, STREAMER, Mask, Placement, StageGraph
 
 Floats = NDArray[np.float64]
 # llama.cpp attends to the cache in multiples of this many positions. The fused form skips those beyond the last token.
 KV_ROWS = 256
+# Rows of a weight, and of a batch's attention, that ggml-cpu computes at once, at most.
+WEIGHT_ROWS, ATTENTION_ROWS = 16, 64
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,21 @@ class StageCosts:
     move: Floats
     small_upload: Floats
     other: Floats
+
+
+@dataclass(frozen=True)
+class OperatorCost:
+    """An operator of a stage on the host. kind: of its weight, "attention", or ggml's name of it.
+
+    n_groups: of rows that ggml-cpu computes one after another, of the weight or of attention's tokens and heads.
+    multiply_adds: of all of them; 0 where nothing is multiplied with a weight or a cache.
+    """
+
+    op: Operator
+    kind: str
+    seconds: float
+    n_groups: int
+    multiply_adds: int
 
 
 class CostModel:
@@ -156,6 +173,31 @@ class CostModel:
                 self._graphs[self.decode_tier if decode else self.prefill_tier], n_tokens
             )
         return self._stages[key]
+
+    def operator_costs(self, n_tokens: int, depth: int, *, decode: bool) -> list[OperatorCost]:
+        """Every operator of a stage on the host, in execution order.
+
+        depth: positions in the cache before it. decode: n_tokens sequences get a token each, else one gets them all.
+        """
+        at = self.stage(n_tokens, decode)
+        found = []
+        for op in at.graph.operators:
+            il = int(at.graph.attention_layer[op.index])
+            if op.is_target:
+                weight, tokens = self.graph.tensor[op.weight or ""], int(at.tokens[op.index])
+                work = weight.ne[0] * weight.ne[1] * tokens * op.n_used
+                made = OperatorCost(op, weight.kind, float(at.seconds[0, op.index]), weight.ne[1] // WEIGHT_ROWS, work)
+            elif il >= 0 and (shape := self.graph.attention[il]) is not None:
+                one, times = (1, n_tokens) if decode else (n_tokens, 1)
+                seconds = times * float(self.attention_s(shape, one, depth + one)[0])
+                rows = n_tokens * shape.n_head
+                work = rows * (depth + one) * (shape.head_dim_k + shape.head_dim_v)
+                groups = rows // ATTENTION_ROWS if one >= ATTENTION_ROWS else rows
+                made = OperatorCost(op, "attention", seconds, groups, work)
+            else:
+                made = OperatorCost(op, op.op.lower(), float(at.other[0]), 1, 0)
+            found.append(made)
+        return found
 
     @cached_property
     def _graphs(self) -> dict[int, StageGraph]:

@@ -29,6 +29,7 @@ from oallama.errors import OallamaError
 
 KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "bf16": 30}
 DEADLINE_S = 0.1
+DEFAULT_PART = 1 << 20
 Floats = npt.NDArray[np.float32]
 Handle = tuple[int, int]  # place and generation in the receiver's memory
 
@@ -83,7 +84,7 @@ class Receiver:
         n_slots: int = 4,
         n_idle: int = 1,
         polls: str = "parts",
-        part: int = 1 << 20,
+        part: int = DEFAULT_PART,
     ) -> None:
         core = _core()
         try:
@@ -115,6 +116,10 @@ class Receiver:
     def poll(self) -> None:
         """Do what there is to do, on this thread."""
         self._native.poll()
+
+    def poll_seconds(self, n_polls: int) -> float:
+        """Mean seconds of a poll that finds nothing to do."""
+        return float(self._native.poll_seconds(n_polls))
 
     def drain(self, wanted: bool = True) -> None:
         """Ask the sender to take its sequences back before its next step, and to send no more; False: it may again."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from oallama.errors import OallamaError
 from oallama.serve_limits import Limits
 
-from .channel import channel_path
+from .channel import DEFAULT_PART, channel_path
 
 ENVIRONMENTS = "OALLAMA_MODEL_ENVIRONMENTS"
 
@@ -19,6 +19,7 @@ ENVIRONMENTS = "OALLAMA_MODEL_ENVIRONMENTS"
 @dataclass(frozen=True)
 class Served:
     """A model: its context of n_ctx tokens is shared by `parallel` sequences; lend_nbytes: for guests, 0: none.
+    part: multiply-adds of a thread between two looks for guests' tasks; None: looks come after operators only.
 
     The name is the file's without its ending.
     """
@@ -31,6 +32,7 @@ class Served:
     type_v: str = "f16"
     guests: int = 0
     lend_nbytes: int = 0
+    part: int | None = DEFAULT_PART
 
     @property
     def name(self) -> str:
@@ -83,7 +85,8 @@ def environments(hot: Served, cold: Sequence[Served], deadline_s: float, limits:
     limits = replace(limits, drain_s=min(limits.drain_s, 5.0))
     found = {served.name: limits.of_server(served.parallel + served.guests) for served in (hot, *cold)}
     for served in lenders:
-        found[served.name]["OALLAMA_WEAVE_RECEIVER"] = f"{paths[served.name]}:{served.lend_nbytes}"
+        looks = served.part or "operators"
+        found[served.name]["OALLAMA_WEAVE_RECEIVER"] = f"{paths[served.name]}:{served.lend_nbytes}:{looks}"
     if hot.guests and paths:
         found[hot.name] |= {
             "OALLAMA_WEAVE_CHANNELS": ",".join(paths.values()),

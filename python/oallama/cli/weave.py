@@ -1,0 +1,73 @@
+"""`oallama weave`: what a hot model's guests cost, and what they wait for, in a cold model's process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from oallama import autoplan
+from oallama.planning.cost import CostModel
+from oallama.profiling.fingerprint import cpu_set
+from oallama.profiling.profiler import profile_machine
+from oallama.weave.plan import Load, guest_shape, measure
+from oallama.weave.plan import plan as plan_weave
+from oallama.weave.render import render_weave
+
+from .options import Ctx, Json, TypeK, TypeV, Ubatch, quiet, settings
+from .terminal import out, progress_bar, say, warn_if_busy
+
+app = typer.Typer(help="Guests of a hot model in a cold model's process.", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    """Keeps `plan` a command of its own name."""
+
+
+@app.command("plan")
+def plan(
+    hot: Annotated[Path, typer.Argument(help="GGUF file of the model with the most requests.", show_default=False)],
+    cold: Annotated[Path, typer.Argument(help="GGUF file of the one that lends.", show_default=False)],
+    parallel: Annotated[int, typer.Option(min=1, help="Sequences of either model at home.")] = 4,
+    guests: Annotated[
+        int | None, typer.Option(min=1, help="Sequences of the hot one beside; default: --parallel.")
+    ] = None,
+    depth: Annotated[int | None, typer.Option(min=0, help="Tokens that each has; default: half of --ctx.")] = None,
+    ctx: Ctx = None,
+    ubatch: Ubatch = None,
+    type_k: TypeK = "f16",
+    type_v: TypeV = "f16",
+    threads: Annotated[int, typer.Option(min=0, help="CPU threads of each model, 0: half of all.")] = 0,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan, for `serve --weave`.")] = None,
+    json: Json = False,
+) -> None:
+    """Decide where the cold model's threads look for the hot one's attention: the paper's operator splitting."""
+    quiet()
+    warn_if_busy()
+    n_threads = threads or max(1, len(cpu_set()) // 2)
+    wanted = settings(ctx, None, ubatch, type_k, type_v, "on", n_threads)
+    costs = []
+    with progress_bar("measuring") as report:
+        for path in (hot, cold):
+            graph = autoplan.read_graph(path, wanted)
+            resolved = autoplan.resolve(wanted, graph.n_ctx_train)
+            depths = autoplan.depths_for(resolved.n_ctx)
+            profile = profile_machine(
+                graph, [], n_threads=n_threads, depths=depths, type_k=type_k, type_v=type_v, progress=report
+            )
+            costs.append(CostModel(graph, profile, (), autoplan.context_of(resolved)))
+    of_hot, of_cold = costs
+    n_ctx = of_hot.context.n_ctx
+    load = Load(parallel, parallel if guests is None else guests, parallel, n_ctx // 2 if depth is None else depth)
+    measured = measure(guest_shape(of_hot)[0], load, type_k, type_v)
+    made = plan_weave(of_hot, of_cold, load, measured, n_threads, of_cold.context.n_ubatch)
+    if output:
+        made.save(output)
+    if json:
+        print(made.to_json(), end="")
+        return
+    out.print(render_weave(made, (hot.stem, cold.stem)))
+    if output:
+        say(f"written to {output}; use it with `oallama serve --hot {hot} --cold {cold} --weave {output}`")

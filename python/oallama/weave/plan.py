@@ -1,0 +1,211 @@
+"""How a cold model's process computes for guests: where its threads look for tasks, and what either side waits.
+
+The cold model's operators and the hot one's come from the profile, what a guest's attention takes through a channel is
+measured with one, and so is a look that finds nothing. SPEC.md section 4; equations in docs/weave.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from oallama.errors import OallamaError
+from oallama.jsonfile import read_json_object, write_text_atomic
+from oallama.planning.cost import CostModel, OperatorCost
+from oallama.planning.operators import AttentionShape
+
+from .channel import Receiver, Sender, SequenceRows, channel_path
+from .waiting import Splitting, mean_wait, split
+
+SCHEMA = "oallama.weave/1"
+REMEDY = "make a new one with `oallama weave plan`"
+SHARE = 0.05  # of the hot model's step may be spent waiting; the paper's threshold
+_REPEATS, _POLLS = 31, 200_000
+
+
+@dataclass(frozen=True)
+class Load:
+    """What runs: sequences of the hot model at home and as guests, of the cold one, and tokens that each has."""
+
+    n_home: int
+    n_guests: int
+    n_cold: int
+    depth: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds through a channel here. guest_s: of all guests' attention, a layer. poll_s: a look for tasks, in vain."""
+
+    guest_s: float
+    poll_s: float
+
+
+@dataclass(frozen=True)
+class Step:
+    """One kind of step of the cold model, and what splitting does to those who wait for it.
+
+    names, seconds: of the operators in execution order; splitting.parts[i] - 1 looks are inside of operator i.
+    part: multiply-adds of a thread between two looks; None: none inside of operators.
+    """
+
+    names: tuple[str, ...]
+    seconds: tuple[float, ...]
+    splitting: Splitting
+    part: int | None
+
+    @property
+    def duration_s(self) -> float:
+        """Of the step, without looks."""
+        return sum(self.seconds)
+
+    @property
+    def wait_for_request_s(self) -> float:
+        """Mean wait of a task that is served at the end of the step (control by requests)."""
+        return self.duration_s / 2
+
+
+@dataclass(frozen=True)
+class WeavePlan:
+    """For one hot and one cold model on this machine.
+
+    Attributes:
+        hot, cold: fingerprints of the files (autoplan.model_fingerprint).
+        layers: of the hot model, each of which sends a task per step.
+        step_s: of the hot model with all its sequences, had it no guests.
+        home_s: its attention of a layer, of the sequences at home (K); threshold_s: the wait per task aimed at.
+        decode, prefill: of the cold model: its sequences a token each; a micro-batch of a prompt.
+    """
+
+    hot: Mapping[str, Any]
+    cold: Mapping[str, Any]
+    load: Load
+    measured: Measured
+    n_threads: int
+    layers: int
+    step_s: float
+    home_s: float
+    threshold_s: float
+    decode: Step
+    prefill: Step
+
+    @property
+    def part(self) -> int | None:
+        """Multiply-adds between two looks that serve both kinds of step; None: looks after operators suffice."""
+        return min((step.part for step in (self.decode, self.prefill) if step.part), default=None)
+
+    def polls_s(self, step: Step) -> float:
+        """What the looks cost a step: one after every operator, and those inside, on each thread beside the others."""
+        return self.measured.poll_s * sum(step.splitting.parts)
+
+    def to_json(self) -> str:
+        """The file's text."""
+        return json.dumps({"schema": SCHEMA, **asdict(self), "part": self.part}, indent=1) + "\n"
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Raises OallamaError when it cannot be written."""
+        write_text_atomic(path, self.to_json(), "weave plan")
+
+
+def read_part(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any], int | None]:
+    """Fingerprints of hot and cold model, and `part`, of a plan's file. Raises OallamaError for what is none."""
+    found = read_json_object(path, "weave plan", REMEDY)
+    part = found.get("part")
+    if found.get("schema") != SCHEMA or not isinstance(part, int | None) or (part is not None and part < 1):
+        raise OallamaError(f"{path} is no weave plan of this version; {REMEDY}")
+    return found["hot"], found["cold"], part
+
+
+def plan(hot: CostModel, cold: CostModel, load: Load, measured: Measured, n_threads: int, n_ubatch: int) -> WeavePlan:
+    """Split the cold model's operators as far as the hot one's waiting asks for (waiting.split).
+
+    A task may wait as long as the hot model computes attention of its own beyond the guests' (K - N) for nothing; of
+    the rest SHARE of the hot model's step, over its layers, is allowed.
+    """
+    shape, layers = guest_shape(hot)
+    home_s = load.n_home * float(hot.attention_s(shape, 1, load.depth)[0])
+    together = hot.operator_costs(load.n_home + load.n_guests, load.depth, decode=True)
+    step_s = sum(cost.seconds for cost in together)
+    threshold_s = SHARE * step_s / layers
+    slack_s = max(0.0, home_s - measured.guest_s)
+
+    def step(n_tokens: int, *, decode: bool) -> Step:
+        return _step(
+            cold.operator_costs(n_tokens, load.depth, decode=decode), threshold_s, slack_s, measured.poll_s, n_threads
+        )
+
+    return WeavePlan(
+        hot=hot.graph.model,
+        cold=cold.graph.model,
+        load=load,
+        measured=measured,
+        n_threads=n_threads,
+        layers=layers,
+        step_s=step_s,
+        home_s=home_s,
+        threshold_s=threshold_s,
+        decode=step(load.n_cold, decode=True),
+        prefill=step(n_ubatch, decode=False),
+    )
+
+
+def _step(costs: Sequence[OperatorCost], threshold_s: float, slack_s: float, poll_s: float, n_threads: int) -> Step:
+    seconds = [cost.seconds for cost in costs]
+    most = [max(1, cost.n_groups // n_threads) if cost.multiply_adds else 1 for cost in costs]
+    # What is left when all is cut as far as it can be: to wait for a tenth less than that is not worth any cut.
+    least_s = mean_wait([t / n for t, n in zip(seconds, most, strict=True) for _ in range(n)], slack_s)
+    found = split(seconds, max(threshold_s, 1.1 * least_s), slack_s=slack_s, part_cost_s=poll_s, most_parts=most)
+    between = [
+        max(1, cost.multiply_adds // n_threads // n) for cost, n in zip(costs, found.parts, strict=True) if n > 1
+    ]
+    return Step(tuple(cost.kind for cost in costs), tuple(seconds), found, min(between, default=None))
+
+
+def guest_shape(model: CostModel) -> tuple[AttentionShape, int]:
+    """The shape of most layers' attention, and how many layers have any.
+
+    Raises:
+        OallamaError: no layer has.
+    """
+    shapes = [shape for shape in model.graph.attention if shape is not None]
+    if not shapes:
+        raise OallamaError("the hot model has no attention that guests could have")
+    return max(set(shapes), key=shapes.count), len(shapes)
+
+
+def measure(shape: AttentionShape, load: Load, type_k: str, type_v: str) -> Measured:
+    """A guest's token after `depth` others, all guests in one task as in a step; medians.
+
+    Raises:
+        OallamaError: no shared memory for a channel, or none for the guests' K and V of a layer.
+    """
+    width_k, width_v = shape.n_head_kv * shape.head_dim_k, shape.n_head_kv * shape.head_dim_v
+    n = max(1, load.n_guests)
+    quota = n * (load.depth + 64) * (width_k + width_v) * 4 + (1 << 20)
+    path = channel_path(f"plan-{os.getpid()}")
+    rng = np.random.default_rng(1)
+    with Receiver(path, quota) as receiver, Sender(path, deadline_s=10.0) as sender:
+        rows = []
+        for _ in range(n):
+            guest = sender.open(
+                n_layers=1, max_tokens=load.depth + 1, k_width=width_k, v_width=width_v, k_type=type_k, v_type=type_v
+            )
+            if guest is None or not sender.reserve(guest, load.depth + 1):
+                raise OallamaError(f"there is no memory for {n} guests of {load.depth} tokens to measure with")
+            rows.append(SequenceRows(guest, load.depth, 1))
+        q = rng.standard_normal((n, shape.n_head, shape.head_dim_k), dtype=np.float32)
+        k = rng.standard_normal((n, shape.n_head_kv, shape.head_dim_k), dtype=np.float32)
+        v = rng.standard_normal((n, shape.n_head_kv, shape.head_dim_v), dtype=np.float32)
+        times = []
+        for _ in range(_REPEATS):
+            begin = time.perf_counter()
+            sender.attend(0, rows, q, k, v, scale=shape.head_dim_k**-0.5)
+            times.append(time.perf_counter() - begin)
+        return Measured(statistics.median(times), receiver.poll_seconds(_POLLS))
