@@ -103,6 +103,13 @@ def test_models_by_name(woven: tuple[subprocess.Popen[str], int, Path, Path]) ->
     assert refused(port, "/v1/completions", {"model": hot.stem, "prompt": {"a": 1}}) == 400
 
 
+def test_home_is_full_before_there_are_guests(woven: tuple[subprocess.Popen[str], int, Path, Path]) -> None:
+    _, port, hot, _ = woven
+    body = {"model": hot.stem, "n_predict": 1, "cache_prompt": False}
+    slots = [call(port, "/completion", {**body, "prompt": prompt})["id_slot"] for prompt in PROMPTS]
+    assert set(slots) == {0, 1}
+
+
 def test_the_hot_model_outlives_the_cold_one(woven: tuple[subprocess.Popen[str], int, Path, Path]) -> None:
     _, port, hot, cold = woven
     expected = [complete(port, hot, prompt, 200) for prompt in PROMPTS[:5]]
