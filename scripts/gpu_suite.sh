@@ -2,9 +2,9 @@
 # On a GPU host without network, inside the unpacked bundle (bundle.sh): builds the engine and the baseline, runs the
 # tests on CUDA, then the benches. Ends within 10 minutes; a failing stage does not stop the next one.
 #
-# usage: scripts/gpu_suite.sh [STAGE ...]     build model tests-cuda tests memcheck ranks streams bench; default: all, in this order
+# usage: scripts/gpu_suite.sh [STAGE ...]     build model tests-cuda tests memcheck ranks weave streams bench; default: all, in this order
 # Leaves in $OUT (default ./gpu-out): summary.jsonl (the host, then one line per stage), STAGE.log, bench.jsonl,
-# streaming.jsonl, device_allreduce.jsonl, trace.json and trace.png.
+# streaming.jsonl, device_allreduce.jsonl, weave_cuda.jsonl, trace.json and trace.png.
 #
 # Environment: OUT; GPU_SUITE_SECONDS (whole run, 570); GPU_SUITE_SHAPE, GPU_SUITE_TYPE (model of the bench, llama3-8b
 # Q4_K_M); GPU_SUITE_BENCH (more arguments of `oallama bench`); OALLAMA_CUDA=OFF rehearses on a machine without a GPU.
@@ -98,7 +98,9 @@ stage_model() {
         --type "${GPU_SUITE_TYPE:-Q4_K_M}"
 }
 
-stage_tests-cuda() { .venv/bin/python -m pytest tests -q -m cuda --ignore tests/test_device_ranks.py; }
+stage_tests-cuda() {
+    .venv/bin/python -m pytest tests -q -m cuda --ignore tests/test_device_ranks.py --ignore tests/test_weave_cuda.py
+}
 
 stage_tests() { .venv/bin/python -m pytest tests -q -m 'not slow and not cuda'; }
 
@@ -132,6 +134,22 @@ stage_ranks() {
         .venv/bin/mpirun --oversubscribe -n 2 compute-sanitizer --tool $tool --error-exitcode 9 \
             .venv/bin/python tests/device_worker.py sanitized:cuda:eager aa "$folder"
         rm -r "$folder"
+    done
+}
+
+# Guests' attention on the GPU: two processes, both on the first one.
+stage_weave() {
+    [ "$OALLAMA_CUDA" != OFF ] || { echo "SKIPPED: CUDA is off"; return; }
+    local tool
+    .venv/bin/python bench/weave_cuda.py --build build/gpu-suite
+    export OALLAMA_WEAVE_CUDA=$PWD/build/gpu-suite/libweave_cuda.so
+    .venv/bin/python -m pytest tests/test_weave_cuda.py -q -x -m cuda
+    .venv/bin/python bench/weave_cuda.py --library "$OALLAMA_WEAVE_CUDA" -o "$OUT/weave_cuda.jsonl"
+    command -v compute-sanitizer >/dev/null || { echo "SKIPPED: no compute-sanitizer"; return; }
+    # racecheck is about a block's shared memory; it does not see what processes share.
+    for tool in memcheck racecheck synccheck; do
+        compute-sanitizer --tool $tool --target-processes all --error-exitcode 9 \
+            .venv/bin/python -m pytest tests/test_weave_cuda.py -q -x -m cuda -k "right and f16 or refused"
     done
 }
 
@@ -169,9 +187,9 @@ if [ "${1:-}" = --stage ]; then
     exit
 fi
 
-declare -A limits=([build]=400 [model]=90 [tests-cuda]=120 [tests]=120 [memcheck]=60 [ranks]=200 [streams]=200 [bench]=240)
+declare -A limits=([build]=400 [model]=90 [tests-cuda]=120 [tests]=120 [memcheck]=60 [ranks]=200 [weave]=300 [streams]=200 [bench]=240)
 stages=("$@")
-[ $# -gt 0 ] || stages=(build model tests-cuda tests memcheck ranks streams bench)
+[ $# -gt 0 ] || stages=(build model tests-cuda tests memcheck ranks weave streams bench)
 for name in "${stages[@]}"; do
     [ -n "${limits[$name]:-}" ] || { echo "gpu_suite: no stage '$name'; there are: ${!limits[*]}" >&2; exit 2; }
 done

@@ -15,6 +15,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
+// Before functions that CUDA kernels share with code of the CPU.
+#ifdef __CUDACC__
+#define OA_HD __host__ __device__
+#else
+#define OA_HD
+#endif
+
 namespace oa::weave {
 
 constexpr uint32_t magic         = 0x5645574f; // "OWEV"
@@ -148,7 +155,7 @@ struct SequenceRows {
 };
 
 // Whether a comes after b, or is b, among numbers that wrap around.
-constexpr bool reached(uint32_t a, uint32_t b) {
+OA_HD constexpr bool reached(uint32_t a, uint32_t b) {
     return int32_t(a - b) >= 0;
 }
 static_assert(reached(2, 0xfffffffeu) && !reached(0xfffffffeu, 2) && reached(7, 7), "numbers wrap around");

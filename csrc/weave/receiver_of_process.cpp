@@ -67,12 +67,12 @@ void set_receiver_from_environment() {
     const std::string all   = given;
     const size_t      colon = all.find(':'), second = all.find(':', colon + 1);
     ReceiverOptions   options;
-    char *            end   = nullptr;
-    options.quota_nbytes    = colon == std::string::npos ? 0 : strtoull(all.c_str() + colon + 1, &end, 10);
-    const std::string polls = second == std::string::npos ? "parts" : all.substr(second + 1);
-    const bool        known = polls == "graphs" || polls == "operators" || polls == "parts";
-    char *            after = nullptr;
-    const long long   part  = strtoll(polls.c_str(), &after, 10);
+    char *            end        = nullptr;
+    options.quota_nbytes         = colon == std::string::npos ? 0 : strtoull(all.c_str() + colon + 1, &end, 10);
+    const std::string polls      = second == std::string::npos ? "parts" : all.substr(second + 1);
+    const bool        known      = polls == "graphs" || polls == "operators" || polls == "parts";
+    char *            after      = nullptr;
+    const long long   part       = strtoll(polls.c_str(), &after, 10);
     const bool        given_part = part > 0 && *after == '\0';
     if ((!known && !given_part) || !end || (*end != '\0' && *end != ':') || end == all.c_str() + colon + 1) {
         throw ChannelError("OALLAMA_WEAVE_RECEIVER is path:bytes[:graphs, operators, parts or a number], got " + all);

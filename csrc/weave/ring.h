@@ -18,10 +18,10 @@ struct AllRules {
 
 template <class Memory, class Rules = AllRules> class SenderRing {
   public:
-    SenderRing(Memory & memory, uint32_t n_slots) : memory_(memory), n_slots_(n_slots) {}
+    OA_HD SenderRing(Memory & memory, uint32_t n_slots) : memory_(memory), n_slots_(n_slots) {}
 
     // Begin an epoch, whose first task is base + 1. What the last epoch left undone is void.
-    void attach(uint64_t epoch, uint32_t base) {
+    OA_HD void attach(uint64_t epoch, uint32_t base) {
         epoch_ = epoch;
         tail_  = base;
         memory_.template store_release<uint32_t>(word::base, base);
@@ -30,22 +30,22 @@ template <class Memory, class Rules = AllRules> class SenderRing {
     }
 
     // Whether the receiver serves this epoch. Until then no slot may be touched: it may still work on the last one.
-    bool accepted() const {
+    OA_HD bool accepted() const {
         return !Rules::accepted || memory_.template load_acquire<uint64_t>(word::accepted) == epoch_;
     }
 
     // Whether the slot of the next task is free.
-    bool has_credit() const { return !Rules::credit || completed(tail_ + 1 - n_slots_); }
+    OA_HD bool has_credit() const { return !Rules::credit || completed(tail_ + 1 - n_slots_); }
 
-    uint32_t next() const { return tail_ + 1; }
-    uint32_t slot(uint32_t number) const { return number % n_slots_; }
-    uint64_t epoch() const { return epoch_; }
+    OA_HD uint32_t next() const { return tail_ + 1; }
+    OA_HD uint32_t slot(uint32_t number) const { return number % n_slots_; }
+    OA_HD uint64_t epoch() const { return epoch_; }
 
     // The task in the slot of next() is complete.
-    void publish() { memory_.template store_release<uint32_t>(word::tail, ++tail_); }
+    OA_HD void publish() { memory_.template store_release<uint32_t>(word::tail, ++tail_); }
 
     // Whether the result of a task is there.
-    bool completed(uint32_t number) const {
+    OA_HD bool completed(uint32_t number) const {
         const uint32_t done = memory_.template load_acquire<uint32_t>(word::done);
         return Rules::wrap ? reached(done, number) : done >= number;
     }
@@ -60,12 +60,12 @@ template <class Memory, class Rules = AllRules> class SenderRing {
 // Calls of one receiver do not overlap.
 template <class Memory, class Rules = AllRules> class ReceiverRing {
   public:
-    ReceiverRing(Memory & memory, uint32_t n_slots) : memory_(memory), n_slots_(n_slots) {}
+    OA_HD ReceiverRing(Memory & memory, uint32_t n_slots) : memory_(memory), n_slots_(n_slots) {}
 
     // Whether a sender has begun another epoch; accept() then serves it, and all that was there before is void.
-    bool is_new_epoch() const { return memory_.template load_acquire<uint64_t>(word::epoch) != epoch_; }
+    OA_HD bool is_new_epoch() const { return memory_.template load_acquire<uint64_t>(word::epoch) != epoch_; }
 
-    void accept() {
+    OA_HD void accept() {
         epoch_ = memory_.template load_acquire<uint64_t>(word::epoch);
         done_  = memory_.template load_acquire<uint32_t>(word::base);
         memory_.template store_release<uint32_t>(word::done, done_);
@@ -73,22 +73,22 @@ template <class Memory, class Rules = AllRules> class ReceiverRing {
     }
 
     // Whether a task waits, in the slot of next().
-    bool has_task() const {
+    OA_HD bool has_task() const {
         const uint32_t tail = memory_.template load_acquire<uint32_t>(word::tail);
         return Rules::wrap ? !reached(done_, tail) : tail > done_;
     }
 
-    uint32_t next() const { return done_ + 1; }
-    uint32_t slot(uint32_t number) const { return number % n_slots_; }
-    uint64_t epoch() const { return epoch_; }
+    OA_HD uint32_t next() const { return done_ + 1; }
+    OA_HD uint32_t slot(uint32_t number) const { return number % n_slots_; }
+    OA_HD uint64_t epoch() const { return epoch_; }
 
     // Whether a task with such a header is the next one of this epoch.
-    bool is_next(uint64_t epoch, uint32_t number) const {
+    OA_HD bool is_next(uint64_t epoch, uint32_t number) const {
         return !Rules::epoch || (epoch == epoch_ && number == next());
     }
 
     // The result in the slot of next() is complete.
-    void finish() { memory_.template store_release<uint32_t>(word::done, ++done_); }
+    OA_HD void finish() { memory_.template store_release<uint32_t>(word::done, ++done_); }
 
   private:
     Memory & memory_;

@@ -1,0 +1,281 @@
+// An item of attention: some rows of a sequence, some heads that share a head of K and V, a range of tokens.
+//
+// A group of lanes takes a token at a time: each lane 8 values of K and of V, for all queries of the item, so K and V
+// are read once for all of them and no thread waits for another but to add up scores. Groups keep a running maximum,
+// sum and output each; merge.h makes one of them. That is flash-decoding.
+//
+// New tokens, which are the task's own rows, are read from the task: no item waits until another one has stored them.
+#pragma once
+
+#include "receiver_state.h"
+
+namespace oa::weave::cuda {
+
+// What all threads of a block know of an item.
+struct Item {
+    const float *    q; // of the first row's first head
+    const float *    new_k;
+    const float *    new_v; // of the sequence's first row, this head
+    const float *    sinks; // of the first head, or null
+    float *          out;   // of the first row's first head
+    char *           pool_k;
+    char *           pool_v; // of this layer and head, in block 0 of the pool
+    const uint32_t * pages;  // of the sequence
+    size_t           block_nbytes;
+    uint32_t         n_pool_blocks;
+    uint32_t         q_stride, k_stride, v_stride, out_stride; // floats from row to row
+    uint32_t         d_k, d_v;
+    uint32_t         first_row, n_rows, n_heads, n_queries; // rows of the sequence's
+    uint32_t         first_head;                            // of all
+    uint32_t         position;                              // of the sequence's first row
+    uint32_t         begin, end;                            // tokens
+    uint32_t         partial, first_partial, n_splits;      // of this split; of its output
+    float            scale, softcap, max_bias;
+    bool             stores; // the rows' own tokens, those that are among this item's
+};
+
+// Memory of a block. On CUDA 34 KiB.
+template <int n_values> struct Shared {
+    alignas(16) float values[n_values * max_queries]; // of every group of lanes: queries x D; n_values = groups x D
+    float    max[n_values / 64 * max_queries], sum[n_values / 64 * max_queries];
+    float    slope[max_queries];
+    uint32_t window[n_window];
+    uint32_t claimed; // of the Block
+    uint32_t status;
+    Item     item;
+};
+
+// ggml's, of head `head` of n_head.
+inline OA_DEVICE float alibi_slope(float max_bias, uint32_t n_head, uint32_t head) {
+    uint32_t floor = 1;
+    while (floor * 2 <= n_head) {
+        floor *= 2;
+    }
+    const float base = exp2f(-(head < floor ? max_bias : max_bias / 2.0f) / float(floor));
+    return powf(base, float(head < floor ? head + 1 : 2 * (head - floor) + 1));
+}
+
+template <class Format, int D, int n_queries, class Block> class Attention {
+    static constexpr int n_lanes = Block::template lanes<D>();
+    static constexpr int n_own   = D / chunk_values / n_lanes; // pieces of 8 values of a lane; 1 on CUDA
+
+    using Raw = typename Format::Raw;
+
+  public:
+    OA_DEVICE Attention(Block & block, const Item & item) :
+        b_(block), i_(item), group_(uint32_t(block.thread() / n_lanes)), lane_(uint32_t(block.thread() % n_lanes)),
+        n_groups_(uint32_t(block.n_threads() / n_lanes)) {}
+
+    // Leaves maximum, sum and output of every group in the block's shared memory.
+    OA_DEVICE void run() {
+        load_queries();
+        const uint32_t old_end = i_.end < i_.position ? i_.end : i_.position;
+        for (uint32_t from = i_.begin; from < old_end; from += n_window * block_tokens) {
+            const uint32_t to = old_end - from < n_window * block_tokens ? old_end : from + n_window * block_tokens;
+            load_window(from, to);
+            constexpr uint32_t at_once = 4;
+            for (uint32_t at = from; at < to; at += at_once * n_groups_) { // as often in every group: they share warps
+                step<at_once>(at + group_, to, [&](uint32_t token, uint32_t piece, Raw & k, Raw & v) {
+                    const uint32_t block = b_.shared().window[token / block_tokens - from / block_tokens];
+                    if (piece * chunk_values < i_.d_k) {
+                        k = Format::load(i_.pool_k + block * i_.block_nbytes, token % block_tokens, i_.d_k, piece);
+                    }
+                    if (piece * chunk_values < i_.d_v) {
+                        v = Format::load(i_.pool_v + block * i_.block_nbytes, token % block_tokens, i_.d_v, piece);
+                    }
+                });
+            }
+        }
+        const uint32_t new_begin = i_.begin > i_.position ? i_.begin : i_.position;
+        for (uint32_t at = new_begin; at < i_.end; at += n_groups_) {
+            new_step(at + group_);
+        }
+        save();
+    }
+
+  private:
+    OA_DEVICE void load_queries() {
+        const float scale = i_.softcap != 0.0f ? i_.scale / i_.softcap : i_.scale;
+        OA_UNROLL
+        for (int g = 0; g < n_queries; ++g) {
+            max_[g] = -INFINITY;
+            sum_[g] = 0.0f;
+            OA_UNROLL
+            for (int own = 0; own < n_own; ++own) {
+                const uint32_t piece = lane_ + uint32_t(own * n_lanes);
+                const float *  from  = i_.q + size_t(uint32_t(g) / i_.n_heads) * i_.q_stride +
+                                     uint32_t(g) % i_.n_heads * i_.d_k + piece * chunk_values;
+                const bool there = uint32_t(g) < i_.n_queries && piece * chunk_values < i_.d_k;
+                OA_UNROLL
+                for (int j = 0; j < chunk_values; ++j) {
+                    q_[own][g][j]   = there ? from[j] * scale : 0.0f;
+                    out_[own][g][j] = 0.0f;
+                }
+            }
+        }
+    }
+
+    // Numbers of the pool's blocks for tokens from .. to - 1; one that cannot be is none of a sequence's.
+    OA_DEVICE void load_window(uint32_t from, uint32_t to) {
+        b_.sync();
+        const uint32_t first = from / block_tokens, n = (to - 1) / block_tokens - first + 1;
+        for (uint32_t at = uint32_t(b_.thread()); at < n; at += uint32_t(b_.n_threads())) {
+            const uint32_t block   = Block::load(i_.pages + first + at);
+            b_.shared().window[at] = block < i_.n_pool_blocks ? block : 0;
+        }
+        b_.sync();
+    }
+
+    // Tokens at, at + n_groups, .. below `end`.
+    template <int at_once, class Load> OA_DEVICE void step(uint32_t at, uint32_t end, Load && load) {
+        Raw k[at_once][n_own] = {}, v[at_once][n_own] = {};
+        OA_UNROLL
+        for (int u = 0; u < at_once; ++u) {
+            const uint32_t token = at + uint32_t(u) * n_groups_;
+            if (token < end) {
+                OA_UNROLL
+                for (int own = 0; own < n_own; ++own) {
+                    load(token, lane_ + uint32_t(own * n_lanes), k[u][own], v[u][own]);
+                }
+            }
+        }
+        float scores[at_once][n_queries];
+        OA_UNROLL
+        for (int u = 0; u < at_once; ++u) {
+            float wide[n_own][chunk_values];
+            widen(k[u], wide);
+            score(wide, at + uint32_t(u) * n_groups_, end, scores[u]);
+        }
+        float weights[at_once][n_queries];
+        weigh<at_once>(scores, weights);
+        OA_UNROLL
+        for (int u = 0; u < at_once; ++u) {
+            float wide[n_own][chunk_values];
+            widen(v[u], wide);
+            add(wide, weights[u]);
+        }
+    }
+
+    OA_DEVICE void new_step(uint32_t token) {
+        float        k[n_own][chunk_values] = {}, v[n_own][chunk_values] = {};
+        const size_t row = token - i_.position;
+        OA_UNROLL
+        for (int own = 0; own < n_own; ++own) {
+            const uint32_t piece = lane_ + uint32_t(own * n_lanes);
+            if (token < i_.end && piece * chunk_values < i_.d_k) {
+                Format::widen_new(i_.new_k + row * i_.k_stride, piece, k[own]);
+            }
+            if (token < i_.end && piece * chunk_values < i_.d_v) {
+                Format::widen_new(i_.new_v + row * i_.v_stride, piece, v[own]);
+            }
+        }
+        float scores[1][n_queries], weights[1][n_queries];
+        score(k, token, i_.end, scores[0]);
+        weigh<1>(scores, weights);
+        add(v, weights[0]);
+    }
+
+    static OA_DEVICE void widen(const Raw (&raw)[n_own], float (&wide)[n_own][chunk_values]) {
+        OA_UNROLL
+        for (int own = 0; own < n_own; ++own) {
+            Format::widen(raw[own], wide[own]);
+        }
+    }
+
+    OA_DEVICE void score(const float (&k)[n_own][chunk_values], uint32_t token, uint32_t end,
+                         float (&scores)[n_queries]) {
+        OA_UNROLL
+        for (int g = 0; g < n_queries; ++g) {
+            float part = 0.0f;
+            OA_UNROLL
+            for (int own = 0; own < n_own; ++own) {
+                OA_UNROLL
+                for (int j = 0; j < chunk_values; ++j) {
+                    part += q_[own][g][j] * k[own][j];
+                }
+            }
+            float score = b_.template sum<D>(part);
+            if (i_.softcap != 0.0f) {
+                score = i_.softcap * Block::tanh(score);
+            }
+            const uint32_t own_token = i_.position + i_.first_row + uint32_t(g) / i_.n_heads;
+            if (i_.max_bias > 0.0f && token <= own_token) { // llama.cpp's mask is in f16
+                score -= b_.shared().slope[g] * widen_f16(narrow_f16(float(own_token - token)));
+            }
+            scores[g] = token < end && token <= own_token ? score : -INFINITY;
+        }
+    }
+
+    // From scores to weights relative to the new maximum; what was added up so far becomes relative to it, too.
+    template <int at_once>
+    OA_DEVICE void weigh(const float (&scores)[at_once][n_queries], float (&weights)[at_once][n_queries]) {
+        OA_UNROLL
+        for (int g = 0; g < n_queries; ++g) {
+            float max = max_[g];
+            OA_UNROLL
+            for (int u = 0; u < at_once; ++u) {
+                max = fmaxf(max, scores[u][g]);
+            }
+            const float base  = max == -INFINITY ? 0.0f : max; // nothing seen yet: all weights are exp(-inf)
+            const float scale = Block::exp(max_[g] - base);
+            max_[g]           = max;
+            sum_[g] *= scale;
+            OA_UNROLL
+            for (int own = 0; own < n_own; ++own) {
+                OA_UNROLL
+                for (int j = 0; j < chunk_values; ++j) {
+                    out_[own][g][j] *= scale;
+                }
+            }
+            OA_UNROLL
+            for (int u = 0; u < at_once; ++u) {
+                weights[u][g] = Block::exp(scores[u][g] - base);
+                sum_[g] += weights[u][g];
+            }
+        }
+    }
+
+    OA_DEVICE void add(const float (&v)[n_own][chunk_values], const float (&weights)[n_queries]) {
+        OA_UNROLL
+        for (int g = 0; g < n_queries; ++g) {
+            OA_UNROLL
+            for (int own = 0; own < n_own; ++own) {
+                OA_UNROLL
+                for (int j = 0; j < chunk_values; ++j) {
+                    out_[own][g][j] += weights[g] * v[own][j];
+                }
+            }
+        }
+    }
+
+    OA_DEVICE void save() {
+        auto & shared = b_.shared();
+        OA_UNROLL
+        for (int g = 0; g < n_queries; ++g) {
+            if (lane_ == 0) {
+                shared.max[group_ * max_queries + uint32_t(g)] = max_[g];
+                shared.sum[group_ * max_queries + uint32_t(g)] = sum_[g];
+            }
+            OA_UNROLL
+            for (int own = 0; own < n_own; ++own) {
+                const uint32_t piece = lane_ + uint32_t(own * n_lanes);
+                float *        to    = shared.values + (group_ * max_queries + uint32_t(g)) * D + piece * chunk_values;
+                OA_UNROLL
+                for (int j = 0; j < chunk_values; ++j) {
+                    to[j] = out_[own][g][j];
+                }
+            }
+        }
+        b_.sync();
+    }
+
+    Block &        b_;
+    const Item &   i_;
+    const uint32_t group_, lane_, n_groups_;
+
+    float q_[n_own][n_queries][chunk_values];
+    float out_[n_own][n_queries][chunk_values];
+    float max_[n_queries], sum_[n_queries];
+};
+
+} // namespace oa::weave::cuda

@@ -1,0 +1,95 @@
+// What the channel's kernels are written in. One text runs as CUDA kernels (cuda_block.h) and on CPU threads
+// (tests/weave_cuda_twin.cpp); they differ in `Block`, this thread's view of the block that it belongs to:
+//
+//   block(), n_blocks(), thread(), n_threads()
+//   sync()                     all threads of the block are here, and see what each has written
+//   lanes<D>(), sum<D>(x)      how many threads share a token of D values; their sum, on each of them
+//   shared()                   memory of the block: `claimed`, and what the kernel needs
+//   claim(word)                how many blocks were here before; in no order. Same on all threads, as the next three
+//   arrive(word)               the same; who comes later sees all that this block has written
+//   arrive_system(word, n)     the same, counting n, with fences for memory of other devices
+//   await(word)                until the word is not 0; then all is seen that was written before open()
+//   open(word, value)          see await(); a sync() too
+//   load_acquire(), store_release(), load()   words that devices and the host share; the last in no order
+//   exp(), tanh(), now(), pause()             now() in nanoseconds
+#pragma once
+
+#include "../protocol.h"
+#include "half.h"
+
+#include <cstring>
+
+#ifdef __CUDACC__
+#define OA_UNROLL _Pragma("unroll")
+#define OA_NOINLINE __noinline__
+#else
+#define OA_UNROLL
+#define OA_NOINLINE
+#endif
+
+namespace oa::weave::cuda {
+
+constexpr int      max_width    = 256; // of a head
+constexpr int      chunk_values = 8;   // of a head that a thread loads at once
+constexpr int      max_queries  = 8;   // of an item: rows times heads
+constexpr int      n_threads    = 128; // of a block on CUDA
+constexpr uint32_t n_window     = 64;  // blocks of tokens whose addresses are at hand at once
+
+// The words of a channel between two devices. Those that the sender writes are in the receiver's memory (inbox), those
+// that the receiver writes in the sender's (outbox), at protocol.h's offsets: each side looks at its own memory only
+// and stores to the other's. Task slots follow the inbox's pages, result slots the outbox's.
+template <class Block> class Duplex {
+  public:
+    OA_HD Duplex(char * inbox, char * outbox) : inbox_(inbox), outbox_(outbox) {}
+
+    template <class T> OA_DEVICE T    load_acquire(size_t word) const { return Block::load_acquire(at<T>(word)); }
+    template <class T> OA_DEVICE void store_release(size_t word, T value) { Block::store_release(at<T>(word), value); }
+    template <class T> OA_DEVICE T    load(size_t word) const { return Block::load(at<T>(word)); }
+
+    OA_DEVICE char * task(uint32_t slot, uint64_t nbytes) const { return inbox_ + first_slot + slot * nbytes; }
+    OA_DEVICE char * result(uint32_t slot, uint64_t nbytes) const { return outbox_ + first_slot + slot * nbytes; }
+
+  private:
+    template <class T> OA_DEVICE T * at(size_t word) const {
+        return reinterpret_cast<T *>((word < receiver_page ? inbox_ : outbox_) + word);
+    }
+
+    char * inbox_;
+    char * outbox_;
+};
+
+// Of a header only, its own checksum left out. Payloads have none here: over several GPUs it would take another pass
+// over all of K, V and results. So this notices headers that are torn, stale, or of another layout, but not a payload
+// that changed in the other device's memory; whether payloads arrive at all is what the ping at attach tries.
+template <class AnyHeader> OA_DEVICE inline uint64_t header_checksum(AnyHeader header) {
+    static_assert(sizeof(AnyHeader) % sizeof(uint64_t) == 0, "whole words");
+    header.checksum = 0;
+    uint64_t words[sizeof(AnyHeader) / sizeof(uint64_t)];
+    memcpy(words, &header, sizeof(words));
+    uint64_t total = sizeof(AnyHeader);
+    for (size_t i = 0; i < sizeof(AnyHeader) / sizeof(uint64_t); ++i) {
+        total = (total ^ words[i]) * 0x9e3779b97f4a7c15ull;
+        total ^= total >> 29;
+    }
+    return total;
+}
+
+// AttendLayout of attention.h, for devices.
+struct Layout {
+    OA_HD explicit Layout(const AttendTask & task) {
+        const size_t n = task.n_rows;
+        rows           = aligned(sizeof(AttendTask));
+        sinks          = aligned(rows + task.n_sequences * sizeof(SequenceRows));
+        q              = aligned(sinks + (task.has_sinks ? task.n_head * sizeof(float) : 0));
+        k              = aligned(q + n * task.n_head * task.d_k * sizeof(float));
+        v              = aligned(k + n * task.n_head_kv * task.d_k * sizeof(float));
+        nbytes         = v + n * task.n_head_kv * task.d_v * sizeof(float);
+    }
+
+    size_t rows, sinks, q, k, v, nbytes;
+
+  private:
+    static OA_HD size_t aligned(size_t at) { return (at + 63) / 64 * 64; }
+};
+
+} // namespace oa::weave::cuda

@@ -1,0 +1,133 @@
+// Block of block.h as CUDA has it. Only for nvcc.
+#pragma once
+
+#include "block.h"
+
+#include <cstdint>
+
+namespace oa::weave::cuda {
+
+template <class Memory, int threads = cuda::n_threads> class CudaBlock {
+  public:
+    explicit __device__ CudaBlock(Memory & memory) : memory_(memory) {}
+
+    __device__ int  block() const { return int(blockIdx.x); }
+    __device__ int  n_blocks() const { return int(gridDim.x); }
+    __device__ int  thread() const { return int(threadIdx.x); }
+    __device__ int  n_threads() const { return threads; }
+    __device__ void sync() const { __syncthreads(); }
+
+    __device__ Memory & shared() const { return memory_; }
+
+    template <int D> static constexpr __host__ __device__ int lanes() { return D / chunk_values; }
+
+    template <int D> static __device__ float sum(float x) {
+        static_assert(lanes<D>() <= 32, "lanes share a warp");
+#pragma unroll
+        for (int distance = lanes<D>() / 2; distance > 0; distance /= 2) {
+            x += __shfl_xor_sync(0xffffffffu, x, distance);
+        }
+        return x;
+    }
+
+    __device__ uint32_t claim(uint32_t * word) const {
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            memory_.claimed = atomicAdd(word, 1u);
+        }
+        __syncthreads();
+        return memory_.claimed;
+    }
+
+    __device__ uint32_t arrive(uint32_t * word) const {
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            __threadfence();
+            memory_.claimed = atomicAdd(word, 1u);
+            __threadfence();
+        }
+        __syncthreads();
+        return memory_.claimed;
+    }
+
+    __device__ uint32_t arrive_system(uint32_t * word, uint32_t n) const {
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            __threadfence_system();
+            memory_.claimed = atomicAdd(word, n);
+            __threadfence_system();
+        }
+        __syncthreads();
+        return memory_.claimed;
+    }
+
+    __device__ void open(uint32_t * word, uint32_t value) const {
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            asm volatile("st.release.gpu.global.u32 [%0], %1;" : : "l"(word), "r"(value) : "memory");
+        }
+    }
+
+    __device__ uint32_t await(const uint32_t * word) const {
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            uint32_t value;
+            do {
+                asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+            } while (value == 0);
+            memory_.claimed = value;
+        }
+        __syncthreads();
+        return memory_.claimed;
+    }
+
+    static __device__ uint32_t load_acquire(const uint32_t * word) {
+        uint32_t value;
+        asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+        return value;
+    }
+
+    static __device__ uint64_t load_acquire(const uint64_t * word) {
+        uint64_t value;
+        asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+        return value;
+    }
+
+    static __device__ void store_release(uint32_t * word, uint32_t value) {
+        asm volatile("st.release.sys.global.u32 [%0], %1;" : : "l"(word), "r"(value) : "memory");
+    }
+
+    static __device__ void store_release(uint64_t * word, uint64_t value) {
+        asm volatile("st.release.sys.global.u64 [%0], %1;" : : "l"(word), "l"(value) : "memory");
+    }
+
+    // Past the L1 cache: what the host has copied there since is seen.
+    static __device__ uint32_t load(const uint32_t * word) {
+        uint32_t value;
+        asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+        return value;
+    }
+
+    static __device__ float exp(float x) {
+        return __expf(x);
+    }
+    static __device__ float tanh(float x) {
+        return tanhf(x);
+    }
+
+    // Not the clock of an SM, which stops when the GPU turns to another process.
+    static __device__ uint64_t now() {
+        uint64_t ns;
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns));
+        return ns;
+    }
+
+    static __device__ void pause() {
+        __nanosleep(100);
+    }
+
+  private:
+    Memory & memory_;
+};
+
+} // namespace oa::weave::cuda

@@ -1,0 +1,33 @@
+// Errors of CUDA's runtime, and the current device, while calls are ours.
+#pragma once
+
+#include "../region.h"
+
+#include <cuda_runtime.h>
+#include <string>
+
+namespace oa::weave::cuda {
+
+inline void check(cudaError_t code, const std::string & what) {
+    if (code != cudaSuccess) {
+        cudaGetLastError(); // not one that others should find
+        throw ChannelError("CUDA cannot " + what + ": " + cudaGetErrorString(code));
+    }
+}
+
+class OnDevice {
+  public:
+    explicit OnDevice(int device) {
+        check(cudaGetDevice(&before_), "tell the current device");
+        check(cudaSetDevice(device), "use device " + std::to_string(device));
+    }
+    ~OnDevice() { cudaSetDevice(before_); }
+
+    OnDevice(const OnDevice &)             = delete;
+    OnDevice & operator=(const OnDevice &) = delete;
+
+  private:
+    int before_ = 0;
+};
+
+} // namespace oa::weave::cuda

@@ -1,0 +1,267 @@
+// The beginning and the end of a task: one snapshot of what waits, the checks, the cut into items; its result is
+// published. One block does it, with all of its threads unless it says otherwise.
+//
+// What the sender writes is read once, into the receiver's own memory, and only then looked at: whatever it does
+// meanwhile, all threads come to the same end, and no size or position is used that was not checked.
+#pragma once
+
+#include "../ring.h"
+#include "receiver_state.h"
+
+#include <new>
+
+namespace oa::weave::cuda {
+
+// Tests take them away one by one and must find out.
+struct AllPollRules {
+    static constexpr bool first_looks = true; // not block 0
+    static constexpr bool generation  = true; // a place that another sequence has now is not read
+    static constexpr bool room        = true; // no tokens beyond what is reserved
+    static constexpr bool epoch       = true; // a task of another epoch or number is refused
+};
+
+template <class Block, class Rules> class Look {
+    using Channel = Duplex<Block>;
+    using Ring    = ReceiverRing<Channel>;
+
+  public:
+    OA_DEVICE Look(Block & block, ReceiverState & state) : b_(block), s_(state), o_(state.opened) {}
+
+    // Whether a task is open now, with items of attention. Others have been answered.
+    OA_NOINLINE OA_DEVICE bool look() {
+        if (b_.thread() == 0) {
+            b_.shared().status = has_task() ? 1 : 0;
+        }
+        b_.sync();
+        if (b_.shared().status == 0) {
+            return false;
+        }
+        const Status status = read_task();
+        if (status == Status::ok && o_.n_items > 0) {
+            return true;
+        }
+        finish(status, o_.answer_nbytes);
+        return false;
+    }
+
+    // What this block has seen is published.
+    OA_DEVICE void finish(Status status, uint32_t nbytes) {
+        if (b_.thread() != 0) {
+            return;
+        }
+        ResultHeader header = {};
+        header.epoch        = ring().epoch();
+        header.number       = ring().next();
+        header.status       = status;
+        header.nbytes       = status == Status::ok ? nbytes : 0;
+        header.checksum     = header_checksum(header);
+        *reinterpret_cast<ResultHeader *>(channel().result(o_.slot, setup().result_nbytes)) = header;
+        ++s_.n_tasks;
+        s_.n_refused += status != Status::ok;
+        ring().finish();
+        channel().template store_release<uint32_t>(word::heartbeat, s_.n_polls);
+    }
+
+    // One thread: without taking anything.
+    OA_DEVICE bool may_have_task() const {
+        if (Block::load_acquire(&s_.setup_number.value) != s_.number) {
+            return true;
+        }
+        if (setup().epoch == 0) {
+            return false;
+        }
+        return ring().epoch() == setup().epoch ? ring().has_task() : ring().is_new_epoch();
+    }
+
+    OA_DEVICE Channel &     channel() const { return *reinterpret_cast<Channel *>(s_.channel); }
+    OA_DEVICE const Setup & setup() const { return s_.setups[s_.number % 2]; }
+
+  private:
+    static_assert(sizeof(Ring) <= sizeof(ReceiverState::ring) && sizeof(Channel) <= sizeof(ReceiverState::channel),
+                  "the ring fits");
+
+    OA_DEVICE Ring & ring() const { return *reinterpret_cast<Ring *>(s_.ring); }
+
+    // One thread.
+    OA_DEVICE bool has_task() {
+        ++s_.n_polls;
+        const uint32_t wanted = Block::load_acquire(&s_.setup_number.value);
+        if (wanted != s_.number) {
+            s_.number = wanted;
+            new (s_.channel) Channel(setup().inbox, setup().outbox);
+            new (s_.ring) Ring(channel(), setup().n_slots);
+        }
+        if (setup().epoch == 0) {
+            return false;
+        }
+        if (ring().epoch() != setup().epoch) {
+            if (channel().template load_acquire<uint64_t>(word::epoch) != setup().epoch) {
+                return false;
+            }
+            ring().accept();
+        }
+        if (ring().epoch() != setup().epoch || !ring().has_task()) {
+            return false;
+        }
+        o_.slot    = ring().slot(ring().next());
+        o_.n_items = o_.answer_nbytes = 0;
+        o_.header = *reinterpret_cast<const TaskHeader *>(channel().task(o_.slot, setup().task_nbytes));
+        return true;
+    }
+
+    // All threads. Ok: the task is open, with items of attention, or (ping) has been done.
+    OA_DEVICE Status read_task() {
+        const TaskHeader & header = o_.header; // the only copy that is looked at: all threads come to the same end
+        const char *       from   = channel().task(o_.slot, setup().task_nbytes) + line;
+        const bool sound = header.nbytes <= setup().task_nbytes - line && header.checksum == header_checksum(header);
+        if ((Rules::epoch && !ring().is_next(header.epoch, header.number)) || !sound) {
+            return Status::malformed;
+        }
+        if (header.kind == Kind::ping) {
+            return answer(from, header.nbytes);
+        }
+        if (header.kind != Kind::attend || header.nbytes < sizeof(AttendTask)) {
+            return Status::malformed;
+        }
+        b_.sync(); // threads read, now one writes
+        if (b_.thread() == 0) {
+            o_.task            = *reinterpret_cast<const AttendTask *>(from);
+            b_.shared().status = uint32_t(is_sound(header.nbytes) ? Status::ok : Status::malformed);
+        }
+        b_.sync();
+        if (b_.shared().status != uint32_t(Status::ok)) {
+            return Status::malformed;
+        }
+        const Status status = read_rows(from + Layout(o_.task).rows);
+        if (status == Status::ok && b_.thread() == 0) {
+            cut();
+        }
+        b_.sync();
+        return status;
+    }
+
+    OA_DEVICE Status answer(const char * from, uint32_t nbytes) {
+        if (nbytes > setup().result_nbytes - line) {
+            return Status::malformed;
+        }
+        char * to = channel().result(o_.slot, setup().result_nbytes) + line;
+        for (uint32_t at = uint32_t(b_.thread()); at < nbytes; at += uint32_t(b_.n_threads())) {
+            to[at] = char(~from[at]);
+        }
+        b_.sync();
+        if (b_.thread() == 0) {
+            o_.answer_nbytes = nbytes;
+        }
+        b_.sync();
+        return Status::ok;
+    }
+
+    OA_DEVICE bool is_sound(uint32_t nbytes) const {
+        const AttendTask & t     = o_.task;
+        const OpenTask &   shape = setup().shape;
+        const bool few = t.n_rows > 0 && t.n_rows <= 1u << 20 && t.n_sequences > 0 && t.n_sequences <= max_sequences &&
+                         t.n_head > 0 && t.n_head <= 1024 && t.n_head_kv > 0 && t.n_head % t.n_head_kv == 0;
+        const bool narrow = t.d_k > 0 && t.d_k <= uint32_t(max_width) && t.d_k % chunk_values == 0 && t.d_v > 0 &&
+                            t.d_v <= uint32_t(max_width) && t.d_v % chunk_values == 0 &&
+                            (shape.k_type != kv_q8_0 || (t.d_k % 32 == 0 && t.d_v % 32 == 0));
+        const bool kept =
+            t.layer < shape.n_layers && t.n_head_kv * t.d_k <= shape.k_width && t.n_head_kv * t.d_v <= shape.v_width;
+        return few && narrow && kept && Layout(t).nbytes == nbytes &&
+               size_t(t.n_rows) * t.n_head * t.d_v * sizeof(float) <= setup().result_nbytes - line;
+    }
+
+    OA_DEVICE Status read_rows(const char * from) {
+        b_.sync(); // all have read the status
+        for (uint32_t i = uint32_t(b_.thread()); i < o_.task.n_sequences; i += uint32_t(b_.n_threads())) {
+            const SequenceRows given  = reinterpret_cast<const SequenceRows *>(from)[i];
+            const Status       status = check(given);
+            o_.rows[i].place          = given.handle.place;
+            o_.rows[i].position       = given.position;
+            o_.rows[i].n_rows         = given.n_rows;
+            if (status != Status::ok) {
+                b_.shared().status = uint32_t(status); // of several, any
+            }
+        }
+        b_.sync();
+        if (b_.thread() == 0 && b_.shared().status == uint32_t(Status::ok)) {
+            uint64_t first = 0;
+            for (uint32_t i = 0; i < o_.task.n_sequences; ++i) {
+                o_.rows[i].first_row = uint32_t(first);
+                first += o_.rows[i].n_rows;
+            }
+            if (first != o_.task.n_rows) {
+                b_.shared().status = uint32_t(Status::malformed);
+            }
+        }
+        b_.sync();
+        return Status(b_.shared().status);
+    }
+
+    OA_DEVICE Status check(const SequenceRows & given) const {
+        const Handle handle = given.handle;
+        if (handle.place >= max_places || handle.generation == 0) {
+            return Status::unknown_sequence;
+        }
+        const Place & place = s_.places[handle.place];
+        if (Rules::generation && Block::load(&place.generation) != handle.generation) {
+            return Status::unknown_sequence;
+        }
+        if (given.n_rows == 0 || given.n_rows > o_.task.n_rows) {
+            return Status::malformed;
+        }
+        const uint64_t after = uint64_t(given.position) + given.n_rows;
+        return !Rules::room || after <= Block::load(&place.n_tokens) ? Status::ok : Status::no_room;
+    }
+
+    // One thread: tiles of rows and heads, and splits of tokens, so many that every block has items enough.
+    OA_DEVICE void cut() {
+        const AttendTask & t      = o_.task;
+        const uint32_t     per_kv = t.n_head / t.n_head_kv;
+        o_.tile_heads             = per_kv < max_queries ? per_kv : max_queries;
+        o_.tile_rows              = max_queries / o_.tile_heads;
+        o_.n_head_tiles           = (per_kv + o_.tile_heads - 1) / o_.tile_heads;
+        uint64_t units            = 0; // blocks of tokens that items read
+        for (uint32_t i = 0; i < t.n_sequences; ++i) {
+            units += uint64_t(n_tiles(o_.rows[i])) * t.n_head_kv * n_units(o_.rows[i]);
+        }
+        // As many items as two for every block, and again as many since sequences end within a split; partial results
+        // of twice as many have room.
+        const uint64_t wanted = s_.max_partials / 2;
+        uint64_t       unit   = (units + wanted - 1) / wanted;
+        unit                  = unit < 2 ? 2 : unit;
+        o_.split_tokens       = uint32_t(unit < 1u << 20 ? unit : 1u << 20) * block_tokens;
+        o_.n_items = o_.n_outputs = 0;
+        uint32_t partials         = 0;
+        for (uint32_t i = 0; i < t.n_sequences; ++i) {
+            OpenRows &     rows      = o_.rows[i];
+            const uint32_t n_outputs = n_tiles(rows) * t.n_head_kv;
+            const uint32_t n_tokens  = rows.position + rows.n_rows;
+            rows.n_splits            = (n_tokens + o_.split_tokens - 1) / o_.split_tokens;
+            rows.first_item          = o_.n_items;
+            rows.first_partial       = partials;
+            if (rows.n_splits > 1) {
+                if (partials + n_outputs * rows.n_splits <= s_.max_partials) {
+                    partials += n_outputs * rows.n_splits;
+                } else {
+                    rows.n_splits = 1;
+                }
+            }
+            o_.n_items += n_outputs * rows.n_splits;
+            o_.n_outputs += n_outputs;
+        }
+    }
+
+    OA_DEVICE uint32_t n_tiles(const OpenRows & rows) const {
+        return (rows.n_rows + o_.tile_rows - 1) / o_.tile_rows * o_.n_head_tiles;
+    }
+
+    OA_DEVICE uint32_t n_units(const OpenRows & rows) const {
+        return (rows.position + rows.n_rows + block_tokens - 1) / block_tokens;
+    }
+
+    Block &         b_;
+    ReceiverState & s_;
+    OpenedTask &    o_;
+};
+
+} // namespace oa::weave::cuda

@@ -1,0 +1,295 @@
+"""The channel between two processes on a GPU (csrc/weave/cuda), which may be one and the same.
+
+On a GPU this needs nvcc, and a minute or two for it; OALLAMA_WEAVE_CUDA names a library that `bench/weave_cuda.py
+--build` has made. Elsewhere the same tests run with CPU threads in place of kernels (weave_cuda_fake.cpp): what they
+say is about the hosts, since test_weave_cuda_twin.py tries the kernels' algorithms. That needs CUDA's headers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conftest import ROOT, process_of
+from oallama.weave import Receiver, Sender, SequenceRows, channel_path
+from test_weave_channel import Reference, floats, nmse
+
+sys.path.append(str(ROOT / "bench"))
+from weave_cuda import KV_TYPES, AttendTask, Handle, OpenTask, Rows, build, load, nvcc
+
+NMSE = {"f32": 1e-7, "f16": 1e-6, "bf16": 1e-4, "q8_0": 5e-4}
+names = count()
+
+
+def has_gpu() -> bool:
+    try:
+        return bool(subprocess.run(["nvidia-smi", "-L"], capture_output=True, timeout=20).stdout)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def headers() -> Path | None:
+    compiler = nvcc()
+    found = Path(compiler).resolve().parents[1] / "include" if compiler else Path("/usr/local/cuda/include")
+    return found if (found / "cuda_runtime.h").is_file() else None
+
+
+def build_fake(folder: Path) -> Path:
+    weave, library = ROOT / "csrc" / "weave", folder / "libweave_fake.so"
+    places = [weave, weave / "cuda", ROOT / "csrc" / "comm", ROOT / "csrc" / "os"]
+    command = ["c++", "-std=c++17", "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-fPIC", "-shared"]
+    command += ["-isystem", str(headers()), *(f"-I{place}" for place in places)]
+    command += [str(source) for source in (ROOT / "tests" / "weave_cuda_fake.cpp", *weave.glob("cuda/*.cpp"))]
+    subprocess.run([*command, "-o", str(library)], check=True)
+    return library
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(
+            "fake", marks=pytest.mark.skipif(headers() is None or shutil.which("c++") is None, reason="no CUDA headers")
+        ),
+        pytest.param(
+            "gpu",
+            marks=[
+                pytest.mark.cuda,
+                pytest.mark.skipif(not has_gpu() or nvcc() is None, reason="no CUDA device or no nvcc on this machine"),
+            ],
+        ),
+    ],
+)
+def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("weave_cuda")
+    if request.param == "fake":
+        return build_fake(folder)
+    given = os.environ.get("OALLAMA_WEAVE_CUDA")
+    return Path(given) if given else build(folder)
+
+
+@pytest.fixture
+def path() -> str:
+    return f"/tmp/oallama-weave-test-{os.getpid()}-{next(names)}"
+
+
+RECEIVE = """if True:
+    import ctypes, sys
+    sys.path.append(sys.argv[1])
+    from weave_cuda import load
+    lib = load(sys.argv[2])
+    receiver = ctypes.c_void_p(lib.wc_receiver_new(sys.argv[3].encode(), ctypes.c_uint64(1 << 28), 4 << 20, 4, 1))
+    assert receiver.value, lib.wc_error()
+    print("ready", flush=True)
+    for command in sys.stdin:
+        if command == "graphs\\n":  # the device is the cold model's: only polls between its kernels
+            lib.wc_cold_graphs(receiver, 50, 50, ctypes.c_uint64(50_000), 1, 1)
+            print("done", flush=True)
+        elif command == "stats\\n":
+            counts = (ctypes.c_uint32 * 5)()
+            lib.wc_receiver_stats(receiver, counts)
+            print(*counts, flush=True)
+        else:
+            break
+    lib.wc_receiver_delete(receiver)
+"""
+
+
+@contextmanager
+def receiving(library: Path, path: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", RECEIVE, ROOT / "bench", library, path]
+    with process_of(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        yield process
+
+
+def ask(process: subprocess.Popen[str], command: str) -> str:
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(command + "\n")
+    process.stdin.flush()
+    return process.stdout.readline()
+
+
+class CudaSender:
+    def __init__(self, library: Path, path: str, shape: OpenTask, deadline_s: float = 10.0) -> None:
+        self.lib: Any = load(library)
+        made = self.lib.wc_sender_new(path.encode(), ctypes.byref(shape), ctypes.c_double(deadline_s), 0xFFFFFFFA)
+        assert made, self.lib.wc_error().decode()
+        self.sender, self.shape = ctypes.c_void_p(made), shape
+
+    def __enter__(self) -> CudaSender:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.lib.wc_sender_delete(self.sender)
+
+    def open(self) -> Handle:
+        handle = Handle()
+        assert self.lib.wc_sender_open(self.sender, ctypes.byref(self.shape), ctypes.byref(handle)) == 0
+        return handle
+
+    def reserve(self, handle: Handle, n_tokens: int) -> bool:
+        return int(self.lib.wc_sender_reserve(self.sender, handle, n_tokens)) == 0
+
+    def attend(
+        self,
+        rows: list[tuple[Handle, int, int]],
+        q: np.ndarray,
+        k: np.ndarray,
+        v: np.ndarray,
+        *,
+        scale: float = 0.1,
+        max_bias: float = 0.0,
+        softcap: float = 0.0,
+        sinks: np.ndarray | None = None,
+        n_layers: int = 1,
+        captured: bool = False,
+    ) -> np.ndarray:
+        """Raises RuntimeError when the receiver has failed."""
+        task = AttendTask(
+            0, len(q), len(rows), q.shape[1], k.shape[1], q.shape[2], v.shape[2], scale, max_bias, softcap, 0, 0, 1
+        )
+        out = np.full((*q.shape[:2], v.shape[2]), np.nan, np.float32)
+        pointers = [ctypes.c_void_p(a.ctypes.data) if a is not None else None for a in (sinks, q, k, v, out)]
+        given = (Rows * len(rows))(*(Rows(*r) for r in rows))
+        if self.lib.wc_sender_attend(self.sender, ctypes.byref(task), given, *pointers, n_layers, int(captured)) < 0:
+            raise RuntimeError(self.lib.wc_error().decode())
+        return out
+
+
+@pytest.mark.parametrize("kv", ["f32", "f16", "bf16", "q8_0"])
+@pytest.mark.parametrize(
+    ("n_head", "n_head_kv", "d_k", "d_v", "more"),
+    [
+        (16, 4, 128, 128, {}),
+        (6, 2, 64, 96, {"softcap": 5.0}),
+        (6, 3, 192, 128, {"max_bias": 8.0}),
+        (5, 5, 96, 256, {"sinks": True}),
+        (20, 1, 64, 64, {}),
+    ],
+)
+def test_attention_is_right(
+    library: Path, path: str, kv: str, n_head: int, n_head_kv: int, d_k: int, d_v: int, more: dict[str, Any]
+) -> None:
+    """Prompts in chunks, then tokens; while the receiver is idle, and while it computes graphs."""
+    options = dict(more)
+    if options.pop("sinks", False):
+        options["sinks"] = floats(n_head)
+    shape = OpenTask(1, 2048, KV_TYPES[kv], KV_TYPES[kv], n_head_kv * d_k, n_head_kv * d_v)
+    with receiving(library, path), CudaSender(library, path, shape) as sender:
+        handles, references, positions = [sender.open(), sender.open()], [Reference(), Reference()], [0, 0]
+        for rows in ((7, 0), (300, 33), (1, 1), (0, 1), (65, 130), (1, 1)):
+            n = sum(rows)
+            q, k, v = floats(n, n_head, d_k), floats(n, n_head_kv, d_k), floats(n, n_head_kv, d_v)
+            given, expected, first = [], [], 0
+            for at, handle in enumerate(handles):
+                if rows[at]:
+                    assert sender.reserve(handle, positions[at] + rows[at])
+                    given.append((handle, positions[at], rows[at]))
+                    part = slice(first, first + rows[at])
+                    expected.append(references[at].attend(q[part], k[part], v[part], 0.1, **options))
+                    first += rows[at]
+            assert nmse(sender.attend(given, q, k, v, **options), np.concatenate(expected)) < NMSE[kv]
+            positions = [p + r for p, r in zip(positions, rows, strict=True)]
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_it_is_the_cpu_receivers(library: Path, path: str, captured: bool) -> None:
+    there = channel_path(f"test-cuda-{os.getpid()}-{next(names)}")
+    shape = OpenTask(4, 2048, 1, 1, 1024, 1024)
+    with (
+        receiving(library, path) as process, CudaSender(library, path, shape) as sender,
+        Receiver(there, 1 << 28), Sender(there, deadline_s=30.0) as cpu,
+    ):  # fmt: skip
+        handle = sender.open()
+        guest = cpu.open(n_layers=1, max_tokens=2048, k_width=1024, v_width=1024)
+        assert guest is not None and cpu.reserve(guest, 500) and sender.reserve(handle, 500)
+        position = 0
+        for n in (150, 1, 64, 1, 1):
+            q, k, v = floats(n, 32, 128), floats(n, 8, 128), floats(n, 8, 128)
+            wanted = cpu.attend(0, [SequenceRows(guest, position, n)], q, k, v, scale=0.1)
+            out = sender.attend([(handle, position, n)], q, k, v, n_layers=4, captured=captured)
+            assert nmse(out, wanted) < 5e-4
+            position += n
+        counts = [int(x) for x in ask(process, "stats").split()]
+        assert counts[1] >= 5 * 4 * (1 + captured) and counts[2] == 0
+
+
+def test_polls_between_a_graphs_kernels(library: Path, path: str) -> None:
+    shape = OpenTask(8, 2048, 1, 1, 1024, 1024)
+    with receiving(library, path) as process, CudaSender(library, path, shape) as sender:
+        handle, reference = sender.open(), Reference()
+        assert sender.reserve(handle, 200) and process.stdin is not None and process.stdout is not None
+        process.stdin.write("graphs\n")
+        process.stdin.flush()
+        for at in range(20):
+            q, k, v = floats(1, 32, 128), floats(1, 8, 128), floats(1, 8, 128)
+            out = sender.attend([(handle, at, 1)], q, k, v, n_layers=8, captured=at % 2 == 1)
+            assert nmse(out, reference.attend(q, k, v, 0.1)) < NMSE["f16"]
+        assert process.stdout.readline() == "done\n"
+
+
+def test_a_receiver_that_is_killed_is_noticed(library: Path, path: str) -> None:
+    shape = OpenTask(1, 2048, 1, 1, 128, 128)
+    with receiving(library, path) as process, CudaSender(library, path, shape, deadline_s=1.0) as sender:
+        handle = sender.open()
+        assert sender.reserve(handle, 64)
+        q, k, v = floats(1, 4, 64), floats(1, 2, 64), floats(1, 2, 64)
+        sender.attend([(handle, 0, 1)], q, k, v)
+        process.kill()
+        process.wait()
+        with pytest.raises(RuntimeError, match=r"is gone|has not answered"):
+            sender.attend([(handle, 1, 1)], q, k, v)
+    with receiving(library, path), CudaSender(library, path, shape) as sender:  # in its place
+        assert sender.reserve(sender.open(), 64)
+
+
+def test_what_is_refused(library: Path, path: str) -> None:
+    shape = OpenTask(1, 2048, 1, 1, 128, 128)
+    with receiving(library, path):
+        q, k, v = floats(1, 4, 64), floats(1, 2, 64), floats(1, 2, 64)
+        for position, generation in ((64, 0), (0, 1)):
+            with CudaSender(library, path, shape) as sender:
+                handle = sender.open()
+                assert sender.reserve(handle, 64)
+                handle.generation += generation
+                with pytest.raises(RuntimeError, match="refuses a task"):
+                    sender.attend([(handle, position, 1)], q, k, v)
+
+
+def test_ways_of_sharing_memory(library: Path, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "fake" not in library.name:
+        pytest.skip("a GPU has the ways that it has")
+    shape = OpenTask(1, 2048, 1, 1, 128, 128)
+    for ways, used in (("mapped", "mapped memory"), ("host", "pinned memory of the host"), ("", None)):
+        monkeypatch.setenv("OALLAMA_FAKE_WAYS", ways)
+        with receiving(library, path):
+            if used:
+                with CudaSender(library, path, shape) as sender:
+                    assert sender.lib.wc_sender_way(sender.sender).decode() == used
+                    assert sender.reserve(sender.open(), 64)
+            else:
+                with pytest.raises(AssertionError, match=r"no memory to share .* pinned memory of the host"):
+                    CudaSender(library, path, shape)
+
+
+def test_who_may_not_attach(library: Path, path: str) -> None:
+    shape = OpenTask(1, 2048, 1, 1, 128, 128)
+    with pytest.raises(AssertionError, match="no receiver at"):
+        CudaSender(library, path, shape)
+    with receiving(library, path), CudaSender(library, path, shape) as sender:
+        with pytest.raises(AssertionError, match="does not answer"):
+            CudaSender(library, path, shape)  # there is a sender
+        assert sender.reserve(sender.open(), 64)
+    with receiving(library, path), pytest.raises(AssertionError, match="are not kept"):
+        CudaSender(library, path, OpenTask(1, 2048, 1, 8, 128, 128))

@@ -1,0 +1,227 @@
+// CPU threads for the blocks of csrc/weave/cuda's kernels (block.h): for weave_cuda_twin.cpp and weave_cuda_fake.cpp.
+//
+// The blocks of a launch are threads, of which only some begin at once, in any order, and which let others run in
+// between at random. leave_out() names something to leave out: proof that the tests would notice.
+#pragma once
+
+#include "receive.h"
+#include "send.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <pthread.h>
+#include <random>
+#include <sched.h>
+#include <string>
+#include <thread>
+#include <unistd.h>
+#include <utility>
+#include <vector>
+
+namespace oa::weave::cuda {
+
+struct TwinRules {
+    static inline bool first_looks = true, generation = true, room = true, epoch = true;
+};
+
+// Orders of memory.
+inline bool arrive_orders = true, arrive_system_orders = true, open_orders = true, words_order = true;
+
+// "": nothing. False: there is nothing of that name.
+inline bool leave_out(const std::string & name) {
+    const std::pair<const char *, bool *> all[] = {
+        { "first_looks", &TwinRules::first_looks },
+        { "generation", &TwinRules::generation },
+        { "room", &TwinRules::room },
+        { "epoch", &TwinRules::epoch },
+        { "arrive", &arrive_orders },
+        { "arrive_system", &arrive_system_orders },
+        { "open", &open_orders },
+        { "words", &words_order },
+    };
+    for (const auto & [known, there] : all) {
+        *there = name != known;
+    }
+    return name.empty() ||
+           std::any_of(std::begin(all), std::end(all), [&](const auto & one) { return name == one.first; });
+}
+
+[[noreturn]] inline void give_up(const char * what) {
+    printf("FAILED: %s\n", what);
+    fflush(stdout);
+    _exit(1);
+}
+
+// Of what belongs to the tests only: it must not order memory for the kernels, or the sanitizer sees no race.
+#ifdef __SANITIZE_THREAD__
+constexpr auto no_order = std::memory_order_relaxed;
+#else
+constexpr auto no_order = std::memory_order_seq_cst;
+#endif
+
+// What the blocks of a launch share.
+struct Launch {
+    std::atomic<int> waiting{ 0 }; // blocks that wait for a word
+    std::atomic<int> running{ 0 }; // blocks that have begun, or can
+};
+
+template <class Memory> struct Team {
+    explicit Team(int n) : n(n) { pthread_barrier_init(&barrier, nullptr, unsigned(n)); }
+    ~Team() { pthread_barrier_destroy(&barrier); }
+    Team(const Team &) = delete;
+
+    int               n;
+    pthread_barrier_t barrier;
+    Memory            memory;
+};
+
+template <class Memory> class TwinBlock {
+  public:
+    TwinBlock(Launch & launch, Team<Memory> & team, int thread, int block, int n_blocks, unsigned seed) :
+        launch_(launch), team_(team), thread_(thread), block_(block), n_blocks_(n_blocks), random_(seed) {}
+
+    int block() const { return block_; }
+    int n_blocks() const { return n_blocks_; }
+    int thread() const { return thread_; }
+    int n_threads() const { return team_.n; }
+
+    void sync() {
+        if (team_.n > 1) {
+            pthread_barrier_wait(&team_.barrier);
+        }
+    }
+
+    Memory & shared() { return team_.memory; }
+
+    template <int D> static constexpr int lanes() { return 1; }
+    template <int D> static float         sum(float x) { return x; }
+
+    uint32_t claim(uint32_t * word) { return add(word, 1, false); }
+    uint32_t arrive(uint32_t * word) { return add(word, 1, arrive_orders); }
+    uint32_t arrive_system(uint32_t * word, uint32_t n) { return add(word, n, arrive_system_orders); }
+
+    void open(uint32_t * word, uint32_t value) {
+        sync();
+        jitter();
+        if (thread_ == 0) {
+            open_orders ? __atomic_store_n(word, value, __ATOMIC_RELEASE) :
+                          __atomic_store_n(word, value, __ATOMIC_RELAXED);
+        }
+    }
+
+    uint32_t await(const uint32_t * word) {
+        sync();
+        if (thread_ == 0) {
+            launch_.waiting.fetch_add(1, no_order);
+            while ((team_.memory.claimed = __atomic_load_n(word, __ATOMIC_ACQUIRE)) == 0) {
+                // All that have begun wait, and nobody has written the word: the one to do so cannot begin.
+                if (launch_.waiting.load(no_order) == launch_.running.load(no_order) &&
+                    __atomic_load_n(word, __ATOMIC_ACQUIRE) == 0) {
+                    give_up("blocks wait for one that has not begun");
+                }
+                sched_yield();
+            }
+            launch_.waiting.fetch_sub(1, no_order);
+        }
+        sync();
+        return team_.memory.claimed;
+    }
+
+    template <class T> static T    load_acquire(const T * word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
+    template <class T> static T    load(const T * word) { return __atomic_load_n(word, __ATOMIC_RELAXED); }
+    template <class T> static void store_release(T * word, T value) {
+        words_order ? __atomic_store_n(word, value, __ATOMIC_RELEASE) : __atomic_store_n(word, value, __ATOMIC_RELAXED);
+    }
+
+    static float exp(float x) { return std::exp(x); }
+    static float tanh(float x) { return std::tanh(x); }
+
+    static uint64_t now() {
+        const auto since_start = std::chrono::steady_clock::now().time_since_epoch();
+        return uint64_t(std::chrono::duration_cast<std::chrono::nanoseconds>(since_start).count());
+    }
+    static void pause() { sched_yield(); }
+
+  private:
+    uint32_t add(uint32_t * word, uint32_t n, bool ordered) {
+        sync();
+        jitter();
+        if (thread_ == 0) {
+            team_.memory.claimed =
+                ordered ? __atomic_fetch_add(word, n, __ATOMIC_ACQ_REL) : __atomic_fetch_add(word, n, __ATOMIC_RELAXED);
+        }
+        sync();
+        const uint32_t before = team_.memory.claimed;
+        jitter();
+        return before;
+    }
+
+    void jitter() {
+        for (unsigned i = random_() % 4; i > 2; --i) {
+            sched_yield();
+        }
+    }
+
+    Launch &         launch_;
+    Team<Memory> &   team_;
+    const int        thread_, block_, n_blocks_;
+    std::minstd_rand random_;
+};
+
+// Runs a grid: blocks in random order, `n_resident` of them at a time.
+template <class Memory, class Kernel>
+void launch(int n_blocks, int n_resident, int n_threads, unsigned seed, Kernel && kernel) {
+    std::vector<int> order;
+    for (int i = 0; i < n_blocks; ++i) {
+        order.push_back(i);
+    }
+    std::minstd_rand random(seed);
+    std::shuffle(order.begin(), order.end(), random);
+    n_resident = std::min(n_resident, n_blocks);
+    Launch                                     state;
+    std::atomic<int>                           next{ n_resident };
+    std::vector<std::unique_ptr<Team<Memory>>> teams;
+    std::vector<std::atomic<int>>              blocks(static_cast<size_t>(n_resident));
+    std::vector<std::thread>                   threads;
+    state.running = n_resident;
+    for (int i = 0; i < n_resident; ++i) {
+        teams.push_back(std::make_unique<Team<Memory>>(n_threads));
+        blocks[size_t(i)] = i;
+    }
+    for (int i = 0; i < n_resident; ++i) {
+        for (int thread = 0; thread < n_threads; ++thread) {
+            threads.emplace_back([&, i, thread] {
+                auto & team = *teams[size_t(i)];
+                while (true) {
+                    if (n_threads > 1) {
+                        pthread_barrier_wait(&team.barrier);
+                    }
+                    const int at = blocks[size_t(i)];
+                    if (at >= n_blocks) {
+                        break;
+                    }
+                    const int         block = order[size_t(at)];
+                    TwinBlock<Memory> view(state, team, thread, block, n_blocks, seed + unsigned(block) * 7919u);
+                    kernel(view);
+                    if (n_threads > 1) {
+                        pthread_barrier_wait(&team.barrier);
+                    }
+                    if (thread == 0) {
+                        blocks[size_t(i)] = next.fetch_add(1, no_order);
+                        state.running.fetch_sub(blocks[size_t(i)] >= n_blocks, no_order);
+                    }
+                }
+            });
+        }
+    }
+    for (std::thread & thread : threads) {
+        thread.join();
+    }
+}
+
+} // namespace oa::weave::cuda
