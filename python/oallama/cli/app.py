@@ -11,14 +11,36 @@ from typer.core import TyperGroup
 
 from oallama.errors import OallamaError
 
-from . import INTERRUPTED, bench, chat, cluster, demo, devices, make_model, plan, profile, run, serve, trace, weave
+from . import (
+    INTERRUPTED,
+    bench,
+    bench_serve,
+    chat,
+    cluster,
+    demo,
+    devices,
+    make_model,
+    plan,
+    profile,
+    run,
+    serve,
+    trace,
+    weave,
+)
 
 DEBUG_VARIABLE = "OALLAMA_DEBUG"
 USER_ERROR = 2
 
 
 class _Group(TyperGroup):
-    """Turns a user's mistake into one line and exit code 2, Ctrl-C into exit code 130."""
+    """Turns a user's mistake into one line and exit code 2, Ctrl-C into exit code 130.
+
+    A command's name may have two words: `bench serve` comes before `bench` with an argument.
+    """
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        two_words = " ".join(args[:2])
+        return super().resolve_command(ctx, [two_words, *args[2:]] if two_words in self.commands else args)
 
     def invoke(self, ctx: Any) -> Any:
         if os.environ.get(DEBUG_VARIABLE):
@@ -48,6 +70,7 @@ app.command("plan")(plan.plan)
 app.command("run")(run.run)
 app.command("chat")(chat.chat)
 app.command("bench")(bench.bench)
+app.command("bench serve")(bench_serve.bench_serve)
 app.command("trace")(trace.trace)
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(weave.app, name="weave")
