@@ -201,9 +201,7 @@ def table(lines: list[dict[str, Any]]) -> str:
         found.append(f"  {way:10} {sign}{rate:.2f}/s{ratio}")
     loads = [cell["load_average"] for cell in cells]
     found.append(f"receivers of guests failed {sum(cell['lost'] for cell in cells)} times")
-    found.append(
-        f"load of the machine before a cell: {min(loads):.1f} to {max(loads):.1f}; the cells' own is 2 at most"
-    )
+    found.append(f"load average before a cell, that of the cell before included: {min(loads):.1f} to {max(loads):.1f}")
     return "\n".join(found)
 
 

@@ -46,9 +46,10 @@ llama_memory_context_ptr GuestCache::init_batch(llama_batch_allocr & balloc, uin
             continue;
         }
         Guest & guest = guests_.at(seq_id);
-        guest.lost    = guest.lost || shared.count(seq_id) || !has_room(guest, uint32_t(n_tokens));
+        if (!guest.lost && (shared.count(seq_id) || !has_room(guest, uint32_t(n_tokens)))) {
+            lose(guest);
+        }
         if (guest.lost && guest.tokens.empty()) {
-            let_go(guest, 0);
             guests_.erase(seq_id); // nothing of it is there yet
         } else {
             all_here = all_here && !guest.lost;
@@ -127,8 +128,16 @@ void GuestCache::look_after_channels() {
 
 void GuestCache::lose_guests_of(size_t channel) {
     for (auto & [seq_id, guest] : guests_) {
-        guest.lost = guest.lost || guest.channel == channel;
+        if (!guest.lost && guest.channel == channel) {
+            lose(guest);
+        }
     }
+}
+
+// The receiver forgets it at once: later its handle may be another sequence's, of the next receiver.
+void GuestCache::lose(Guest & guest) {
+    let_go(guest, 0);
+    guest.lost = true;
 }
 
 bool GuestCache::has_room(Guest & guest, uint32_t n_tokens) {
@@ -144,8 +153,11 @@ bool GuestCache::has_room(Guest & guest, uint32_t n_tokens) {
     return true;
 }
 
-// The receiver keeps so many tokens of a guest; of none, it forgets it.
+// The receiver keeps so many tokens of a guest; of none, it forgets it. It has nothing of one that is lost.
 void GuestCache::let_go(Guest & guest, uint32_t n_tokens) {
+    if (guest.lost) {
+        return;
+    }
     Sender *       sender = channels_.sender(guest.channel);
     const uint32_t kept =
         n_tokens == 0 ? 0 : std::min(guest.n_reserved, uint32_t(GGML_PAD(n_tokens, Store::block_tokens)));
@@ -166,7 +178,6 @@ std::vector<llama_token> GuestCache::take_back(llama_seq_id seq_id) {
         return {};
     }
     auto tokens = std::move(found->second.tokens);
-    let_go(found->second, 0);
     guests_.erase(found);
     ++stats_.n_lost;
     return tokens;

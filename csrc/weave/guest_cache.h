@@ -91,6 +91,7 @@ class GuestCache : public llama_kv_cache {
 
     bool    becomes_guest(llama_seq_id seq_id);
     void    look_after_channels();
+    void    lose(Guest & guest);
     void    lose_guests_of(size_t channel);
     bool    has_room(Guest & guest, uint32_t n_tokens);
     void    let_go(Guest & guest, uint32_t n_tokens);

@@ -160,4 +160,10 @@ OA_HD constexpr bool reached(uint32_t a, uint32_t b) {
 }
 static_assert(reached(2, 0xfffffffeu) && !reached(0xfffffffeu, 2) && reached(7, 7), "numbers wrap around");
 
+// Whether tasks wait after `done`, up to `tail`: there are no more than slots, or the numbers are damaged.
+OA_HD constexpr bool waits(uint32_t tail, uint32_t done, uint32_t n_slots) {
+    return tail - done - 1 < n_slots;
+}
+static_assert(waits(2, 0xfffffffeu, 4) && !waits(7, 7, 4) && !waits(6, 7, 4) && !waits(12, 7, 4), "a window");
+
 } // namespace oa::weave

@@ -11,9 +11,10 @@ namespace oa::weave {
 
 namespace {
 
-constexpr double rest_s       = 2e-3; // of an idle thread, between two signs of life
-constexpr int    n_spins      = 2000; // of an idle thread after a task: the next layer's is near
-constexpr size_t small_nbytes = 4096; // of the payload of a task that is no attention
+constexpr double   rest_s         = 2e-3; // of an idle thread, and between two signs of life
+constexpr uint32_t beats_per_look = 100;  // at whether the sender lives
+constexpr int      n_spins        = 2000; // of an idle thread after a task: the next layer's is near
+constexpr size_t   small_nbytes   = 4096; // of the payload of a task that is no attention
 
 uint32_t next_of(uint64_t claim) {
     return uint32_t(claim);
@@ -36,9 +37,10 @@ Receiver::Receiver(const std::string & path, const ReceiverOptions & options) :
     ring_(region_, options.n_slots), store_(options.quota_nbytes), result_(small_nbytes) {
     ggml_cpu_init(); // its tables
     region_.store_release<uint64_t>(word::free_nbytes, store_.free_nbytes());
-    region_.store_release<uint32_t>(word::state, uint32_t(State::ready));
+    drain(false);
+    threads_.emplace_back([this] { beat(); });
     for (uint32_t i = 0; i < std::max(1u, options_.n_idle); ++i) {
-        threads_.emplace_back([this, i] { idle(i == 0); });
+        threads_.emplace_back([this] { idle(); });
     }
 }
 
@@ -51,7 +53,9 @@ Receiver::~Receiver() {
 }
 
 void Receiver::drain(bool wanted) {
-    region_.store_release<uint32_t>(word::state, uint32_t(wanted ? State::draining : State::ready));
+    const std::lock_guard<std::mutex> lock(state_mutex_);
+    state_ = wanted ? State::draining : State::ready;
+    region_.store_release<uint32_t>(word::state, uint32_t(state_));
 }
 
 void Receiver::graph(bool begins) {
@@ -90,9 +94,10 @@ void Receiver::work() {
 
 // Whether there was something to do.
 bool Receiver::open_next() {
-    const bool waits = region_.load_acquire<uint64_t>(word::epoch) != region_.load_acquire<uint64_t>(word::accepted) ||
-                       region_.load_acquire<uint32_t>(word::tail) != region_.load_acquire<uint32_t>(word::done);
-    if (!waits || taken_.exchange(true, std::memory_order_acquire)) {
+    const bool wanted = region_.load_acquire<uint64_t>(word::epoch) != region_.load_acquire<uint64_t>(word::accepted) ||
+                        waits(region_.load_acquire<uint32_t>(word::tail), region_.load_acquire<uint32_t>(word::done),
+                              region_.header().n_slots);
+    if (!wanted || taken_.exchange(true, std::memory_order_acquire)) {
         return false;
     }
     if (ring_.is_new_epoch()) {
@@ -103,6 +108,8 @@ bool Receiver::open_next() {
     } else if (ring_.has_task()) {
         open(ring_.slot(ring_.next()));
         return true;
+    } else {
+        ring_.restore();
     }
     taken_.store(false, std::memory_order_release);
     return true;
@@ -187,13 +194,37 @@ void Receiver::finish(Status status, size_t nbytes) {
     }
 }
 
-// A thread of the receiver: polls while no graph is computed. The first shows that the process runs.
-void Receiver::idle(bool first) {
-    uint64_t seen = 0;
+// A thread of the receiver: shows that the process runs and what it wants, whatever the other threads are doing.
+void Receiver::beat() {
     for (uint32_t beat = 1; !ended_.load(std::memory_order_relaxed); ++beat) {
-        if (first) {
-            region_.store_release<uint32_t>(word::heartbeat, beat);
+        {
+            const std::lock_guard<std::mutex> lock(state_mutex_);
+            region_.store_release<uint32_t>(word::state, uint32_t(state_));
         }
+        region_.store_release<uint32_t>(word::heartbeat, beat);
+        if (beat % beats_per_look == 0) {
+            forget_the_dead();
+        }
+        std::this_thread::sleep_for(std::chrono::duration<double>(rest_s));
+    }
+}
+
+// Guests of a sender that is gone. Another one that comes meanwhile is accepted after it.
+void Receiver::forget_the_dead() {
+    if (store_.n_sequences() == 0 || taken_.exchange(true, std::memory_order_acquire)) {
+        return;
+    }
+    if (!region_.other_lives()) {
+        store_.clear();
+        region_.store_release<uint64_t>(word::free_nbytes, store_.free_nbytes());
+    }
+    taken_.store(false, std::memory_order_release);
+}
+
+// Threads of the receiver: poll while no graph is computed.
+void Receiver::idle() {
+    uint64_t seen = 0;
+    while (!ended_.load(std::memory_order_relaxed)) {
         const uint32_t doorbell = region_.load_acquire<uint32_t>(word::doorbell);
         if (n_graphs_.load(std::memory_order_relaxed) == 0) {
             poll();

@@ -11,6 +11,7 @@
 #include "store.h"
 
 #include <atomic>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -23,8 +24,8 @@ enum class Polls { graphs, operators, parts };
 
 struct ReceiverOptions {
     size_t   quota_nbytes  = size_t(1) << 30;
-    size_t   task_nbytes   = size_t(16) << 20;
-    size_t   result_nbytes = size_t(8) << 20;
+    size_t   task_nbytes   = size_t(8) << 20; // all slots together fit into the 64 MB that containers have
+    size_t   result_nbytes = size_t(4) << 20;
     uint32_t n_slots       = 4;
     uint32_t n_idle        = 1; // threads that poll while no graph is computed
     Polls    polls         = Polls::parts;
@@ -66,7 +67,9 @@ class Receiver {
     void open(uint32_t slot);
     void work();
     void finish(Status status, size_t nbytes);
-    void idle(bool first);
+    void beat();
+    void forget_the_dead();
+    void idle();
 
     const ReceiverOptions options_;
     Region                region_;
@@ -81,6 +84,9 @@ class Receiver {
     std::atomic<int>      n_graphs_{ 0 };
     std::atomic<bool>     ended_{ false };
     std::atomic<uint64_t> n_tasks_{ 0 }, n_refused_{ 0 }, n_items_{ 0 }, n_epochs_{ 0 };
+
+    std::mutex state_mutex_;
+    State      state_ = State::ready;
 
     std::vector<std::thread> threads_;
 };

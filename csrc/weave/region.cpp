@@ -67,8 +67,12 @@ Region Region::create(const std::string & path, uint32_t n_slots, size_t task_nb
     task_nbytes         = whole_pages(line + task_nbytes);
     result_nbytes       = whole_pages(line + result_nbytes);
     const size_t nbytes = first_slot + n_slots * (task_nbytes + result_nbytes);
-    if (!region.lock(Side::receiver) || ftruncate(file, off_t(nbytes)) != 0) {
+    if (!region.lock(Side::receiver)) {
         throw ChannelError("cannot make " + path + ": " + reason());
+    }
+    // All of it now: a page that cannot be had later is a signal to who writes there.
+    if (const int error = posix_fallocate(file, 0, off_t(nbytes))) {
+        throw ChannelError("cannot make " + path + " of " + std::to_string(nbytes) + " bytes: " + strerror(error));
     }
     region.map(nbytes);
     Header & header      = region.header_;

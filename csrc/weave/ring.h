@@ -75,7 +75,13 @@ template <class Memory, class Rules = AllRules> class ReceiverRing {
     // Whether a task waits, in the slot of next().
     OA_HD bool has_task() const {
         const uint32_t tail = memory_.template load_acquire<uint32_t>(word::tail);
-        return Rules::wrap ? !reached(done_, tail) : tail > done_;
+        return Rules::wrap ? waits(tail, done_, n_slots_) : tail > done_;
+    }
+
+    // Say again what is so, in case that somebody wrote over it.
+    OA_HD void restore() {
+        memory_.template store_release<uint32_t>(word::done, done_);
+        memory_.template store_release<uint64_t>(word::accepted, epoch_);
     }
 
     OA_HD uint32_t next() const { return done_ + 1; }

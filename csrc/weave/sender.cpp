@@ -41,11 +41,12 @@ Sender::Sender(const std::string & path, const SenderOptions & options) :
     region_.store_release<uint32_t>(word::doorbell, region_.load_acquire<uint32_t>(word::doorbell) + 1);
     region_.wake(word::doorbell);
     while (!ring_.accepted()) {
-        if (oa_now() > end || !region_.other_lives()) {
-            throw ChannelError("the receiver of " + path + " does not answer");
+        if (oa_now() > end || !lives()) {
+            throw ChannelError(failed() ? error_ : "the receiver of " + path + " does not answer");
         }
         region_.wait(word::done, region_.load_acquire<uint32_t>(word::done), nap_s);
     }
+    attached_ = true;
     std::vector<char> canary(2048), back(canary.size());
     std::iota(canary.begin(), canary.end(), char(epoch));
     const Status status = call(Kind::ping, canary.data(), canary.size(), back.data(), back.size());
@@ -69,6 +70,9 @@ bool Sender::lives() {
     const uint32_t beat = region_.load_acquire<uint32_t>(word::heartbeat);
     if (!region_.other_lives() || region_.load_acquire<uint32_t>(word::state) == uint32_t(State::ended)) {
         return fail("is gone");
+    }
+    if (attached_ && !ring_.accepted()) {
+        return fail("has forgotten this sender");
     }
     if (beat != beat_ || beat_at_ == 0.0) {
         beat_    = beat;

@@ -81,6 +81,7 @@ class Sender {
     std::vector<char>   task_; // the payload of the next one, in private memory
     std::vector<Sent>   sent_;
     std::string         error_;
+    bool                attached_ = false;
     double              waited_s_ = 0.0;
     uint32_t            beat_     = 0;
     double              beat_at_ = 0.0, looked_at_ = 0.0;

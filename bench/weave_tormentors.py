@@ -1,0 +1,177 @@
+"""Processes that bench/weave_soak.py is helped by: one that starts receivers, one that does harm.
+
+python bench/weave_tormentors.py nursery|vandal
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import queue
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HANG_S = 10.0
+# csrc/weave/protocol.h
+PAGES = {
+    4096: ("epoch", "base", "tail", "doorbell", "tx_sleeping"),
+    8192: ("accepted", "done", "state", "heartbeat", "rx_sleeping", "free_nbytes"),
+}
+WORDS = {name: page + 128 * at for page, names in PAGES.items() for at, name in enumerate(names)}
+# Of the header, which is written once: a new receiver has to come.
+FIELDS = {"magic": 0, "version": 4, "boot": 8, "region_nbytes": 16, "tasks": 24, "task_nbytes": 40, "n_slots": 56}
+N_SLOTS, FIRST_SLOT, TASK_NBYTES, RESULT_NBYTES = 4, 3 * 4096, 1 << 19, 1 << 18  # with a header of 128 bytes each
+SLOTS: dict[str, Any] = {"task_nbytes": TASK_NBYTES - 128, "result_nbytes": RESULT_NBYTES - 128, "n_slots": N_SLOTS}
+
+
+class Helper:
+    """This program in a process of its own; it answers a line of JSON with lines of JSON."""
+
+    def __init__(self, role: str) -> None:
+        command = [sys.executable, __file__, role]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._answers: queue.Queue[dict[str, Any]] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for text in self.process.stdout:
+            self._answers.put(json.loads(text))
+
+    def ask(self, **command: Any) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(command) + "\n")
+        self.process.stdin.flush()
+        return self.answer()
+
+    def answer(self) -> dict[str, Any]:
+        """Raises queue.Empty after HANG_S."""
+        return self._answers.get(timeout=HANG_S)
+
+    def __enter__(self) -> Helper:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def say(**answer: Any) -> None:
+    os.write(1, (json.dumps(answer) + "\n").encode())
+
+
+def nursery() -> None:
+    """Helper: forks receivers, which takes milliseconds where a new Python takes a second.
+
+    {path, model, quota, serves} -> {pid, crashed}: a new one, in place of the last; {path} -> {lives}.
+    """
+    from oallama import runtime
+
+    runtime.llama_cpp()
+    from oallama import _core  # noqa: F401  its children have it then
+
+    children: dict[str, int] = {}
+    for text in sys.stdin:
+        command = json.loads(text)
+        pid = children.get(command["path"], 0)
+        status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) if pid else None
+        if "quota" not in command:
+            say(lives=status is None)
+            continue
+        if pid:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        children[command["path"]] = child = os.fork()
+        if child == 0:
+            receive(command, crashed=status is not None and status.si_status != signal.SIGKILL)
+
+
+def receive(command: Mapping[str, Any], crashed: bool) -> None:
+    """A receiver, which may compute a cold model meanwhile; SIGUSR1 drains it, SIGUSR2 ends it."""
+    from oallama.weave import Receiver
+    from oallama.weave.sequences import Sequences
+
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    orders = {signal.SIGUSR1, signal.SIGUSR2}
+    signal.pthread_sigmask(signal.SIG_BLOCK, orders)  # of the threads of the receiver, too
+    with ExitStack() as stack:
+        receiver = stack.enter_context(Receiver(command["path"], command["quota"], **SLOTS))
+        cold = None
+        if command["serves"]:
+            stack.enter_context(receiver.serving())
+            cold = stack.enter_context(Sequences(Path(command["model"]), n_ctx=512, n_seq=2))
+        say(pid=os.getpid(), crashed=crashed)
+        while True:
+            order = signal.sigtimedwait(orders, 0 if cold else 1000)
+            if order:
+                receiver.drain(order.si_signo == signal.SIGUSR1)
+                say(drains=order.si_signo == signal.SIGUSR1)
+            if cold:
+                cold.step({0: [500], 1: [600]})
+                if cold.lengths[0] > 200:
+                    cold.remove(0)
+                    cold.remove(1)
+
+
+def vandal() -> None:
+    """Helper: {path, kind, seconds, seed} -> {begin} and, when it is done, {what}."""
+    for text in sys.stdin:
+        command = json.loads(text)
+        rng = np.random.default_rng(command["seed"])
+        with open(command["path"], "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+            begin = time.monotonic()
+            say(begin=begin)
+            if command["kind"] == "hog":
+                what = hog(begin + 4 * command["seconds"])
+            else:
+                what = scribble(memory, command["kind"], begin + command["seconds"], rng)
+        say(what=what)
+
+
+def hog(end: float) -> str:
+    children = []
+    for _ in range(4):
+        child = os.fork()
+        if child == 0:
+            while time.monotonic() < end:
+                pass
+            os._exit(0)
+        children.append(child)
+    for child in children:
+        os.waitpid(child, 0)
+    return ""
+
+
+def scribble(memory: mmap.mmap, kind: str, end: float, rng: np.random.Generator) -> str:
+    """Garbage into a word, or into the slots of tasks or of results until `end`. Returns the word."""
+    if kind == "word":
+        places = {**WORDS, **FIELDS}
+        name = str(rng.choice(list(places)))
+        at, layout = places[name], "<Q" if name in ("epoch", "accepted", "free_nbytes", "boot") else "<I"
+        size = struct.calcsize(layout)
+        (value,) = struct.unpack_from(layout, memory, at)
+        flipped, anything = value ^ (1 << int(rng.integers(8 * size))), int(rng.integers(1 << 63))
+        garbage = (value + 1, value - 1, value - 5, flipped, anything, 0)[rng.integers(6)]
+        struct.pack_into(layout, memory, at, garbage % (1 << 8 * size))
+        return name
+    first, nbytes = (FIRST_SLOT, TASK_NBYTES) if kind == "task" else (FIRST_SLOT + N_SLOTS * TASK_NBYTES, RESULT_NBYTES)
+    while time.monotonic() < end:
+        at = first + int(rng.integers(N_SLOTS)) * nbytes + int(rng.integers(64 if rng.random() < 0.3 else 4096))
+        memory[at : at + 8] = rng.bytes(8)
+    return ""
+
+
+if __name__ == "__main__":
+    {"nursery": nursery, "vandal": vandal}[sys.argv[1]]()
