@@ -5,7 +5,8 @@ python bench/capacity.py -o FILE.jsonl [--quick] [--rates 0.3,0.6,0.9,1.2] [--du
 Three ways on the same cores, interleaved, each cell with servers started anew and the same arrivals and lengths:
   dedicated  two llama-servers behind llama.cpp's router, a core and a thread each; the hot one has KV memory for
              --home sequences, further requests wait
-  shared     the same, but either model may use all cores, with a thread on each: llama.cpp's router as it is
+  shared     the same, but either model uses both cores with a thread on each: llama.cpp's router and its default; where
+             both models compute, four threads wait actively on two cores (with a thread each this is `dedicated`)
   guests     as dedicated, and --guests more sequences of the hot model in KV memory that the cold one lends
 A process has the same bytes of KV cache in all three: with guests the cold model's own is smaller by what it lends.
 The generator is that of `oallama bench serve`: Poisson arrivals, BurstGPT's lengths (575/340) times --scale. One JSON
@@ -42,7 +43,7 @@ HEAD = "hot/s way        model done/sent  req/s  tok/s TTFT50      95  TPOT50   
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--out", type=Path)
-    parser.add_argument("--rates", default="0.5,0.8,1.1,1.4", help="requests per second of the hot model: %(default)s")
+    parser.add_argument("--rates", default="0.7,1.0,1.3,1.6", help="requests per second of the hot model: %(default)s")
     parser.add_argument("--cold-rate", type=float, default=0.2)
     parser.add_argument("--duration", type=float, default=60.0, help="measured seconds of a cell")
     parser.add_argument("--warmup", type=float, default=10.0)
