@@ -82,7 +82,13 @@ def test_what_orders_memory_is_needed(build: Build, part: str) -> None:
     ("BUFFERS", "many", "another operation's flag"),
 ])  # fmt: skip
 def test_what_else_is_needed(build: Build, part: str, scenario: str, says: str) -> None:
-    assert run(build("-O2", f"-DBREAK={part}"), scenario) == (1, f"FAILED: {says}\n")
+    """Without it something goes wrong, if not in every run of a busy machine."""
+    program = build("-O2", f"-DBREAK={part}")
+    for _ in range(30):
+        found = run(program, scenario)
+        if found != (0, "ok\n"):
+            break
+    assert found == (1, f"FAILED: {says}\n")
 
 
 def test_a_clock_is_needed(build: Build) -> None:
