@@ -284,6 +284,8 @@ def test_a_receiver_that_is_gone_is_noticed(path: str, number: int) -> None:
         os.kill(process.pid, number)
         if number == signal.SIGKILL:
             process.wait()
+        else:
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)  # its threads run on for a moment
         with pytest.raises(OallamaError, match=r"is gone|no sign of life|has not answered for 1000 ms"):
             for _ in range(3):
                 sender.attend(0, [SequenceRows(handle, 1, 1)], q, q, q, scale=1.0)

@@ -132,6 +132,7 @@ def test_a_stopped_receiver_holds_nobody_up(path: str) -> None:
     with process_of([sys.executable, "-c", RECEIVE, path], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
         os.kill(process.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)  # its threads run on for a moment
         with pytest.raises(OallamaError, match="no sign of life"):
             Sender(path, deadline_s=1.0, attach_s=20.0)
 
