@@ -95,7 +95,7 @@ class Pair:
 
     def __init__(self, lib: Any, shape: OpenTask, quota_nbytes: int) -> None:
         self.lib = lib
-        self.path = f"/tmp/oallama-weave-bench-{os.getpid()}".encode()
+        self.path = os.path.join(tempfile.gettempdir(), f"oallama-weave-bench-{os.getpid()}").encode()
         quota, slot = ctypes.c_uint64(quota_nbytes), 32 << 20
         self.receiver = ctypes.c_void_p(checked(lib, lib.wc_receiver_new(self.path, quota, slot, 2, 1)))
         made = lib.wc_sender_new(self.path, ctypes.byref(shape), ctypes.c_double(2.0), 0xFFFFFFF0)
