@@ -30,7 +30,6 @@ SOURCES = (
     ROOT / "tests" / "weave_cuda_twin.cpp",
     WEAVE / "cuda" / "block_store.cpp",
     WEAVE / "cuda" / "control.cpp",
-    WEAVE / "attend_layout.cpp",
 )
 FLAGS = ("-std=c++17", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", f"-I{WEAVE}", f"-I{WEAVE}/cuda")
 OK, MALFORMED, UNKNOWN, NO_ROOM = range(4)  # Status
@@ -345,15 +344,6 @@ def test_without_the_check_it_is_not(library: Path, wrong: str) -> None:
         assert refused(library, wrong)[2] == 0
     finally:
         lib.twin_without(b"")
-
-
-def test_the_layout_is_the_cpus(library: Path) -> None:
-    rng = np.random.default_rng(6)
-    lib = ctypes.CDLL(str(library))
-    for _ in range(200):
-        sizes = [int(x) for x in rng.integers(1, 300, 6)]
-        task = AttendTask(0, *sizes, has_sinks=int(rng.integers(2)))
-        assert lib.twin_layouts_agree(ctypes.byref(task))
 
 
 def test_the_line_between_hosts(library: Path, tmp_path: Path) -> None:

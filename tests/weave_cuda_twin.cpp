@@ -323,14 +323,6 @@ const char * twin_line(const char * path) {
     }
     return found.c_str();
 }
-
-// Whether Layout is AttendLayout.
-uint32_t twin_layouts_agree(const AttendTask * task) {
-    const Layout       ours(*task);
-    const AttendLayout theirs(*task);
-    return ours.rows == theirs.rows && ours.sinks == theirs.sinks && ours.q == theirs.q && ours.k == theirs.k &&
-           ours.v == theirs.v && ours.nbytes == theirs.nbytes;
-}
 }
 
 namespace {

@@ -41,11 +41,4 @@ class AttendJob {
     const float *      v_ = nullptr;
 };
 
-// Offsets of the parts of an attend task's payload, and its size.
-struct AttendLayout {
-    explicit AttendLayout(const AttendTask & task);
-
-    size_t rows, sinks, q, k, v, nbytes;
-};
-
 } // namespace oa::weave

@@ -154,6 +154,24 @@ struct SequenceRows {
     uint32_t n_rows;
 };
 
+// Offsets of the parts of an attend task's payload, and its size.
+struct AttendLayout {
+    OA_HD explicit AttendLayout(const AttendTask & task) {
+        const size_t n = task.n_rows;
+        rows           = aligned(sizeof(AttendTask));
+        sinks          = aligned(rows + task.n_sequences * sizeof(SequenceRows));
+        q              = aligned(sinks + (task.has_sinks ? task.n_head * sizeof(float) : 0));
+        k              = aligned(q + n * task.n_head * task.d_k * sizeof(float));
+        v              = aligned(k + n * task.n_head_kv * task.d_k * sizeof(float));
+        nbytes         = v + n * task.n_head_kv * task.d_v * sizeof(float);
+    }
+
+    size_t rows, sinks, q, k, v, nbytes;
+
+  private:
+    static OA_HD size_t aligned(size_t at) { return (at + 63) / 64 * 64; }
+};
+
 // Whether a comes after b, or is b, among numbers that wrap around.
 OA_HD constexpr bool reached(uint32_t a, uint32_t b) {
     return int32_t(a - b) >= 0;

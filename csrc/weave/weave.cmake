@@ -1,7 +1,6 @@
 # Both sides of a channel join ggml-cpu, whose attention the receiver calls; the hot model's cache and graph join llama.
 set(OALLAMA_WEAVE_SOURCES
     ${OALLAMA_CSRC}/os/futex.cpp
-    ${OALLAMA_CSRC}/weave/attend_layout.cpp
     ${OALLAMA_CSRC}/weave/attention.cpp
     ${OALLAMA_CSRC}/weave/receiver.cpp
     ${OALLAMA_CSRC}/weave/receiver_of_process.cpp

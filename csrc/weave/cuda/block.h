@@ -74,22 +74,4 @@ template <class AnyHeader> OA_DEVICE inline uint64_t header_checksum(AnyHeader h
     return total;
 }
 
-// AttendLayout of attention.h, for devices.
-struct Layout {
-    OA_HD explicit Layout(const AttendTask & task) {
-        const size_t n = task.n_rows;
-        rows           = aligned(sizeof(AttendTask));
-        sinks          = aligned(rows + task.n_sequences * sizeof(SequenceRows));
-        q              = aligned(sinks + (task.has_sinks ? task.n_head * sizeof(float) : 0));
-        k              = aligned(q + n * task.n_head * task.d_k * sizeof(float));
-        v              = aligned(k + n * task.n_head_kv * task.d_k * sizeof(float));
-        nbytes         = v + n * task.n_head_kv * task.d_v * sizeof(float);
-    }
-
-    size_t rows, sinks, q, k, v, nbytes;
-
-  private:
-    static OA_HD size_t aligned(size_t at) { return (at + 63) / 64 * 64; }
-};
-
 } // namespace oa::weave::cuda

@@ -132,7 +132,7 @@ template <class Block, class Rules> class Look {
         if (b_.shared().status != uint32_t(Status::ok)) {
             return Status::malformed;
         }
-        const Status status = read_rows(from + Layout(o_.task).rows);
+        const Status status = read_rows(from + AttendLayout(o_.task).rows);
         if (status == Status::ok && b_.thread() == 0) {
             cut();
         }
@@ -166,7 +166,7 @@ template <class Block, class Rules> class Look {
                             (shape.k_type != kv_q8_0 || (t.d_k % 32 == 0 && t.d_v % 32 == 0));
         const bool kept =
             t.layer < shape.n_layers && t.n_head_kv * t.d_k <= shape.k_width && t.n_head_kv * t.d_v <= shape.v_width;
-        return few && narrow && kept && Layout(t).nbytes == nbytes &&
+        return few && narrow && kept && AttendLayout(t).nbytes == nbytes &&
                size_t(t.n_rows) * t.n_head * t.d_v * sizeof(float) <= setup().result_nbytes - line;
     }
 

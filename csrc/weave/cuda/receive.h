@@ -81,7 +81,7 @@ template <class Block, class Rules = AllPollRules> class Poll {
         const OpenRows &   rows   = o_.rows[low];
         const AttendTask & t      = o_.task;
         const OpenTask &   shape  = look_.setup().shape;
-        const Layout       layout = Layout(t);
+        const AttendLayout layout = AttendLayout(t);
         const uint32_t     split  = (number - rows.first_item) % rows.n_splits;
         const uint32_t     output = (number - rows.first_item) / rows.n_splits;
         const uint32_t     tile = output / t.n_head_kv, head_kv = output % t.n_head_kv, per_kv = t.n_head / t.n_head_kv;

@@ -92,9 +92,9 @@ template <class Block> class Send {
         const uint32_t first = b_.shared().first;
         task.n_sequences     = b_.shared().count;
         task.has_sinks       = call.sinks != nullptr;
-        const Layout layout(task);
-        char *       slot = channel().task(ring().slot(number), s_.task_nbytes);
-        char *       to   = slot + line;
+        const AttendLayout layout(task);
+        char *             slot = channel().task(ring().slot(number), s_.task_nbytes);
+        char *             to   = slot + line;
         copy(to + layout.q, call.q, call.first, task.n_rows, call.q_stride, task.n_head * task.d_k);
         copy(to + layout.k, call.k, call.first, task.n_rows, call.k_stride, task.n_head_kv * task.d_k);
         copy(to + layout.v, call.v, call.first, task.n_rows, call.v_stride, task.n_head_kv * task.d_v);
@@ -211,7 +211,7 @@ template <class Block> class Send {
 
     // One block: all of a task but its rows.
     OA_DEVICE void describe(const SendCall & call, const AttendTask & task, uint32_t first, char * to,
-                            const Layout & layout) {
+                            const AttendLayout & layout) {
         if (b_.thread() == 0) {
             *reinterpret_cast<AttendTask *>(to) = task;
         }

@@ -266,7 +266,7 @@ void CudaSender::send(const CudaAttention & wanted, cudaStream_t stream) {
     all.n_sequences      = max_sequences;
     all.has_sinks        = wanted.sinks != nullptr;
     all.n_rows           = 0;
-    const size_t before  = Layout(all).nbytes + 4 * 64;
+    const size_t before  = AttendLayout(all).nbytes + 4 * 64;
     const size_t a_row   = (size_t(all.n_head + all.n_head_kv) * all.d_k + size_t(all.n_head_kv) * all.d_v) * 4;
     const size_t out_row = size_t(all.n_head) * all.d_v;
     const size_t room    = task_nbytes_ - line;
