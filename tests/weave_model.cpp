@@ -6,8 +6,8 @@
 // there, or one that is yet to come, for which the other thread runs. Executions are tried one after another by
 // replaying choices.
 //
-// weave_model SCENARIO RULE [WORD release|acquire]: leaves out a rule, or weakens the accesses to a word. Prints what
-// it found as JSON; the exit code says nothing.
+// weave_model SCENARIO RULE [WORD release|acquire]: leaves out a rule ("all": none; "restore": none, and both sides
+// repeat what they said), or weakens the accesses to a word. Prints what it found as JSON; the exit code says nothing.
 #include "ring.h"
 
 #include <cstdio>
@@ -42,6 +42,7 @@ class Machine {
     std::string           violation;
     size_t                weak_word    = 0;
     bool                  weak_release = false, weak_acquire = false;
+    bool                  restores = false; // both sides say once more what they said
 
     explicit Machine(std::vector<size_t> & choices) : choices(choices) {}
 
@@ -250,6 +251,9 @@ template <class Rules> struct Channel {
     }
 
     void receive(uint32_t number, uint64_t value) {
+        if (machine.restores) {
+            sender.restore(); // as Sender::await before a nap
+        }
         while (!sender.completed(number)) {
             machine.spin();
         }
@@ -269,6 +273,9 @@ template <class Rules> struct Channel {
                 machine.require(!is_next || epoch == receiver.epoch(), "a void task was done");
                 machine.plain(result_at + slot, is_next ? result_of(value) : ~0ull);
                 receiver.finish();
+                if (machine.restores) {
+                    receiver.restore(); // as Receiver::beat
+                }
             } else {
                 machine.spin();
             }
@@ -359,6 +366,7 @@ int main(int argc, char ** argv) {
             machine.weak_word                                                               = word_of(argv[3]);
             (strcmp(argv[4], "release") == 0 ? machine.weak_release : machine.weak_acquire) = true;
         }
+        machine.restores = rule == "restore";
         if (rule == "credit") {
             run<NoCredit>(scenario, machine);
         } else if (rule == "accepted") {

@@ -101,8 +101,7 @@ bool Receiver::open_next() {
         return false;
     }
     if (ring_.is_new_epoch()) {
-        store_.clear();
-        region_.store_release<uint64_t>(word::free_nbytes, store_.free_nbytes());
+        forget();
         n_epochs_.fetch_add(1, std::memory_order_relaxed);
         ring_.accept();
     } else if (ring_.has_task()) {
@@ -202,23 +201,21 @@ void Receiver::beat() {
             region_.store_release<uint32_t>(word::state, uint32_t(state_));
         }
         region_.store_release<uint32_t>(word::heartbeat, beat);
-        if (beat % beats_per_look == 0) {
-            forget_the_dead();
+        if (!taken_.exchange(true, std::memory_order_acquire)) {
+            ring_.restore();
+            if (beat % beats_per_look == 0 && store_.n_sequences() > 0 && !region_.other_lives()) {
+                forget();
+            }
+            taken_.store(false, std::memory_order_release);
         }
         std::this_thread::sleep_for(std::chrono::duration<double>(rest_s));
     }
 }
 
-// Guests of a sender that is gone. Another one that comes meanwhile is accepted after it.
-void Receiver::forget_the_dead() {
-    if (store_.n_sequences() == 0 || taken_.exchange(true, std::memory_order_acquire)) {
-        return;
-    }
-    if (!region_.other_lives()) {
-        store_.clear();
-        region_.store_release<uint64_t>(word::free_nbytes, store_.free_nbytes());
-    }
-    taken_.store(false, std::memory_order_release);
+// All guests, of a sender that is gone.
+void Receiver::forget() {
+    store_.clear();
+    region_.store_release<uint64_t>(word::free_nbytes, store_.free_nbytes());
 }
 
 // Threads of the receiver: poll while no graph is computed.

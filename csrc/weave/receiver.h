@@ -68,7 +68,7 @@ class Receiver {
     void work();
     void finish(Status status, size_t nbytes);
     void beat();
-    void forget_the_dead();
+    void forget();
     void idle();
 
     const ReceiverOptions options_;

@@ -44,6 +44,9 @@ template <class Memory, class Rules = AllRules> class SenderRing {
     // The task in the slot of next() is complete.
     OA_HD void publish() { memory_.template store_release<uint32_t>(word::tail, ++tail_); }
 
+    // Say again what is so, in case that somebody wrote over it.
+    OA_HD void restore() { memory_.template store_release<uint32_t>(word::tail, tail_); }
+
     // Whether the result of a task is there.
     OA_HD bool completed(uint32_t number) const {
         const uint32_t done = memory_.template load_acquire<uint32_t>(word::done);

@@ -175,6 +175,7 @@ bool Sender::await(uint32_t number, double seconds) {
         if (oa_now() > end) {
             return fail("has not answered for " + std::to_string(int(seconds * 1e3)) + " ms");
         }
+        ring_.restore();
         const uint32_t seen = region_.load_acquire<uint32_t>(word::done);
         region_.store_release<uint32_t>(word::tx_sleeping, 1);
         __atomic_thread_fence(__ATOMIC_SEQ_CST);
