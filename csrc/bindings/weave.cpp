@@ -136,7 +136,7 @@ void register_receiver(py::module_ & m) {
                                                                           n_slots, n_idle, polls_of(polls), part });
              }),
              py::arg("path"), py::arg("quota_nbytes"), py::arg("task_nbytes"), py::arg("result_nbytes"),
-             py::arg("n_slots"), py::arg("n_idle"), py::arg("polls"), py::arg("part"))
+             py::arg("n_slots"), py::arg("n_idle"), py::arg("polls"), py::arg("part"), release_gil())
         .def("poll", &Receiver::poll, release_gil())
         .def(
             "poll_seconds",

@@ -31,6 +31,8 @@ flock lock_of(Side side) {
 // A process that was killed keeps its locks for a while when others look at its memory (/proc/PID/smaps).
 constexpr double grace_s = 2.0;
 
+const char * const in_use = " is in use by another receiver";
+
 std::string reason() {
     return strerror(errno);
 }
@@ -45,17 +47,7 @@ Region Region::create(const std::string & path, uint32_t n_slots, size_t task_nb
     if (n_slots == 0 || (n_slots & (n_slots - 1)) != 0) {
         throw ChannelError("a channel has a power of two of slots, not " + std::to_string(n_slots));
     }
-    if (const int old = open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW); old >= 0) {
-        const Region of_another(Side::receiver, old, ""); // closes it
-        const double end = oa_now() + grace_s;
-        while (!of_another.lock(Side::receiver)) {
-            if (oa_now() > end) {
-                throw ChannelError(path + " is in use by another receiver");
-            }
-            std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        }
-        unlink(path.c_str()); // senders of the receiver that is gone keep their mapping of the old file
-    }
+    clear_path(path);
     // Without a name until it is complete: nobody finds a file that nobody has locked yet.
     const size_t      slash  = path.rfind('/');
     const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
@@ -89,10 +81,32 @@ Region Region::create(const std::string & path, uint32_t n_slots, size_t task_nb
     memcpy(region.data_, &header, sizeof(header));
     const std::string unnamed = "/proc/self/fd/" + std::to_string(file);
     if (linkat(AT_FDCWD, unnamed.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) != 0) {
-        throw ChannelError("cannot make " + path + ": " + reason());
+        throw ChannelError(errno == EEXIST ? path + in_use : "cannot make " + path + ": " + reason());
     }
     region.path_ = path;
     return region;
+}
+
+// Senders of a receiver that is gone keep their mapping of its file.
+void Region::clear_path(const std::string & path) {
+    const double end = oa_now() + grace_s;
+    for (int old; (old = open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW)) >= 0;) {
+        const Region of_another(Side::receiver, old, ""); // closes it
+        struct stat  locked, named;
+        if (of_another.lock(Side::receiver)) {
+            // Who held the lock until now may have put a file of its own there.
+            const bool same = fstat(old, &locked) == 0 && lstat(path.c_str(), &named) == 0 &&
+                              locked.st_dev == named.st_dev && locked.st_ino == named.st_ino;
+            if (same) {
+                unlink(path.c_str());
+                return;
+            }
+        }
+        if (oa_now() > end) {
+            throw ChannelError(path + in_use);
+        }
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
 }
 
 Region Region::attach(const std::string & path) {

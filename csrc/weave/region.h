@@ -52,8 +52,10 @@ class Region {
   private:
     Region(Side side, int file, std::string path) : side_(side), file_(file), path_(std::move(path)) {}
 
-    void map(size_t nbytes);
-    bool lock(Side side) const;
+    // Removes the file of a receiver that is gone, if there is one. Throws ChannelError: it lives.
+    static void clear_path(const std::string & path);
+    void        map(size_t nbytes);
+    bool        lock(Side side) const;
 
     Side        side_;
     int         file_;
