@@ -7,8 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
@@ -235,6 +237,27 @@ def test_who_may_not_attach(path: str) -> None:
             Sender(path)
 
 
+def test_one_receiver_of_several_takes_an_abandoned_path(path: str) -> None:
+    """Each finds the file of one that is gone; who removes it must not remove the file that replaced it."""
+    for _ in range(3):
+        Path(path).touch()
+        start = threading.Barrier(8)
+
+        def receive(start: threading.Barrier = start) -> Receiver | str:
+            start.wait()
+            try:
+                return Receiver(path, MIB)
+            except OallamaError as e:
+                return str(e)
+
+        with ThreadPoolExecutor(8) as pool:
+            found = [future.result() for future in [pool.submit(receive) for _ in range(8)]]
+        (receiver,) = [one for one in found if isinstance(one, Receiver)]
+        assert [one for one in found if one is not receiver] == [f"{path} is in use by another receiver"] * 7
+        with receiver, Sender(path) as sender:
+            assert sender.free_nbytes == MIB
+
+
 def test_wrong_shapes_are_refused(path: str) -> None:
     with Receiver(path, MIB), Sender(path) as sender:
         handle = sender.open(n_layers=1, max_tokens=64, k_width=64, v_width=64)
@@ -247,6 +270,15 @@ def test_wrong_shapes_are_refused(path: str) -> None:
             sender.attend(0, [SequenceRows(handle, 0, 1)], q, kv, kv, scale=1.0)
         with pytest.raises(OallamaError, match="refuses: the task is malformed"):
             sender.open(n_layers=0, max_tokens=64, k_width=64, v_width=64)
+
+
+def test_a_sequence_twice_is_refused(path: str) -> None:
+    with Receiver(path, MIB), Sender(path) as sender:
+        handle = sender.open(n_layers=1, max_tokens=64, k_width=64, v_width=64)
+        assert handle is not None and sender.reserve(handle, 2)
+        q, kv = floats(2, 2, 32), floats(2, 2, 32)
+        with pytest.raises(OallamaError, match="refuses: the task is malformed"):
+            sender.attend(0, [SequenceRows(handle, 0, 1), SequenceRows(handle, 1, 1)], q, kv, kv, scale=1.0)
 
 
 RECEIVE = (

@@ -308,7 +308,8 @@ def refused(library: Path, wrong: str) -> tuple[int, int, int]:
             handle.place = 1 << 20
         elif wrong == "width":
             q, k, v = floats(2, 4, 64), floats(2, 4, 64), floats(2, 4, 64)
-        failure, out = both.attend(layer, [(handle, position, 2)], q, k, v, 1.0)
+        rows = [(handle, position, 2)] if wrong != "twice" else [(handle, 2, 1), (handle, 3, 1)]
+        failure, out = both.attend(layer, rows, q, k, v, 1.0)
         status = int(both.lib.twin_refusal(both.twin))
         if failure != NONE:
             assert not out.any()  # zeros, and so are all results from now on
@@ -329,6 +330,7 @@ def refused(library: Path, wrong: str) -> tuple[int, int, int]:
         ("room", NO_ROOM),
         ("layer", MALFORMED),
         ("width", MALFORMED),
+        ("twice", MALFORMED),
         ("epoch", None),
     ],
 )

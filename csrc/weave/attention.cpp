@@ -98,7 +98,10 @@ Status AttendJob::read(const char * payload, size_t nbytes, size_t result_nbytes
                           task_.d_k % ggml_blck_size(ggml_type(made.k_type)) == 0 &&
                           task_.d_v % ggml_blck_size(ggml_type(made.v_type)) == 0;
         const bool tiles = (made.k_type == GGML_TYPE_F16 || made.k_type == GGML_TYPE_F32) && made.k_type == made.v_type;
-        if (!fits || rows.given.n_rows == 0 || rows.given.n_rows > task_.n_rows - first ||
+        // Items of one sequence and head are not to write what others read.
+        const bool again =
+            std::any_of(rows_.begin(), rows_.end(), [&](const Rows & earlier) { return earlier.sequence == sequence; });
+        if (!fits || again || rows.given.n_rows == 0 || rows.given.n_rows > task_.n_rows - first ||
             ((task_.tiled || task_.n_chunks > 1) && !tiles)) {
             return Status::malformed;
         }

@@ -173,8 +173,9 @@ template <class Block, class Rules> class Look {
     OA_DEVICE Status read_rows(const char * from) {
         b_.sync(); // all have read the status
         for (uint32_t i = uint32_t(b_.thread()); i < o_.task.n_sequences; i += uint32_t(b_.n_threads())) {
-            const SequenceRows given  = reinterpret_cast<const SequenceRows *>(from)[i];
-            const Status       status = check(given);
+            const auto *       all    = reinterpret_cast<const SequenceRows *>(from);
+            const SequenceRows given  = all[i];
+            const Status       status = is_again(all, i) ? Status::malformed : check(given);
             o_.rows[i].place          = given.handle.place;
             o_.rows[i].position       = given.position;
             o_.rows[i].n_rows         = given.n_rows;
@@ -195,6 +196,15 @@ template <class Block, class Rules> class Look {
         }
         b_.sync();
         return Status(b_.shared().status);
+    }
+
+    // Items of one sequence and head are not to write what others read.
+    OA_DEVICE bool is_again(const SequenceRows * all, uint32_t i) const {
+        bool again = false;
+        for (uint32_t earlier = 0; earlier < i; ++earlier) {
+            again = again || all[earlier].handle.place == all[i].handle.place;
+        }
+        return again;
     }
 
     OA_DEVICE Status check(const SequenceRows & given) const {
