@@ -123,7 +123,7 @@ template <class Memory, int threads = cuda::n_threads> class CudaBlock {
     }
 
     static __device__ void pause() {
-        __nanosleep(100);
+        asm volatile("nanosleep.u32 100;");
     }
 
   private:

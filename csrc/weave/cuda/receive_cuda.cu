@@ -2,6 +2,11 @@
 #include "receive.h"
 #include "receive_cuda.h"
 
+// Acquire and release between processors came with compute capability 7.0; ggml-cuda may be built for older ones, too.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 700
+#define OA_HAS_RELEASE
+#endif
+
 namespace oa::weave::cuda {
 
 namespace {
@@ -9,9 +14,11 @@ namespace {
 using Memory = Shared<n_threads * chunk_values>;
 
 __global__ void __launch_bounds__(n_threads, 2) poll_kernel(ReceiverState * state) {
+#ifdef OA_HAS_RELEASE
     __shared__ Memory memory;
     CudaBlock<Memory> block(memory);
     Poll<CudaBlock<Memory>>(block, *state).run();
+#endif
 }
 
 struct WatchMemory {
@@ -19,10 +26,12 @@ struct WatchMemory {
 };
 
 __global__ void watch_kernel(ReceiverState * state, uint64_t patience, const uint32_t * stop) {
+#ifdef OA_HAS_RELEASE
     __shared__ WatchMemory memory;
     using Warp = CudaBlock<WatchMemory, 32>;
     Warp block(memory);
     Poll<Warp>(block, *state).watch(patience, stop);
+#endif
 }
 
 __global__ void busy_kernel(uint64_t ns) {
@@ -34,8 +43,14 @@ __global__ void busy_kernel(uint64_t ns) {
 } // namespace
 
 cudaError_t poll_blocks(int & n_blocks) {
-    int         device = 0, n_multiprocessors = 0, per_multiprocessor = 0;
+    int         device = 0, generation = 0, n_multiprocessors = 0, per_multiprocessor = 0;
     cudaError_t code = cudaGetDevice(&device);
+    if (code == cudaSuccess) {
+        code = cudaDeviceGetAttribute(&generation, cudaDevAttrComputeCapabilityMajor, device);
+    }
+    if (code == cudaSuccess && generation < 7) {
+        code = cudaErrorNotSupported;
+    }
     if (code == cudaSuccess) {
         code = cudaDeviceGetAttribute(&n_multiprocessors, cudaDevAttrMultiProcessorCount, device);
     }

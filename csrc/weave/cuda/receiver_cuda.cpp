@@ -36,6 +36,17 @@ CudaReceiver::CudaReceiver(const std::string & path, const CudaReceiverOptions &
         throw ChannelError("a channel has a power of two of slots, not " + std::to_string(options.n_slots));
     }
     const OnDevice here(options_.device);
+    try {
+        set_up();
+    } catch (...) {
+        let_go();
+        throw;
+    }
+    serving_ = std::thread([this] { serve(); });
+    idling_  = std::thread([this] { idle(); });
+}
+
+void CudaReceiver::set_up() {
     check(poll_blocks(n_blocks_), "tell how many blocks fit");
     const uint32_t pages_per_place = (options_.max_tokens + block_tokens - 1) / block_tokens;
     const uint32_t max_partials    = uint32_t(n_blocks_) * 4;
@@ -63,13 +74,11 @@ CudaReceiver::CudaReceiver(const std::string & path, const CudaReceiverOptions &
             [this, pages_per_place](uint32_t place, uint32_t first, const uint32_t * pages, uint32_t n) {
                 upload(pages_ + size_t(place) * pages_per_place + first, pages, n * sizeof(uint32_t));
             } });
-    serving_ = std::thread([this] { serve(); });
-    idling_  = std::thread([this] { idle(); });
 }
 
 CudaReceiver::~CudaReceiver() {
     ended_ = true;
-    serving_.join(); // it needs polls to let go of a sender's memory
+    serving_.join(); // it waits for polls before it lets go of a sender's memory
     idle_ended_ = true;
     __atomic_store_n(words_ + 1, 1, __ATOMIC_RELEASE);
     changed_.notify_all();
@@ -78,16 +87,26 @@ CudaReceiver::~CudaReceiver() {
     cudaGetDevice(&before);
     cudaSetDevice(options_.device);
     cudaDeviceSynchronize(); // polls of graphs
+    let_go();
+    cudaSetDevice(before);
+}
+
+void CudaReceiver::let_go() {
     for (void * memory : { static_cast<void *>(state_), static_cast<void *>(pool_), static_cast<void *>(pages_),
                            static_cast<void *>(partials_), static_cast<void *>(merges_) }) {
         cudaFree(memory);
     }
     cudaFreeHost(words_);
-    cudaStreamDestroy(idle_stream_);
-    cudaStreamDestroy(upload_stream_);
-    cudaEventDestroy(ended_event_);
-    cudaEventDestroy(rest_event_);
-    cudaSetDevice(before);
+    for (cudaStream_t stream : { idle_stream_, upload_stream_ }) {
+        if (stream) {
+            cudaStreamDestroy(stream);
+        }
+    }
+    for (cudaEvent_t event : { ended_event_, rest_event_ }) {
+        if (event) {
+            cudaEventDestroy(event);
+        }
+    }
 }
 
 void CudaReceiver::begin(cudaStream_t stream) {
@@ -97,14 +116,14 @@ void CudaReceiver::begin(cudaStream_t stream) {
     __atomic_store_n(words_ + 1, 1, __ATOMIC_RELEASE); // a watch ends
     changed_.wait(lock, [&] { return resting_; });
     nodes_ = 0;
-    if (has_ended_event_) {
-        check(cudaStreamWaitEvent(stream, ended_event_), "follow the last graph");
+    if (has_ended_event_ && !failed_) {
+        check_device(cudaStreamWaitEvent(stream, ended_event_), "follow the last graph");
     }
 }
 
 void CudaReceiver::poll(cudaStream_t stream) {
-    if (++nodes_ % options_.every == 0) {
-        check(launch_poll(state_, n_blocks_, stream), "look for guests' tasks");
+    if (!failed_ && ++nodes_ % options_.every == 0) {
+        check_device(launch_poll(state_, n_blocks_, stream), "look for guests' tasks");
     }
 }
 
@@ -118,7 +137,14 @@ void CudaReceiver::end(cudaStream_t stream) {
         changed_.notify_all();
     }
     graphs_.unlock();
-    check(code, "end a graph");
+    if (!failed_) {
+        check_device(code, "end a graph");
+    }
+}
+
+void CudaReceiver::check_device(cudaError_t code, const char * what) {
+    failed_ = failed_ || code != cudaSuccess;
+    check(code, what);
 }
 
 CudaReceiverStats CudaReceiver::stats() const {
@@ -185,6 +211,10 @@ void CudaReceiver::set(Setup setup) {
         changed_.notify_all();
     }
     while (__atomic_load_n(words_, __ATOMIC_ACQUIRE) != n && !failed_) {
+        if (ended_) { // no poll may come any more, but those on their way
+            check(cudaDeviceSynchronize(), "end the polls");
+            return;
+        }
         usleep(20);
     }
 }

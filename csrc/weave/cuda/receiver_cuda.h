@@ -44,9 +44,9 @@ class CudaReceiver {
     CudaReceiver(const CudaReceiver &)             = delete;
     CudaReceiver & operator=(const CudaReceiver &) = delete;
 
-    // These throw ChannelError when the device has failed. Around the launches of a graph of this device, not captured.
-    // From begin() to end() no other thread's graph is launched; on the device they follow each other, since polls must
-    // not overlap.
+    // These throw ChannelError once, when the device fails. Around the launches of a graph of this device, not
+    // captured. From begin() to end() no other thread's graph is launched; on the device they follow each other, since
+    // polls must not overlap.
     void begin(cudaStream_t stream);
     void end(cudaStream_t stream);
     // In between, also while capturing: after a node, on the graph's main stream outside of forks.
@@ -60,6 +60,8 @@ class CudaReceiver {
     CudaReceiverStats stats() const;
 
   private:
+    void   set_up();
+    void   let_go();
     void   serve();
     void   serve(Line & line);
     Answer answer(const Question & question, int file, std::unique_ptr<SharedMemory> & inbox,
@@ -67,6 +69,7 @@ class CudaReceiver {
     void   set(Setup setup);
     void   upload(void * to, const void * from, size_t nbytes);
     void   idle();
+    void   check_device(cudaError_t code, const char * what);
 
     const CudaReceiverOptions   options_;
     Listener                    listener_;

@@ -4,11 +4,15 @@
 
 #include <cerrno>
 #include <cstring>
-#include <cuda.h>
 #include <cuda_runtime.h>
 #include <string>
 #include <sys/mman.h>
 #include <unistd.h>
+
+// ggml-cuda is not linked to the driver's library then, which mapped memory needs.
+#ifndef GGML_CUDA_NO_VMM
+#include <cuda.h>
+#endif
 
 namespace oa::weave::cuda {
 
@@ -27,17 +31,19 @@ void check(cudaError_t code, const char * what) {
     }
 }
 
+// Does not wait for the whole device: another thread may be capturing a graph, which that would spoil.
+void clear(char * data, size_t nbytes) {
+    check(cudaMemset(data, 0, nbytes), "clear shared memory");
+    check(cudaStreamSynchronize(nullptr), "clear shared memory");
+}
+
+#ifndef GGML_CUDA_NO_VMM
 void check(CUresult code, const char * what) {
     if (code != CUDA_SUCCESS) {
         const char * why = nullptr;
         cuGetErrorString(code, &why);
         throw ChannelError(std::string("CUDA cannot ") + what + ": " + (why ? why : "unknown error"));
     }
-}
-
-void clear(char * data, size_t nbytes) {
-    check(cudaMemset(data, 0, nbytes), "clear shared memory");
-    check(cudaDeviceSynchronize(), "clear shared memory");
 }
 
 class MappedMemory : public SharedMemory {
@@ -126,6 +132,7 @@ class MappedMemory : public SharedMemory {
     CUmemGenericAllocationHandle allocation_ = 0;
     bool                         created_ = false, mapped_ = false;
 };
+#endif
 
 class IpcMemory : public SharedMemory {
   public:
@@ -236,20 +243,28 @@ const char * name_of(Way way) {
 
 std::unique_ptr<SharedMemory> SharedMemory::make(Way way, size_t nbytes) {
     switch (way) {
+#ifndef GGML_CUDA_NO_VMM
         case Way::mapped: return std::make_unique<MappedMemory>(nbytes);
+#else
+        case Way::mapped: break;
+#endif
         case Way::ipc: return std::make_unique<IpcMemory>(nbytes);
         case Way::host: return std::make_unique<HostMemory>(nbytes);
     }
-    throw ChannelError("shared memory of an unknown kind");
+    throw ChannelError("no memory of this kind here");
 }
 
 std::unique_ptr<SharedMemory> SharedMemory::open(const MemoryHandle & handle, int file) {
     switch (handle.way) {
+#ifndef GGML_CUDA_NO_VMM
         case Way::mapped: return std::make_unique<MappedMemory>(handle, file);
+#else
+        case Way::mapped: break;
+#endif
         case Way::ipc: return std::make_unique<IpcMemory>(handle);
         case Way::host: return std::make_unique<HostMemory>(handle, file);
     }
-    throw ChannelError("shared memory of an unknown kind");
+    throw ChannelError("no memory of this kind here");
 }
 
 } // namespace oa::weave::cuda
