@@ -65,8 +65,9 @@ if (TARGET ggml-rpc)
         PROPERTIES COMPILE_OPTIONS -fvisibility=hidden)
 endif()
 if (GGML_CUDA)
-    target_include_directories(ggml-cuda PRIVATE ${OALLAMA_CSRC}/engine)
-    target_sources(ggml-cuda PRIVATE ${OALLAMA_CSRC}/engine/op_timer_cuda.cpp)
+    target_include_directories(ggml-cuda PRIVATE
+        ${OALLAMA_CSRC}/comm ${OALLAMA_CSRC}/engine ${OALLAMA_CSRC}/os ${OALLAMA_CSRC}/weave ${OALLAMA_CSRC}/weave/cuda)
+    target_sources(ggml-cuda PRIVATE ${OALLAMA_CSRC}/engine/op_timer_cuda.cpp ${OALLAMA_WEAVE_CUDA_SOURCES})
 endif()
 
 set(OALLAMA_PROGRAMS llama-server llama-bench llama-perplexity llama-quantize)

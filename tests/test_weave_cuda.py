@@ -239,6 +239,56 @@ def test_polls_between_a_graphs_kernels(library: Path, path: str) -> None:
         assert process.stdout.readline() == "done\n"
 
 
+HOOKS = """if True:
+    import ctypes, sys
+    sys.path.append(sys.argv[1])
+    from weave_cuda import load
+    lib = load(sys.argv[2])
+    for command in sys.stdin:
+        assert lib.wc_ggml_graphs(20, 50, ctypes.c_uint64(50_000)) == 0, lib.wc_error()
+        print("done", flush=True)
+"""
+
+
+def test_hooks_of_ggml(library: Path, path: str) -> None:
+    """A process with nothing but the hooks and a variable; it ends while a sender is attached."""
+    shape = OpenTask(8, 2048, 1, 1, 1024, 1024)
+    command = [sys.executable, "-c", HOOKS, ROOT / "bench", library]
+    environment = os.environ | {"OALLAMA_WEAVE_CUDA_RECEIVER": f"{path}:{1 << 28}:2"}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with process_of(command, env=environment, **pipes) as process:
+        assert ask(process, "graphs") == "done\n"
+        with CudaSender(library, path, shape) as sender:
+            handle, reference = sender.open(), Reference()
+            assert sender.reserve(handle, 200) and process.stdin is not None and process.stdout is not None
+            for at in range(20):
+                if at % 10 == 5:  # polls of graphs; else of the device at rest
+                    process.stdin.write("graphs\n")
+                    process.stdin.flush()
+                q, k, v = floats(1, 32, 128), floats(1, 8, 128), floats(1, 8, 128)
+                out = sender.attend([(handle, at, 1)], q, k, v, n_layers=8)
+                assert nmse(out, reference.attend(q, k, v, 0.1)) < NMSE["f16"]
+            _, said = process.communicate(timeout=60)
+            assert process.returncode == 0 and said == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("{path}", "is path:bytes[:nodes between polls], got"),
+        ("{path}:12:0", "is path:bytes[:nodes between polls], got"),
+        ("/nowhere/{path}:1000000", "cannot make /nowhere/"),
+    ],
+)
+def test_hooks_without_a_receiver(library: Path, path: str, given: str, said: str) -> None:
+    """Graphs are computed, and why there are no guests is said once."""
+    command = [sys.executable, "-c", HOOKS, ROOT / "bench", library]
+    environment = os.environ | {"OALLAMA_WEAVE_CUDA_RECEIVER": given.format(path=path)}
+    process = subprocess.run(command, input="graphs\n", capture_output=True, text=True, env=environment, timeout=60)
+    assert process.returncode == 0 and process.stdout == "done\n"
+    assert process.stderr.count("oallama: no guests on this GPU: ") == 1 and said in process.stderr
+
+
 def test_a_receiver_that_is_killed_is_noticed(library: Path, path: str) -> None:
     shape = OpenTask(1, 2048, 1, 1, 128, 128)
     with receiving(library, path) as process, CudaSender(library, path, shape, deadline_s=1.0) as sender:

@@ -6,6 +6,7 @@
 #include "receive_cuda.h"
 #include "receiver_cuda.h"
 #include "sender_cuda.h"
+#include "weave_hooks_cuda.h"
 
 #include <algorithm>
 #include <cstring>
@@ -201,6 +202,44 @@ double wc_cold_graphs(CudaReceiver * receiver, uint32_t n_graphs, uint32_t n_nod
             return last.seconds_since(first);
         },
         -1.0);
+}
+
+// As ggml-cuda with patch 0012: `n_graphs` graphs of `n_nodes` kernels of `node_ns` each, captured from the third on.
+int wc_ggml_graphs(uint32_t n_graphs, uint32_t n_nodes, uint64_t node_ns) {
+    return guarded(
+        [&] {
+            Stream          stream;
+            int             device   = 0;
+            cudaGraph_t     graph    = nullptr;
+            cudaGraphExec_t instance = nullptr;
+            check(cudaGetDevice(&device), "tell the current device");
+            for (uint32_t i = 0; i < n_graphs; ++i) {
+                oa_weave_cuda_begin(device, stream);
+                const bool captures = i == 2;
+                if (captures) {
+                    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), "capture");
+                }
+                for (uint32_t node = 0; node < n_nodes && !instance; ++node) {
+                    check(launch_busy(node_ns, stream), "keep the device busy");
+                    oa_weave_cuda_poll(device, stream);
+                }
+                if (captures) {
+                    check(cudaStreamEndCapture(stream, &graph), "capture");
+                    check(cudaGraphInstantiate(&instance, graph, nullptr, nullptr, 0), "make a graph");
+                }
+                if (instance) {
+                    check(cudaGraphLaunch(instance, stream), "launch a graph");
+                }
+                oa_weave_cuda_end(device, stream);
+            }
+            stream.wait();
+            if (instance) {
+                cudaGraphExecDestroy(instance);
+                cudaGraphDestroy(graph);
+            }
+            return 0;
+        },
+        -1);
 }
 
 CudaSender * wc_sender_new(const char * path, const OpenTask * shape, double deadline_s, uint32_t base) {

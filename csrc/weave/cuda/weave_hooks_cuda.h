@@ -1,4 +1,7 @@
-// What a patch of ggml-cuda calls. Without a receiver on that device every hook is a test of a pointer.
+// What patch 0012 calls in ggml-cuda. Without a receiver on that device every hook is a test of a pointer.
+//
+// OALLAMA_WEAVE_CUDA_RECEIVER (path:quota in bytes[:nodes between polls]): the device whose graph begins first has the
+// receiver of this process from then on. There is no other one later: captured graphs hold its polls.
 #pragma once
 
 #include <cuda_runtime.h>
