@@ -225,6 +225,20 @@ def test_it_is_the_cpu_receivers(library: Path, path: str, captured: bool) -> No
         assert counts[1] >= 5 * 4 * (1 + captured) and counts[2] == 0
 
 
+@pytest.mark.parametrize("captured", [False, True])
+def test_more_tasks_than_slots(library: Path, path: str, captured: bool) -> None:
+    n, n_head, width = 110, 64, 256
+    shape = OpenTask(1, 2048, 1, 1, n_head * width, n_head * width)
+    with receiving(library, path) as process, CudaSender(library, path, shape) as sender:
+        handle = sender.open()
+        assert sender.reserve(handle, n)
+        q, k, v = (floats(n, n_head, width) for _ in range(3))
+        out = sender.attend([(handle, 0, n)], q, k, v, captured=captured)
+        assert nmse(out, Reference().attend(q, k, v, 0.1)) < NMSE["f16"]
+        n_tasks = int(ask(process, "stats").split()[1]) - 1  # but the ping
+        assert n_tasks > 4 * (1 + captured)
+
+
 def test_polls_between_a_graphs_kernels(library: Path, path: str) -> None:
     shape = OpenTask(8, 2048, 1, 1, 1024, 1024)
     with receiving(library, path) as process, CudaSender(library, path, shape) as sender:

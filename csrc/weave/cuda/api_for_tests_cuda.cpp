@@ -291,7 +291,7 @@ double wc_sender_attend(CudaSender * sender, const AttendTask * task, const Sequ
                 for (uint32_t i = 0; i < n_layers; ++i) {
                     wanted.task.layer = task->layer + i;
                     sender->send(wanted, stream);
-                    sender->receive(stream);
+                    sender->receive(wanted, stream);
                 }
             });
             for (int i = 0; i <= captured; ++i) {
@@ -318,20 +318,21 @@ double wc_task_seconds(CudaReceiver * receiver, CudaSender * sender, const Atten
             const size_t        n = task->n_rows;
             OnGpu<float>        q(nullptr, n * task->n_head * task->d_k), k(nullptr, n * task->n_head_kv * task->d_k);
             OnGpu<float>        v(nullptr, n * task->n_head_kv * task->d_v), out(nullptr, n * task->n_head * task->d_v);
+            const CudaAttention wanted = attention_of(*task, q, k, v, nullptr, out);
             Stream              there, here;
             std::vector<double> times;
             for (uint32_t i = 0; i < repeats; ++i) {
                 Event first, last;
                 receiver->begin(there); // nobody else looks
                 sender->plan(rows, task->n_sequences, here);
-                sender->send(attention_of(*task, q, k, v, nullptr, out), here);
+                sender->send(wanted, here);
                 here.wait();
                 first.record(there);
                 receiver->poll(there);
                 last.record(there);
                 there.wait();
                 receiver->end(there);
-                sender->receive(here);
+                sender->receive(wanted, here);
                 here.wait();
                 if (sender->failed()) {
                     throw ChannelError(sender->error());

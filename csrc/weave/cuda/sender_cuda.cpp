@@ -257,31 +257,35 @@ void CudaSender::plan(const SequenceRows * rows, uint32_t n_sequences, cudaStrea
     check(cudaEventRecord(planned_, stream), "plan an iteration");
 }
 
+uint32_t CudaSender::rows_of_a_task(const CudaAttention & wanted) const {
+    AttendTask all      = wanted.task;
+    all.n_sequences     = max_sequences;
+    all.has_sinks       = wanted.sinks != nullptr;
+    all.n_rows          = 0;
+    const size_t before = AttendLayout(all).nbytes + 4 * 64;
+    const size_t a_row  = (size_t(all.n_head + all.n_head_kv) * all.d_k + size_t(all.n_head_kv) * all.d_v) * 4;
+    const size_t room   = task_nbytes_ - line;
+    const size_t most =
+        std::min((room - std::min(room, before)) / a_row, (result_nbytes_ - line) / (wanted.out_stride() * 4));
+    if (most == 0) {
+        throw ChannelError("the slots of " + path_ + " are too small for a row");
+    }
+    return uint32_t(std::min<size_t>(most, std::max(1u, wanted.task.n_rows)));
+}
+
 void CudaSender::send(const CudaAttention & wanted, cudaStream_t stream) {
     if (!is_aligned(wanted.q, wanted.q_stride) || !is_aligned(wanted.k, wanted.k_stride) ||
         !is_aligned(wanted.v, wanted.v_stride) || !is_aligned(wanted.out, 0)) {
         throw ChannelError("rows of q, k, v and their results lie on 16 bytes");
     }
-    AttendTask all       = wanted.task;
-    all.n_sequences      = max_sequences;
-    all.has_sinks        = wanted.sinks != nullptr;
-    all.n_rows           = 0;
-    const size_t before  = AttendLayout(all).nbytes + 4 * 64;
-    const size_t a_row   = (size_t(all.n_head + all.n_head_kv) * all.d_k + size_t(all.n_head_kv) * all.d_v) * 4;
-    const size_t out_row = size_t(all.n_head) * all.d_v;
-    const size_t room    = task_nbytes_ - line;
-    const size_t most    = std::min((room - std::min(room, before)) / a_row, (result_nbytes_ - line) / (out_row * 4));
-    if (most == 0) {
-        throw ChannelError("the slots of " + path_ + " are too small for a row");
-    }
-    for (uint32_t first = 0; first < wanted.task.n_rows; first += uint32_t(most)) {
-        if (sent_.size() == n_slots_) {
-            check(launch_fetch(state_, sent_.front(), stream), "fetch results");
-            sent_.erase(sent_.begin());
+    const uint32_t most = rows_of_a_task(wanted), in_slots = most * n_slots_;
+    for (uint32_t first = 0; first < wanted.task.n_rows; first += most) {
+        if (first >= in_slots) {
+            fetch(wanted, first - in_slots, stream);
         }
         SendCall call    = {};
         call.task        = wanted.task;
-        call.task.n_rows = std::min(uint32_t(most), wanted.task.n_rows - first);
+        call.task.n_rows = std::min(most, wanted.task.n_rows - first);
         call.sinks       = wanted.sinks;
         call.q           = wanted.q;
         call.k           = wanted.k;
@@ -291,15 +295,21 @@ void CudaSender::send(const CudaAttention & wanted, cudaStream_t stream) {
         call.v_stride    = wanted.v_stride;
         call.first       = first;
         check(launch_send(state_, call, stream), "send rows");
-        sent_.push_back({ wanted.out + first * out_row, uint32_t(call.task.n_rows * out_row) });
     }
 }
 
-void CudaSender::receive(cudaStream_t stream) {
-    for (const FetchCall & call : sent_) {
-        check(launch_fetch(state_, call, stream), "fetch results");
+void CudaSender::receive(const CudaAttention & sent, cudaStream_t stream) {
+    const uint32_t most = rows_of_a_task(sent), n_tasks = (sent.task.n_rows + most - 1) / most;
+    for (uint32_t at = n_tasks - std::min(n_tasks, n_slots_); at < n_tasks; ++at) {
+        fetch(sent, at * most, stream);
     }
-    sent_.clear();
+}
+
+// The oldest task that is not fetched yet: its rows begin at `first`.
+void CudaSender::fetch(const CudaAttention & sent, uint32_t first, cudaStream_t stream) {
+    const size_t    n_rows = std::min(rows_of_a_task(sent), sent.task.n_rows - first);
+    const FetchCall call   = { sent.out + first * sent.out_stride(), uint32_t(n_rows * sent.out_stride()) };
+    check(launch_fetch(state_, call, stream), "fetch results");
 }
 
 } // namespace oa::weave::cuda

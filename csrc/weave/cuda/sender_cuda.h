@@ -10,7 +10,6 @@
 #include "send_cuda.h"
 
 #include <string>
-#include <vector>
 
 namespace oa::weave::cuda {
 
@@ -30,6 +29,8 @@ struct CudaAttention {
     const float * v;
     size_t        q_stride, k_stride, v_stride; // floats from row to row
     float *       out;                          // n_rows x n_head x d_v, from receive() on
+
+    size_t out_stride() const { return size_t(task.n_head) * task.d_v; }
 };
 
 class CudaSender {
@@ -62,8 +63,9 @@ class CudaSender {
     // Rows leave, cut into tasks as slots have room. Throws ChannelError: a row has no room in a slot, or is
     // misaligned.
     void send(const CudaAttention & wanted, cudaStream_t stream);
-    // All that was sent is in its place, or zeros are.
-    void receive(cudaStream_t stream);
+    // What send() was given last: all of it is in its place, or zeros are. Nothing is remembered in between, so that
+    // either may be captured without the other.
+    void receive(const CudaAttention & sent, cudaStream_t stream);
 
     // The device stops waiting at once: failed.
     void abort();
@@ -75,6 +77,9 @@ class CudaSender {
     Status change(Ask ask, Handle handle, uint32_t n_tokens);
     bool   fail(const std::string & why);
     void   let_go();
+
+    uint32_t rows_of_a_task(const CudaAttention & wanted) const;
+    void     fetch(const CudaAttention & sent, uint32_t first, cudaStream_t stream);
 
     const CudaSenderOptions       options_;
     const std::string             path_;
@@ -88,7 +93,6 @@ class CudaSender {
     uint64_t                      task_nbytes_ = 0, result_nbytes_ = 0;
     size_t                        free_nbytes_ = 0;
     bool                          draining_    = false;
-    std::vector<FetchCall>        sent_;
     std::string                   error_;
 };
 
