@@ -12,7 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 
 from conftest import ROOT, process_of
+from oallama import engine
 from oallama.weave import Receiver, Sender, SequenceRows, channel_path
 from test_weave_channel import Reference, floats, nmse
 
@@ -301,6 +302,41 @@ def test_hooks_without_a_receiver(library: Path, path: str, given: str, said: st
     process = subprocess.run(command, input="graphs\n", capture_output=True, text=True, env=environment, timeout=60)
     assert process.returncode == 0 and process.stdout == "done\n"
     assert process.stderr.count("oallama: no guests on this GPU: ") == 1 and said in process.stderr
+
+
+MODEL = """if True:
+    import sys
+    from oallama import Llama
+    llm = Llama(sys.argv[1], n_ctx=512, n_gpu_layers=int(sys.argv[2]), flash_attn=True, verbose=False)
+    for _ in sys.stdin:
+        llm.reset()
+        tokens = llm.generate(list(range(300, 340)), temp=0.0)
+        print(*(next(tokens) for _ in range(200)), flush=True)
+"""
+
+
+def test_a_models_graphs_serve_guests(library: Path, path: str, tiny: Callable[..., Path]) -> None:
+    """ggml-cuda itself: the model's tokens are those without a receiver."""
+    if "fake" in library.name or not any(d.backend == "CUDA" for d in engine.devices()):
+        pytest.skip("this build of oallama has no CUDA device here")
+    shape = OpenTask(8, 2048, 1, 1, 1024, 1024)
+    command = [sys.executable, "-c", MODEL, tiny("llama"), "99"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with process_of(command, **pipes) as process:
+        alone = ask(process, "generate")
+    environment = os.environ | {"OALLAMA_WEAVE_CUDA_RECEIVER": f"{path}:{1 << 28}"}
+    with process_of(command, env=environment, **pipes) as process:
+        assert ask(process, "generate") == alone
+        with CudaSender(library, path, shape) as sender:
+            handle, reference = sender.open(), Reference()
+            assert sender.reserve(handle, 200) and process.stdin is not None and process.stdout is not None
+            process.stdin.write("generate\n")
+            process.stdin.flush()
+            for at in range(60):
+                q, k, v = floats(1, 32, 128), floats(1, 8, 128), floats(1, 8, 128)
+                out = sender.attend([(handle, at, 1)], q, k, v, n_layers=8, captured=at % 2 == 1)
+                assert nmse(out, reference.attend(q, k, v, 0.1)) < NMSE["f16"]
+            assert process.stdout.readline() == alone
 
 
 def test_a_receiver_that_is_killed_is_noticed(library: Path, path: str) -> None:
