@@ -174,7 +174,7 @@ class Soak:
                     self._notice(now, reason)
                 else:
                     self._fault.alarms.append(reason)
-        if "tokens are computed here" in message and (self._fault.kind != "drain" or not self._target.has_guests()):
+        if "tokens are computed again" in message and (self._fault.kind != "drain" or not self._target.has_guests()):
             self._notice(now)
 
     def _notice(self, now: float, reason: str = "") -> None:

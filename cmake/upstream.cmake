@@ -52,7 +52,7 @@ target_sources(llama PRIVATE
     ${OALLAMA_CSRC}/engine/follow.cpp
     ${OALLAMA_WEAVE_GUEST_SOURCES})
 set_source_files_properties(${OALLAMA_WEAVE_GUEST_SOURCES} TARGET_DIRECTORY llama PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
-target_include_directories(server-context PRIVATE ${OALLAMA_CSRC}/serve)
+target_include_directories(server-context PRIVATE ${OALLAMA_CSRC}/serve ${OALLAMA_CSRC}/weave)
 target_include_directories(llama-server-impl PRIVATE ${OALLAMA_CSRC}/serve)
 target_sources(llama-server-impl PRIVATE ${OALLAMA_CSRC}/serve/admission.cpp)
 if (TARGET ggml-rpc)

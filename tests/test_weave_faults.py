@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -79,6 +80,35 @@ def test_a_lost_guest_leaves_others_alone(tiny: Callable[..., Path], path: str) 
             found = hot.step({2: [700]})[2]
             assert hot.stats["n_lost"] == 0
     assert ((found - expected) ** 2).sum() / (expected**2).sum() < 1e-6
+
+
+def test_another_receiver_where_there_is_no_room_at_home(tiny: Callable[..., Path], path: str) -> None:
+    model, home, guest = tiny("llama"), tokens(200, 1), tokens(150, 2)
+    other = f"{path}-other"
+    with Sequences(model, kv_type=BF16) as hot:
+        hot.step({1: guest})
+        expected = [hot.step({1: [token]})[1] for token in (700, 701)]
+    options: dict[str, Any] = {"channels": [path, other], "first_guest": 1, "n_ctx": 256, "deadline_s": 5.0}
+    with Sequences(model, kv_type=BF16, **options) as hot, Receiver(other, 32 * MIB) as second:
+        with Receiver(path, 64 * MIB) as first:
+            hot.step({0: home})
+            hot.step({1: guest})
+            assert (first.stats()["n_sequences"], second.stats()["n_sequences"]) == (1, 0)
+        found = [hot.step({1: [700]})[1]]
+        assert second.stats()["n_sequences"] == 1 and hot.stats["n_lost"] == 1
+        second.close()
+        with pytest.raises(OallamaError, match="llama_decode returned 1"):
+            hot.step({1: [701]})
+        with Receiver(other, 32 * MIB) as third:  # nothing of it is lost
+            end = time.monotonic() + 30
+            while third.stats()["n_sequences"] == 0 and time.monotonic() < end:
+                try:
+                    found.append(hot.step({1: [701]})[1])
+                except OallamaError:
+                    time.sleep(0.05)
+        hot.step({0: [500]})
+    for one, correct in zip(found, expected, strict=True):
+        assert ((one - correct) ** 2).sum() / (correct**2).sum() < 1e-6
 
 
 def test_sleepers_give_their_memory_back(tiny: Callable[..., Path], path: str) -> None:

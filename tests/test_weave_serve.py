@@ -119,9 +119,38 @@ def test_the_hot_model_outlives_the_cold_one(woven: tuple[subprocess.Popen[str],
         (pid,) = children(cold)
         os.kill(pid, signal.SIGKILL)
         found = [request.result() for request in requests]
-    assert sum(a == b for a, b in zip(found, expected, strict=True)) >= 4
+    alike = [one.startswith(other[: len(other) // 2]) for one, other in zip(found, expected, strict=True)]
+    assert sum(alike) >= 3  # one guest's at least; a near tie may fall otherwise
     assert complete(port, hot, PROMPTS[0], 200) == expected[0]
     until(lambda: answers(port, cold))  # the router starts it again
+
+
+def test_guests_end_before_those_at_home(woven: tuple[subprocess.Popen[str], int, Path, Path]) -> None:
+    """Five sequences outgrow the two that home has room for: a guest whose receiver is gone may end, no other."""
+    _, port, hot, cold = woven
+    prompts = {slot: f"{PROMPTS[slot]} and on" for slot in range(5)}
+    expected = [complete(port, hot, prompts[slot], 800) for slot in (0, 1)]
+
+    def request(slot: int) -> str:
+        try:
+            return complete(port, hot, prompts[slot], 800)
+        except urllib.error.HTTPError as refusal:
+            return f"{refusal.code}: {json.loads(refusal.read())['error']['message']}"
+
+    with ThreadPoolExecutor(5) as pool:
+        at_home = [pool.submit(request, slot) for slot in (0, 1)]
+        time.sleep(0.2)
+        guests = [pool.submit(request, slot) for slot in (2, 3, 4)]
+        time.sleep(0.5)
+        (pid,) = children(cold)
+        os.kill(pid, signal.SIGSTOP)  # a new one would take guests
+        found = [one.result() for one in at_home]
+        of_guests = [one.result() for one in guests]
+        os.kill(pid, signal.SIGKILL)
+    refusal = "503: there is no receiver for this sequence any more, and no room in the KV cache"
+    assert refusal in of_guests and all(refusal == one or ":" not in one[:4] for one in of_guests)
+    assert refusal not in found and any(a[:100] == b[:100] for a, b in zip(found, expected, strict=True))
+    assert len(complete(port, hot, PROMPTS[0], 800)) > 800
 
 
 def test_what_serve_refuses(tiny: Callable[..., Path], tmp_path: Path) -> None:

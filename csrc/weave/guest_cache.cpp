@@ -98,23 +98,33 @@ bool GuestCache::becomes_guest(llama_seq_id seq_id) {
     if (!channel) {
         return false;
     }
-    OpenTask wanted   = {};
-    wanted.n_layers   = uint32_t(hparams_.n_layer());
-    wanted.max_tokens = get_size();
-    wanted.k_type     = uint32_t(kept_as(type_k()));
-    wanted.v_type     = uint32_t(kept_as(type_v()));
-    for (uint32_t il = 0; il < wanted.n_layers; ++il) {
-        wanted.k_width = std::max(wanted.k_width, hparams_.n_embd_k_gqa(il));
-        wanted.v_width = std::max(wanted.v_width, hparams_.n_embd_v_gqa(il));
-    }
     Guest guest   = {};
     guest.channel = *channel;
-    if (channels_.sender(*channel)->open(wanted, guest.handle) != Status::ok) {
+    if (channels_.sender(*channel)->open(shape(), guest.handle) != Status::ok) {
         return false;
     }
     guests_.emplace(seq_id, std::move(guest));
     ++stats_.n_guests;
     return true;
+}
+
+OpenTask GuestCache::shape() const {
+    OpenTask shape   = {};
+    shape.n_layers   = uint32_t(hparams_.n_layer());
+    shape.max_tokens = get_size();
+    shape.k_type     = uint32_t(kept_as(type_k()));
+    shape.v_type     = uint32_t(kept_as(type_v()));
+    for (uint32_t il = 0; il < shape.n_layers; ++il) {
+        shape.k_width = std::max(shape.k_width, hparams_.n_embd_k_gqa(il));
+        shape.v_width = std::max(shape.v_width, hparams_.n_embd_v_gqa(il));
+    }
+    return shape;
+}
+
+bool GuestCache::has_room(uint32_t n_tokens) {
+    const auto   channel = channels_.with_most_room();
+    const size_t n       = std::min<size_t>(get_size(), GGML_PAD(n_tokens, Store::block_tokens));
+    return channel && channels_.sender(*channel)->free_nbytes() >= n * token_nbytes(shape());
 }
 
 // Guests of a receiver that has failed, or wants its memory back, are lost.
@@ -184,7 +194,7 @@ std::vector<llama_token> GuestCache::take_back(llama_seq_id seq_id) {
 }
 
 void GuestCache::put_back(llama_seq_id seq_id, std::vector<llama_token> tokens) {
-    llama_kv_cache::seq_rm(seq_id, -1, -1);
+    seq_rm(seq_id, -1, -1);
     Guest guest  = {};
     guest.lost   = true;
     guest.tokens = std::move(tokens);

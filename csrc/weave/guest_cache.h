@@ -59,6 +59,8 @@ class GuestCache : public llama_kv_cache {
     void      state_read(llama_io_read_i & io, llama_seq_id seq_id, llama_state_seq_flags flags) override;
 
     bool is_guest(llama_seq_id seq_id) const { return guests_.count(seq_id) != 0; }
+    // Whether a receiver has room for so many tokens more; attaches to one where that is due.
+    bool has_room(uint32_t n_tokens);
 
     // The tokens of a guest that is lost, which is then none any more; empty otherwise.
     std::vector<llama_token> take_back(llama_seq_id seq_id);
@@ -89,13 +91,14 @@ class GuestCache : public llama_kv_cache {
         bool                     lost = false;
     };
 
-    bool    becomes_guest(llama_seq_id seq_id);
-    void    look_after_channels();
-    void    lose(Guest & guest);
-    void    lose_guests_of(size_t channel);
-    bool    has_room(Guest & guest, uint32_t n_tokens);
-    void    let_go(Guest & guest, uint32_t n_tokens);
-    int32_t order_of(llama_seq_id seq_id) const;
+    bool     becomes_guest(llama_seq_id seq_id);
+    OpenTask shape() const;
+    void     look_after_channels();
+    void     lose(Guest & guest);
+    void     lose_guests_of(size_t channel);
+    bool     has_room(Guest & guest, uint32_t n_tokens);
+    void     let_go(Guest & guest, uint32_t n_tokens);
+    int32_t  order_of(llama_seq_id seq_id) const;
 
     const GuestOptions            options_;
     const llama_hparams &         hparams_;

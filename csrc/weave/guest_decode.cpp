@@ -1,5 +1,6 @@
 // Decoding with guests, of whom some may be lost on the way; and how a context comes to have guests.
 #include "guest_hooks.h"
+#include "guest_places.h"
 #include "llama-hparams.h"
 #include "llama-impl.h"
 
@@ -37,8 +38,8 @@ GuestCache * guests_of(llama_context * ctx) {
     return dynamic_cast<GuestCache *>(ctx->get_memory());
 }
 
-// The tokens of a sequence into the local cache.
-bool compute_here(llama_context * ctx, llama_seq_id seq_id, const std::vector<llama_token> & tokens) {
+// The tokens of a sequence into the cache.
+bool compute(llama_context * ctx, llama_seq_id seq_id, const std::vector<llama_token> & tokens) {
     llama_batch_ext batch(ctx);
     const size_t    n_batch = ctx->n_batch();
     for (size_t begin = 0; begin < tokens.size(); begin += n_batch) {
@@ -57,7 +58,31 @@ bool compute_here(llama_context * ctx, llama_seq_id seq_id, const std::vector<ll
     return true;
 }
 
+// The tokens of a guest that was lost: here, or by another receiver.
+bool compute_again(llama_context * ctx, GuestCache & cache, llama_seq_id seq_id,
+                   const std::vector<llama_token> & tokens) {
+    LLAMA_LOG_INFO("%s: sequence %d: %zu tokens are computed again\n", __func__, seq_id, tokens.size());
+    cache.coming_home = seq_id;
+    const bool done   = compute(ctx, seq_id, tokens);
+    cache.coming_home = -1;
+    if (done || !cache.has_room(uint32_t(tokens.size()))) {
+        return done;
+    }
+    cache.seq_rm(seq_id, -1, -1);
+    return compute(ctx, seq_id, tokens) && !cache.is_lost(seq_id);
+}
+
 } // namespace
+
+bool oa_weave_is_guest(llama_context * ctx, llama_seq_id seq_id) {
+    const GuestCache * cache = guests_of(ctx);
+    return cache && cache->is_guest(seq_id) && !cache->is_lost(seq_id);
+}
+
+bool oa_weave_has_room(llama_context * ctx, uint32_t n_tokens) {
+    GuestCache * cache = guests_of(ctx);
+    return cache && cache->has_room(n_tokens);
+}
 
 void oa_weave_set_guests(const GuestOptions & options) {
     wanted = options;
@@ -117,11 +142,7 @@ bool oa_weave_decode(llama_context * ctx, const llama_batch_ext & batch, int & r
             if (tokens.empty()) {
                 continue;
             }
-            LLAMA_LOG_INFO("%s: sequence %d: %zu tokens are computed here\n", __func__, seq_id, tokens.size());
-            cache->coming_home = seq_id;
-            const bool done    = compute_here(ctx, seq_id, tokens);
-            cache->coming_home = -1;
-            if (!done) {
+            if (!compute_again(ctx, *cache, seq_id, tokens)) {
                 cache->put_back(seq_id, std::move(tokens));
                 result = 1; // as when a batch finds no room: the caller may make some and try again
             }

@@ -13,6 +13,9 @@
 
 namespace oa::weave {
 
+// Of K and V in all layers.
+size_t token_nbytes(const OpenTask & shape);
+
 class Sequence {
   public:
     explicit Sequence(const OpenTask & wanted);

@@ -97,4 +97,7 @@ def serve_woven(weaving: Weaving, wanted: Settings, host: str, port: int, more: 
         command += ["--models-max", str(1 + len(cold)), "--host", host, "--port", str(port), *more]
         say(f"serving on http://{host}:{port} (OpenAI API under /v1); models load now")
         of_models = environments(hot, cold, weaving.deadline_s, weaving.limits)
-        return run_server(command, os.environ | weaving.limits.of_router() | {ENVIRONMENTS: of_models})
+        try:
+            return run_server(command, os.environ | weaving.limits.of_router() | {ENVIRONMENTS: of_models})
+        finally:
+            remove_abandoned()
