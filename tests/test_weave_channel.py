@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -270,6 +271,31 @@ def test_wrong_shapes_are_refused(path: str) -> None:
             sender.attend(0, [SequenceRows(handle, 0, 1)], q, kv, kv, scale=1.0)
         with pytest.raises(OallamaError, match="refuses: the task is malformed"):
             sender.open(n_layers=0, max_tokens=64, k_width=64, v_width=64)
+
+
+class Foreign:
+    """Any other library's array."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array = array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self._array.__dlpack_device__()
+
+
+def test_arrays_of_other_libraries(path: str) -> None:
+    with Receiver(path, MIB), Sender(path) as sender:
+        handle = sender.open(n_layers=1, max_tokens=64, k_width=64, v_width=64)
+        assert handle is not None and sender.reserve(handle, 2)
+        arrays = [floats(2, 4, 32), floats(2, 2, 32), floats(2, 2, 32)]
+        given = [SequenceRows(handle, 0, 2)]
+        expected = sender.attend(0, given, *arrays, scale=1.0)
+        assert np.array_equal(sender.attend(0, given, *map(Foreign, arrays), scale=1.0), expected)
+        with pytest.raises(TypeError, match="something with __dlpack__, got str"):
+            sender.attend(0, given, *arrays[:2], "v", scale=1.0)
 
 
 def test_a_sequence_twice_is_refused(path: str) -> None:

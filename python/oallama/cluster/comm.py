@@ -19,6 +19,7 @@ from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
+from oallama.arrays import as_array
 from oallama.errors import OallamaError
 
 from .mpi import INSTALL
@@ -277,13 +278,10 @@ def _checked_dtype(array: np.ndarray) -> int:
 
 
 def _from_dlpack(buffer: Any) -> np.ndarray:
-    """The buffer as an array that shares its memory."""
-    if not hasattr(buffer, "__dlpack__"):
-        raise CommError(f"expected a numpy array or something with __dlpack__, got {type(buffer).__name__}")
     try:
-        return np.from_dlpack(buffer)
-    except (BufferError, RuntimeError, TypeError, ValueError) as error:
-        raise CommError(f"expected a buffer in CPU memory that numpy.from_dlpack can take: {error}") from None
+        return as_array(buffer)
+    except TypeError as error:
+        raise CommError(str(error)) from None
 
 
 def _unknown(what: str, name: str, known: dict[str, int]) -> NoReturn:

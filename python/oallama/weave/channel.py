@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from oallama import runtime
+from oallama.arrays import as_array
 from oallama.errors import OallamaError
 
 KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "bf16": 30}
@@ -182,14 +183,14 @@ class Sender:
         self,
         layer: int,
         sequences: Sequence[SequenceRows],
-        q: Floats,
-        k: Floats,
-        v: Floats,
+        q: Any,
+        k: Any,
+        v: Any,
         *,
         scale: float,
         max_bias: float = 0.0,
         softcap: float = 0.0,
-        sinks: Floats | None = None,
+        sinks: Any | None = None,
         tiled: bool = False,
         n_chunks: int = 1,
         n_padded: int = 0,
@@ -197,13 +198,17 @@ class Sender:
         """Append K and V of the rows to their sequences; causal attention of the rows over all of their sequence.
 
         q: [rows, n_head, d_k], k: [rows, n_head_kv, d_k], v: [rows, n_head_kv, d_v]; returns [rows, n_head, d_v].
-        max_bias: ALiBi's. softcap: of the scores, 0: none. sinks: [n_head]. tiled, n_chunks, n_padded: how ggml-cpu
-        would have cut it (csrc/weave/protocol.h), which decides about the last bits.
+        All of them numpy arrays of float32, or anything with `__dlpack__` on the CPU. max_bias: ALiBi's. softcap: of
+        the scores, 0: none. sinks: [n_head]. tiled, n_chunks, n_padded: how ggml-cpu would have cut it
+        (csrc/weave/protocol.h), which decides about the last bits.
 
         Raises:
             ValueError: shapes that do not fit each other.
+            TypeError: no array of the CPU.
             OallamaError: the receiver has failed.
         """
+        q, k, v = as_array(q), as_array(k), as_array(v)
+        sinks = None if sinks is None else as_array(sinks)
         rows = [(tuple(given.sequence), given.position, given.n_rows) for given in sequences]
         with self._told():
             out: Floats = self._native.attend(
