@@ -48,7 +48,7 @@ class Fault:
     kind: str
     detail: str = ""
     begins: list[float] = field(default_factory=list)
-    calls: list[tuple[float, float]] = field(default_factory=list)
+    calls: list[tuple[float, float]] = field(default_factory=list, repr=False)
     noticed_s: float | None = None
     reason: str = ""
     back_s: float | None = None  # from the receiver's return until guests are there

@@ -72,8 +72,10 @@ def main() -> None:
             except BaseException:
                 print(f"while fault {number} was played: --seed {options.seed} --only {number}", file=sys.stderr)
                 raise
-            if faults[-1].bad or number % 100 == 99:
-                print(f"{time.monotonic() - begin:.0f} s, fault {number}: {faults[-1]}", file=sys.stderr, flush=True)
+            if faults[-1].bad:
+                print(f"fault {number}: {faults[-1]}", file=sys.stderr, flush=True)
+            if number % 100 == 99:
+                print(f"{time.monotonic() - begin:.0f} s, {number + 1} faults", file=sys.stderr, flush=True)
     lines += [summary(kind, [fault for fault in faults if fault.kind == kind], options.deadline) for kind in kinds]
     lines.append({**summary("all", faults, options.deadline), "seconds": round(time.monotonic() - begin, 1)})
     save_lines(lines, options.out)
