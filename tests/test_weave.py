@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ import numpy as np
 import pytest
 
 from conftest import process_of
+from oallama import runtime
 from oallama.weave import Receiver, channel_path
 from oallama.weave.sequences import Sequences
 
@@ -159,6 +161,19 @@ def test_without_room_sequences_stay(tiny: Callable[..., Path], path: str) -> No
     with Receiver(path, 3 * a_block), Hot(model, channels=[path], **BF16) as hot:
         assert close(play(hot, leave=True), expected)
         assert hot.stats["n_guests"] > 0 and hot.stats["n_lost"] > 0
+
+
+def test_a_receiver_on_a_gpu_needs_the_cache_there(
+    tiny: Callable[..., Path], path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its path is a socket. Why it is not taken is said once, and all stay at home."""
+    with socket.socket(socket.AF_UNIX) as listener, Hot(tiny("llama"), channels=[path]) as hot:
+        listener.bind(path)
+        runtime.llama_cpp()._logger.set_verbose(True)
+        play(hot, 0, 4)
+        runtime.llama_cpp()._logger.set_verbose(False)
+        assert hot.stats["n_guests"] == 0
+    assert capsys.readouterr().err.count("is on a GPU, so all of the KV cache has to be on one CUDA device") == 1
 
 
 def test_a_receiver_gets_its_memory_back(tiny: Callable[..., Path], path: str) -> None:

@@ -154,7 +154,7 @@ bool GuestCache::has_room(Guest & guest, uint32_t n_tokens) {
     if (n_tokens <= guest.n_reserved) {
         return true;
     }
-    Sender *       sender = channels_.sender(guest.channel);
+    GuestSender *  sender = channels_.sender(guest.channel);
     const uint32_t wanted = std::min<uint32_t>(get_size(), GGML_PAD(n_tokens, Store::block_tokens));
     if (!sender || n_tokens > wanted || sender->reserve(guest.handle, wanted) != Status::ok) {
         return false;
@@ -168,10 +168,10 @@ void GuestCache::let_go(Guest & guest, uint32_t n_tokens) {
     if (guest.lost) {
         return;
     }
-    Sender *       sender = channels_.sender(guest.channel);
+    GuestSender *  sender = channels_.sender(guest.channel);
     const uint32_t kept =
         n_tokens == 0 ? 0 : std::min(guest.n_reserved, uint32_t(GGML_PAD(n_tokens, Store::block_tokens)));
-    if (sender && !sender->failed() && (n_tokens == 0 || kept < guest.n_reserved)) {
+    if (sender && (n_tokens == 0 || kept < guest.n_reserved)) {
         sender->trim(guest.handle, kept);
     }
     guest.n_reserved = kept;
@@ -223,6 +223,26 @@ void GuestCache::apply_guests(const llama_ubatch & ubatch, uint32_t n_local) {
             part.rows.push_back({ guest.handle, position, 1 });
         }
     }
+    GuestSender * sender = parts_.empty() ? nullptr : channels_.sender(parts_[0].channel);
+    sender_number_       = sender ? sender->number() : 0;
+    if (sender_number_ != 0) { // the only channel
+        sender->set_rows(parts_[0].rows);
+        stats_.n_rows += uint64_t(parts_[0].n_rows) * layers_.size();
+    }
+}
+
+ggml_backend_dev_t GuestCache::device() const {
+    const auto parts = memory_breakdown();
+    return parts.size() == 1 ? ggml_backend_buft_get_device(parts.begin()->first) : nullptr;
+}
+
+void GuestCache::look_after_device() {
+    for (size_t i = 0; i < channels_.n(); ++i) {
+        GuestSender * sender = channels_.sender(i);
+        if (sender && sender->number() != 0 && !sender->lives()) {
+            lose_guests_of(i);
+        }
+    }
 }
 
 void GuestCache::send(const Attention & wanted, uint32_t n_threads) {
@@ -230,7 +250,7 @@ void GuestCache::send(const Attention & wanted, uint32_t n_threads) {
     out_           = wanted.out;
     const bool f16 = kept_as(type_k()) == GGML_TYPE_F16 && kept_as(type_v()) == GGML_TYPE_F16;
     for (const Part & part : parts_) {
-        Sender *  sender        = channels_.sender(part.channel);
+        Sender *  sender        = channels_.host_sender(part.channel);
         Attention mine          = wanted;
         mine.task.n_rows        = part.n_rows;
         mine.task.n_sequences   = uint32_t(part.rows.size());
@@ -255,7 +275,7 @@ void GuestCache::send(const Attention & wanted, uint32_t n_threads) {
 
 void GuestCache::receive() {
     for (const Part & part : parts_) {
-        Sender * sender = channels_.sender(part.channel);
+        Sender * sender = channels_.host_sender(part.channel);
         if (!sender || !sender->receive()) {
             std::fill_n(out_ + part.first * out_row_, part.n_rows * out_row_, 0.0f);
             lose_guests_of(part.channel);

@@ -41,7 +41,7 @@ class GuestCache : public llama_kv_cache {
     template <class... Arguments>
     GuestCache(GuestOptions options, const llama_hparams & hparams, Arguments &&... arguments) :
         llama_kv_cache(std::forward<Arguments>(arguments)...), options_(std::move(options)), hparams_(hparams),
-        layers_(hparams.n_layer()), channels_(options_) {}
+        layers_(hparams.n_layer()), channels_(options_, shape(), device()) {}
 
     ~GuestCache() override;
 
@@ -71,8 +71,15 @@ class GuestCache : public llama_kv_cache {
     // Notes the rows of guests of the micro-batch that is computed next.
     void apply_guests(const llama_ubatch & ubatch, uint32_t n_local);
 
-    // In the graph: rows of a layer leave, results come into `wanted.out`. Where a receiver fails they are zero and its
-    // guests are lost. n_threads: of the operator.
+    // Of that micro-batch: the number of the sender that is on the device of the cache; 0: none.
+    uint32_t sender_number() const { return sender_number_; }
+    // The one that has all of the cache; null: there are several.
+    ggml_backend_dev_t device() const;
+    // Its graphs have ended: guests of a receiver that has failed meanwhile are lost.
+    void look_after_device();
+
+    // In the graph, on the CPU: rows of a layer leave, results come into `wanted.out`. Where a receiver fails they are
+    // zero and its guests are lost. n_threads: of the operator.
     void send(const Attention & wanted, uint32_t n_threads);
     void receive();
 
@@ -114,9 +121,10 @@ class GuestCache : public llama_kv_cache {
         std::vector<SequenceRows> rows;
     };
     std::vector<Part> parts_;
-    uint32_t          n_rows_  = 0; // guests' and others
-    float *           out_     = nullptr;
-    size_t            out_row_ = 0;
+    uint32_t          sender_number_ = 0;
+    uint32_t          n_rows_        = 0; // guests' and others
+    float *           out_           = nullptr;
+    size_t            out_row_       = 0;
 };
 
 } // namespace oa::weave

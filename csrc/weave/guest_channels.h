@@ -1,6 +1,7 @@
 // The receivers that a hot model may have guests with: who is there, who takes more, when to try again.
 #pragma once
 
+#include "ggml-backend.h"
 #include "sender.h"
 
 #include <cstdint>
@@ -19,11 +20,15 @@ struct GuestOptions {
 
 class GuestChannels {
   public:
-    explicit GuestChannels(const GuestOptions & options) : options_(options), channels_(options.channels.size()) {}
+    // shape: of all guests. device: the one that has all of their model's KV cache, or null.
+    GuestChannels(const GuestOptions & options, const OpenTask & shape, ggml_backend_dev_t device) :
+        options_(options), shape_(shape), device_(device), channels_(options.channels.size()) {}
 
     size_t n() const { return channels_.size(); }
     // Null: it has none now.
-    Sender * sender(size_t channel) const { return channels_[channel].sender.get(); }
+    GuestSender * sender(size_t channel) const { return channels_[channel].sender.get(); }
+    // The same, of a channel on the CPU.
+    Sender * host_sender(size_t channel) const;
 
     // Of those that take guests the one with most memory left; attaches where that is due.
     std::optional<size_t> with_most_room();
@@ -34,17 +39,22 @@ class GuestChannels {
 
   private:
     struct Channel {
-        std::unique_ptr<Sender> sender;
-        double                  next_try_s = 0.0, pause_s = 0.1;
-        bool                    told = false;
+        std::unique_ptr<GuestSender> sender;
+        double                       next_try_s = 0.0, pause_s = 0.1;
+        bool                         told = false;
     };
 
     bool takes_guests(size_t channel);
     void rest(Channel & of) const;
 
-    const GuestOptions   options_;
-    std::vector<Channel> channels_;
-    double               waited_s_ = 0.0; // with senders that are gone
+    std::unique_ptr<GuestSender> attach(const std::string & path) const;
+    std::unique_ptr<GuestSender> attach_device(const std::string & path) const;
+
+    const GuestOptions       options_;
+    const OpenTask           shape_;
+    const ggml_backend_dev_t device_;
+    std::vector<Channel>     channels_;
+    double                   waited_s_ = 0.0; // with senders that are gone
 };
 
 } // namespace oa::weave

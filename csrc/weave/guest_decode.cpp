@@ -38,8 +38,16 @@ GuestCache * guests_of(llama_context * ctx) {
     return dynamic_cast<GuestCache *>(ctx->get_memory());
 }
 
+// A device says that its receiver has failed when its graphs have ended.
+int decode(llama_context * ctx, GuestCache & cache, const llama_batch_ext & batch) {
+    const int result = ctx->decode(batch);
+    ctx->synchronize();
+    cache.look_after_device();
+    return result;
+}
+
 // The tokens of a sequence into the cache.
-bool compute(llama_context * ctx, llama_seq_id seq_id, const std::vector<llama_token> & tokens) {
+bool compute(llama_context * ctx, GuestCache & cache, llama_seq_id seq_id, const std::vector<llama_token> & tokens) {
     llama_batch_ext batch(ctx);
     const size_t    n_batch = ctx->n_batch();
     for (size_t begin = 0; begin < tokens.size(); begin += n_batch) {
@@ -51,7 +59,7 @@ bool compute(llama_context * ctx, llama_seq_id seq_id, const std::vector<llama_t
                 return false;
             }
         }
-        if (ctx->decode(batch) != 0) {
+        if (decode(ctx, cache, batch) != 0) {
             return false;
         }
     }
@@ -63,13 +71,13 @@ bool compute_again(llama_context * ctx, GuestCache & cache, llama_seq_id seq_id,
                    const std::vector<llama_token> & tokens) {
     LLAMA_LOG_INFO("%s: sequence %d: %zu tokens are computed again\n", __func__, seq_id, tokens.size());
     cache.coming_home = seq_id;
-    const bool done   = compute(ctx, seq_id, tokens);
+    const bool done   = compute(ctx, cache, seq_id, tokens);
     cache.coming_home = -1;
     if (done || !cache.has_room(uint32_t(tokens.size()))) {
         return done;
     }
     cache.seq_rm(seq_id, -1, -1);
-    return compute(ctx, seq_id, tokens) && !cache.is_lost(seq_id);
+    return compute(ctx, cache, seq_id, tokens) && !cache.is_lost(seq_id);
 }
 
 } // namespace
@@ -128,8 +136,7 @@ bool oa_weave_decode(llama_context * ctx, const llama_batch_ext & batch, int & r
     };
     cache->decoding = true;
     for (int i = 0; i < most_tries; ++i) {
-        result = ctx->decode(batch);
-        ctx->synchronize();
+        result = decode(ctx, *cache, batch);
         if (!anyone_lost()) {
             break;
         }

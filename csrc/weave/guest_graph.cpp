@@ -1,6 +1,7 @@
 // The graph of a micro-batch with guests: their rows leave before the attention of the others, and come back after it.
 #include "attend_rows.h"
 #include "guest_hooks.h"
+#include "guest_op.h"
 
 using namespace oa::weave;
 
@@ -26,7 +27,8 @@ class GuestInput : public llm_graph_input_attn_kv {
 
     bool can_reuse(const llm_graph_params & params) override {
         const auto * now = dynamic_cast<const GuestContext *>(params.mctx);
-        if (!now || now->n_local() != n_local || now->n_guests() != n_guests) {
+        if (!now || now->n_local() != n_local || now->n_guests() != n_guests ||
+            now->cache()->sender_number() != sender) {
             return false;
         }
         mctx = now;
@@ -41,18 +43,32 @@ class GuestInput : public llm_graph_input_attn_kv {
     const GuestContext & context() const { return *static_cast<const GuestContext *>(mctx); }
 
     uint32_t n_local = 0, n_guests = 0;
+    uint32_t sender = 0; // GuestCache::sender_number()
 };
 
 ggml_tensor * rows(ggml_context * ctx, ggml_tensor * all, int64_t first, int64_t n) {
     return ggml_view_3d(ctx, all, all->ne[0], all->ne[1], n, all->nb[1], all->nb[2], size_t(first) * all->nb[2]);
 }
 
-// Rows of floats whose heads follow each other.
-ggml_tensor * plain(ggml_context * ctx, ggml_tensor * x) {
+// Rows of floats whose heads follow each other; each on so many bytes.
+ggml_tensor * plain(ggml_context * ctx, ggml_tensor * x, size_t alignment) {
     if (x->type != GGML_TYPE_F32) {
         return ggml_cast(ctx, x, GGML_TYPE_F32);
     }
-    return x->nb[0] == sizeof(float) && x->nb[1] == size_t(x->ne[0]) * sizeof(float) ? x : ggml_cont(ctx, x);
+    const bool is_plain   = x->nb[0] == sizeof(float) && x->nb[1] == size_t(x->ne[0]) * sizeof(float);
+    const bool is_aligned = x->nb[2] % alignment == 0 && x->view_offs % alignment == 0;
+    return is_plain && is_aligned ? x : ggml_cont(ctx, x);
+}
+
+// The device of the cache computes an operator, with the sender that is there.
+void put_on_device(const llm_graph_context & graph, ggml_tensor * node, const GuestOp & op, ggml_backend_dev_t device) {
+    set_guest_op(node, op);
+    for (int i = 0; i < ggml_backend_sched_get_n_backends(graph.sched); ++i) {
+        ggml_backend_t backend = ggml_backend_sched_get_backend(graph.sched, i);
+        if (ggml_backend_get_device(backend) == device) {
+            ggml_backend_sched_set_tensor_backend(graph.sched, node, backend);
+        }
+    }
 }
 
 const float * floats(const ggml_tensor * x) {
@@ -109,6 +125,7 @@ std::unique_ptr<llm_graph_input_attn_kv> oa_weave_input(const llm_graph_context 
     auto inp        = std::make_unique<GuestInput>(graph.hparams, graph.cparams, context);
     inp->n_local    = context->n_local();
     inp->n_guests   = context->n_guests();
+    inp->sender     = context->cache()->sender_number();
     inp->self_k_rot = context->build_input_k_rot(graph.ctx0);
     inp->self_v_rot = context->build_input_v_rot(graph.ctx0);
     if (inp->n_local > 0) {
@@ -142,8 +159,11 @@ ggml_tensor * oa_weave_attend(const llm_graph_context & graph, const llm_graph_i
     layer.task.max_bias  = graph.hparams.f_max_alibi_bias;
     layer.task.softcap   = graph.hparams.attn_soft_cap ? graph.hparams.f_attn_logit_softcapping : 0.0f;
 
-    ggml_tensor * sent[] = { plain(ctx, rows(ctx, q, n_here, n_there)), plain(ctx, rows(ctx, k, n_here, n_there)),
-                             plain(ctx, rows(ctx, v, n_here, n_there)), sinks };
+    const size_t alignment = of->sender != 0 ? 16 : 1;
+
+    ggml_tensor * sent[] = { plain(ctx, rows(ctx, q, n_here, n_there), alignment),
+                             plain(ctx, rows(ctx, k, n_here, n_there), alignment),
+                             plain(ctx, rows(ctx, v, n_here, n_there), alignment), sinks };
     ggml_tensor * guests = ggml_custom_4d(ctx, GGML_TYPE_F32, d_v * n_head, n_there, 1, 1, sent, sinks ? 4 : 3, send_op,
                                           GGML_N_TASKS_MAX, &layer);
     graph.cb(guests, "guests_sent", il);
@@ -161,6 +181,11 @@ ggml_tensor * oa_weave_attend(const llm_graph_context & graph, const llm_graph_i
     ggml_tensor * parts[] = { guests, local };
     ggml_tensor * all = ggml_custom_4d(ctx, GGML_TYPE_F32, d_v * n_head, n_here + n_there, 1, 1, parts, local ? 2 : 1,
                                        receive_op, 1, &layer);
+    if (of->sender != 0) {
+        const ggml_backend_dev_t device = layer.cache->device();
+        put_on_device(graph, guests, { GuestOp::Kind::send, of->sender, &layer.task }, device);
+        put_on_device(graph, all, { GuestOp::Kind::receive, of->sender, &layer.task }, device);
+    }
     ggml_build_forward_expand(graph.gf, all);
     return all;
 }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "attention.h"
+#include "guest_sender.h"
 #include "region.h"
 #include "ring.h"
 
@@ -12,12 +13,6 @@
 #include <vector>
 
 namespace oa::weave {
-
-struct SenderOptions {
-    double   attach_s   = 2.0; // the receiver may be amidst a long operator
-    double   deadline_s = 0.1; // of a task; half of it without a sign of life is as bad
-    uint32_t base       = 0;   // of the numbers of tasks
-};
 
 // Attention of a layer: rows of q, k, v are contiguous, and follow each other at the given distance in floats.
 struct Attention {
@@ -31,31 +26,31 @@ struct Attention {
     float *              out; // n_rows x n_head x d_v, until receive()
 };
 
-class Sender {
+class Sender final : public GuestSender {
   public:
     // Throws ChannelError; a task through the channel and back has been seen to work.
     Sender(const std::string & path, const SenderOptions & options);
 
     bool                failed() const { return !error_.empty(); }
-    const std::string & error() const { return error_; }
+    const std::string & error() const override { return error_; }
 
-    // Whether the receiver can be given more sequences. Looks at memory only.
-    bool   wants_guests() const;
-    size_t free_nbytes() const { return region_.load_acquire<uint64_t>(word::free_nbytes); }
+    // Looks at memory only.
+    bool   wants_guests() const override;
+    size_t free_nbytes() const override { return region_.load_acquire<uint64_t>(word::free_nbytes); }
     // Whether the receiver lives and moves; failed() if not. Looks at memory only, but once every 10 ms.
-    bool lives();
+    bool lives() override;
 
-    Status open(const OpenTask & wanted, Handle & handle);
-    Status reserve(Handle handle, uint32_t n_tokens);
-    Status trim(Handle handle, uint32_t n_tokens);
+    Status open(const OpenTask & wanted, Handle & handle) override;
+    Status reserve(Handle handle, uint32_t n_tokens) override;
+    Status trim(Handle handle, uint32_t n_tokens) override;
 
     // Hand over rows of a layer; false: failed.
     bool send(const Attention & wanted);
     // Wait until all that was sent is in `out`; false: failed, `out` is void.
     bool receive();
 
-    // Seconds of waiting in receive() so far.
-    double waited_s() const { return waited_s_; }
+    // In receive().
+    double waited_s() const override { return waited_s_; }
 
   private:
     struct Sent {
