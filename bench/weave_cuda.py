@@ -58,11 +58,17 @@ def nvcc() -> str | None:
     return shutil.which("nvcc", path=f"{os.environ['PATH']}:/usr/local/cuda/bin")
 
 
+def places() -> list[Path]:
+    """Of headers that csrc/weave/cuda includes."""
+    csrc = ROOT / "csrc"
+    return [WEAVE, WEAVE / "cuda", csrc / "comm", csrc / "os", ROOT / "third_party/llama.cpp/patched/ggml/include"]
+
+
 def build(folder: Path, *flags: str) -> Path:
     """csrc/weave/cuda as a library for the GPU of this machine; takes some minutes. Raises CalledProcessError."""
     library = folder / "libweave_cuda.so"
     sources = [*WEAVE.glob("cuda/*.cu"), *WEAVE.glob("cuda/*.cpp")]
-    includes = [f"-I{path}" for path in (WEAVE, WEAVE / "cuda", ROOT / "csrc" / "comm", ROOT / "csrc" / "os")]
+    includes = [f"-I{path}" for path in places()]
     options = ["-arch=native", "-std=c++17", "-O2", "-lineinfo", "-use_fast_math", "-Xcompiler", "-fPIC", "--threads=0"]
     compiler = nvcc()
     assert compiler is not None, "no nvcc"
@@ -76,7 +82,7 @@ def load(library: Path) -> Any:
     lib = ctypes.CDLL(str(library))
     lib.wc_error.restype = ctypes.c_char_p
     lib.wc_sender_way.restype = ctypes.c_char_p
-    for name in ("wc_receiver_new", "wc_sender_new"):
+    for name in ("wc_receiver_new", "wc_sender_new", "wc_graph_sender_new"):
         getattr(lib, name).restype = ctypes.c_void_p
     for name in ("wc_cold_graphs", "wc_sender_attend", "wc_task_seconds"):
         getattr(lib, name).restype = ctypes.c_double

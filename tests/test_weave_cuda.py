@@ -24,10 +24,12 @@ import pytest
 from conftest import ROOT, process_of
 from oallama import engine
 from oallama.weave import Receiver, Sender, SequenceRows, channel_path
+from oallama.weave.sequences import Sequences
+from test_weave import play
 from test_weave_channel import Reference, floats, nmse
 
 sys.path.append(str(ROOT / "bench"))
-from weave_cuda import KV_TYPES, AttendTask, Handle, OpenTask, Rows, build, load, nvcc
+from weave_cuda import KV_TYPES, AttendTask, Handle, OpenTask, Rows, build, load, nvcc, places
 
 NMSE = {"f32": 1e-7, "f16": 1e-6, "bf16": 1e-4, "q8_0": 5e-4}
 names = count()
@@ -48,9 +50,8 @@ def headers() -> Path | None:
 
 def build_fake(folder: Path) -> Path:
     weave, library = ROOT / "csrc" / "weave", folder / "libweave_fake.so"
-    places = [weave, weave / "cuda", ROOT / "csrc" / "comm", ROOT / "csrc" / "os"]
     command = ["c++", "-std=c++17", "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-fPIC", "-shared"]
-    command += ["-isystem", str(headers()), *(f"-I{place}" for place in places)]
+    command += ["-isystem", str(headers()), *(f"-I{place}" for place in places())]
     command += [str(source) for source in (ROOT / "tests" / "weave_cuda_fake.cpp", *weave.glob("cuda/*.cpp"))]
     subprocess.run([*command, "-o", str(library)], check=True)
     return library
@@ -122,9 +123,11 @@ def ask(process: subprocess.Popen[str], command: str) -> str:
 
 
 class CudaSender:
+    new = "wc_sender_new"
+
     def __init__(self, library: Path, path: str, shape: OpenTask, deadline_s: float = 10.0) -> None:
         self.lib: Any = load(library)
-        made = self.lib.wc_sender_new(path.encode(), ctypes.byref(shape), ctypes.c_double(deadline_s), 0xFFFFFFFA)
+        made = getattr(self.lib, self.new)(path.encode(), ctypes.byref(shape), ctypes.c_double(deadline_s), 0xFFFFFFFA)
         assert made, self.lib.wc_error().decode()
         self.sender, self.shape = ctypes.c_void_p(made), shape
 
@@ -166,6 +169,36 @@ class CudaSender:
         if self.lib.wc_sender_attend(self.sender, ctypes.byref(task), given, *pointers, n_layers, int(captured)) < 0:
             raise RuntimeError(self.lib.wc_error().decode())
         return out
+
+
+class GraphSender(CudaSender):
+    """By the operators of a hot model's graph, after so many rows of its own."""
+
+    new = "wc_graph_sender_new"
+    n_own = 0
+
+    def attend(
+        self,
+        rows: list[tuple[Handle, int, int]],
+        q: np.ndarray,
+        k: np.ndarray,
+        v: np.ndarray,
+        *,
+        sinks: np.ndarray | None = None,
+        captured: bool = False,
+        **more: Any,
+    ) -> np.ndarray:
+        """Raises RuntimeError when the receiver has failed."""
+        assert not more
+        n_head, n_head_kv, d_k, d_v = q.shape[1], k.shape[1], q.shape[2], v.shape[2]
+        task = AttendTask(0, len(q), len(rows), n_head, n_head_kv, d_k, d_v, 0.1)
+        own, out = floats(self.n_own, n_head, d_v), np.full((self.n_own + len(q), n_head, d_v), np.nan, np.float32)
+        pointers = [ctypes.c_void_p(a.ctypes.data) if a is not None else None for a in (sinks, q, k, v, out, own)]
+        given = (Rows * len(rows))(*(Rows(*r) for r in rows))
+        if self.lib.wc_graph_attend(self.sender, ctypes.byref(task), given, *pointers, self.n_own, int(captured)) < 0:
+            raise RuntimeError(self.lib.wc_error().decode())
+        assert np.array_equal(out[: self.n_own], own)
+        return out[self.n_own :]
 
 
 @pytest.mark.parametrize("kv", ["f32", "f16", "bf16", "q8_0"])
@@ -238,6 +271,40 @@ def test_more_tasks_than_slots(library: Path, path: str, captured: bool) -> None
         assert nmse(out, Reference().attend(q, k, v, 0.1)) < NMSE["f16"]
         n_tasks = int(ask(process, "stats").split()[1]) - 1  # but the ping
         assert n_tasks > 4 * (1 + captured)
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize(("n_own", "has_sinks"), [(0, True), (3, False)])
+def test_operators_of_a_graph(library: Path, path: str, n_own: int, has_sinks: bool, captured: bool) -> None:
+    """Prompts of two guests, then a token of each."""
+    shape = OpenTask(1, 2048, 1, 1, 2 * 64, 2 * 64)
+    sinks = floats(6) if has_sinks else None
+    with receiving(library, path), GraphSender(library, path, shape) as sender:
+        sender.n_own = n_own
+        handles, references = [sender.open(), sender.open()], [Reference(), Reference()]
+        assert all(sender.reserve(handle, 200) for handle in handles)
+        position = 0
+        for n in (70, 1, 1):
+            q, k, v = floats(2 * n, 6, 64), floats(2 * n, 2, 64), floats(2 * n, 2, 64)
+            out = sender.attend([(handle, position, n) for handle in handles], q, k, v, sinks=sinks, captured=captured)
+            for at, reference in enumerate(references):
+                part = slice(at * n, (at + 1) * n)
+                options = {} if sinks is None else {"sinks": sinks}
+                assert nmse(out[part], reference.attend(q[part], k[part], v[part], 0.1, **options)) < NMSE["f16"]
+            position += n
+
+
+def test_operators_are_those_of_their_sender(library: Path, path: str) -> None:
+    shape = OpenTask(1, 2048, 1, 1, 128, 128)
+    changes = ("mark", "number", "operator", "offset", "heads", "width", "type", "source", "device")
+    with receiving(library, path):
+        with GraphSender(library, path, shape) as sender:
+            assert sender.lib.wc_graph_supported(sender.sender, b"nothing") == 1
+            for what in changes:
+                assert sender.lib.wc_graph_supported(sender.sender, what.encode()) == 0, what
+            first = sender.lib.wc_graph_number(sender.sender)
+        with GraphSender(library, path, shape) as sender:  # graphs of the last one are not this one's
+            assert sender.lib.wc_graph_number(sender.sender) > first
 
 
 def test_polls_between_a_graphs_kernels(library: Path, path: str) -> None:
@@ -339,9 +406,39 @@ def test_a_models_graphs_serve_guests(library: Path, path: str, tiny: Callable[.
             assert process.stdout.readline() == alone
 
 
-def test_a_receiver_that_is_killed_is_noticed(library: Path, path: str) -> None:
+@pytest.mark.parametrize("first_guest", [0, 2])
+def test_guests_of_a_model_on_the_gpu(library: Path, path: str, first_guest: int, tiny: Callable[..., Path]) -> None:
+    """ggml-cuda's graphs send rows; all sequences are guests, or some. At last the receiver is killed."""
+    if "fake" in library.name or not any(d.backend == "CUDA" for d in engine.devices()):
+        pytest.skip("this build of oallama has no CUDA device here")
+    model = tiny("llama")
+    with Sequences(model, n_gpu_layers=99) as hot:
+        expected = play(hot)
+    command = [sys.executable, "-c", MODEL, model, "99"]
+    environment = os.environ | {"OALLAMA_WEAVE_CUDA_RECEIVER": f"{path}:{1 << 28}"}
+    with process_of(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as cold:
+        ask(cold, "generate")
+        options: dict[str, Any] = {"channels": [path], "first_guest": first_guest, "deadline_s": 5.0}
+        with Sequences(model, n_gpu_layers=99, **options) as hot:
+            found = play(hot, 0, 4)
+            assert cold.stdin is not None
+            cold.stdin.write("generate\n")
+            cold.stdin.flush()
+            found += play(hot, 4, 8)
+            assert hot.stats["n_guests"] > 0 and hot.stats["n_rows"] > 0 and hot.stats["n_lost"] == 0
+            cold.kill()
+            cold.wait()
+            found += play(hot, 8)
+            assert hot.stats["n_lost"] > 0
+    for logits, wanted in zip(found, expected, strict=True):
+        assert nmse(logits, wanted) <= 5e-4
+        assert np.array_equal(logits.argmax(-1), wanted.argmax(-1))
+
+
+@pytest.mark.parametrize("sender_type", [CudaSender, GraphSender])
+def test_a_receiver_that_is_killed_is_noticed(library: Path, path: str, sender_type: type[CudaSender]) -> None:
     shape = OpenTask(1, 2048, 1, 1, 128, 128)
-    with receiving(library, path) as process, CudaSender(library, path, shape, deadline_s=1.0) as sender:
+    with receiving(library, path) as process, sender_type(library, path, shape, deadline_s=1.0) as sender:
         handle = sender.open()
         assert sender.reserve(handle, 64)
         q, k, v = floats(1, 4, 64), floats(1, 2, 64), floats(1, 2, 64)
@@ -350,7 +447,7 @@ def test_a_receiver_that_is_killed_is_noticed(library: Path, path: str) -> None:
         process.wait()
         with pytest.raises(RuntimeError, match=r"is gone|has not answered"):
             sender.attend([(handle, 1, 1)], q, k, v)
-    with receiving(library, path), CudaSender(library, path, shape) as sender:  # in its place
+    with receiving(library, path), sender_type(library, path, shape) as sender:  # in its place
         assert sender.reserve(sender.open(), 64)
 
 

@@ -1,5 +1,5 @@
-# Both sides of a channel join ggml-cpu, whose attention the receiver calls; the hot model's cache and graph join llama;
-# the receiver on a GPU joins ggml-cuda.
+# Both sides of a channel join ggml-cpu, whose attention the receiver calls, those on a GPU ggml-cuda; the hot model's
+# cache and graph join llama.
 set(OALLAMA_WEAVE_SOURCES
     ${OALLAMA_CSRC}/os/futex.cpp
     ${OALLAMA_CSRC}/weave/attention.cpp
@@ -17,7 +17,10 @@ set(OALLAMA_WEAVE_GUEST_SOURCES
 set(OALLAMA_WEAVE_CUDA_SOURCES
     ${OALLAMA_CSRC}/weave/cuda/block_store.cpp
     ${OALLAMA_CSRC}/weave/cuda/control.cpp
+    ${OALLAMA_CSRC}/weave/cuda/guest_ops_cuda.cpp
     ${OALLAMA_CSRC}/weave/cuda/receive_cuda.cu
     ${OALLAMA_CSRC}/weave/cuda/receiver_cuda.cpp
     ${OALLAMA_CSRC}/weave/cuda/receiver_of_process_cuda.cpp
+    ${OALLAMA_CSRC}/weave/cuda/send_cuda.cu
+    ${OALLAMA_CSRC}/weave/cuda/sender_cuda.cpp
     ${OALLAMA_CSRC}/weave/cuda/shared_memory_cuda.cpp)

@@ -5,6 +5,11 @@
 
 #include <cstdint>
 
+// Acquire and release between processors came with compute capability 7.0; ggml-cuda may be built for older ones, too.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 700
+#define OA_HAS_RELEASE
+#endif
+
 namespace oa::weave::cuda {
 
 template <class Memory, int threads = cuda::n_threads> class CudaBlock {

@@ -2,6 +2,12 @@
 #include "send.h"
 #include "send_cuda.h"
 
+#ifdef OA_HAS_RELEASE
+#define OA_CALL const __grid_constant__
+#else
+#define OA_CALL const
+#endif
+
 namespace oa::weave::cuda {
 
 namespace {
@@ -11,6 +17,7 @@ using Block = CudaBlock<SendShared>;
 enum class Step { attach, await_accepted, ping, await_ping, check_ping };
 
 __global__ void attach_kernel(SenderState * state, Step step) {
+#ifdef OA_HAS_RELEASE
     __shared__ SendShared memory;
     Block                 block(memory);
     Send<Block>           send(block, *state);
@@ -21,25 +28,32 @@ __global__ void attach_kernel(SenderState * state, Step step) {
         case Step::await_ping: return send.await_result(send.ping_answer());
         case Step::check_ping: return send.check_ping();
     }
+#endif
 }
 
-__global__ void __launch_bounds__(n_threads) send_kernel(SenderState * state, const __grid_constant__ SendCall call) {
+__global__ void __launch_bounds__(n_threads) send_kernel(SenderState * state, OA_CALL SendCall call) {
+#ifdef OA_HAS_RELEASE
     __shared__ SendShared memory;
     Block                 block(memory);
     Send<Block>(block, *state).send(call);
+#endif
 }
 
 __global__ void await_kernel(SenderState * state, uint32_t nbytes) {
+#ifdef OA_HAS_RELEASE
     using Warp = CudaBlock<SendShared, 32>;
     __shared__ SendShared memory;
     Warp                  block(memory);
     Send<Warp>(block, *state).await_result(nbytes);
+#endif
 }
 
-__global__ void __launch_bounds__(n_threads) fetch_kernel(SenderState * state, const __grid_constant__ FetchCall call) {
+__global__ void __launch_bounds__(n_threads) fetch_kernel(SenderState * state, OA_CALL FetchCall call) {
+#ifdef OA_HAS_RELEASE
     __shared__ SendShared memory;
     Block                 block(memory);
     Send<Block>(block, *state).fetch(call);
+#endif
 }
 
 // Every thread has four packs of 16 bytes, if there are enough; 32 blocks fill a link, it is thought (not measured).
@@ -59,6 +73,9 @@ cudaError_t launch_attach(SenderState * state, cudaStream_t stream) {
         const cudaError_t code = cudaFuncGetAttributes(&about, kernel);
         if (code != cudaSuccess) {
             return code;
+        }
+        if (about.ptxVersion < 70) {
+            return cudaErrorNotSupported;
         }
     }
     for (const Step step : { Step::attach, Step::await_accepted, Step::ping, Step::await_ping, Step::check_ping }) {

@@ -31,9 +31,9 @@ bool is_aligned(const void * data, size_t stride) {
 
 } // namespace
 
-CudaSender::CudaSender(const std::string & path, const OpenTask & shape, const CudaSenderOptions & options) :
-    options_(options), path_(path), line_(Line::connect(path)) {
-    const OnDevice here(options_.device);
+CudaSender::CudaSender(const std::string & path, const OpenTask & shape, int device, const SenderOptions & options) :
+    device_(device), options_(options), path_(path), line_(Line::connect(path)) {
+    const OnDevice here(device);
     std::string    why;
     try {
         check(cudaMalloc(reinterpret_cast<void **>(&state_), sizeof(SenderState)), "allocate the sender's state");
@@ -61,20 +61,16 @@ CudaSender::CudaSender(const std::string & path, const OpenTask & shape, const C
 }
 
 CudaSender::~CudaSender() {
-    const int device = options_.device;
-    int       before = 0;
+    int before = 0;
     cudaGetDevice(&before);
-    cudaSetDevice(device);
+    cudaSetDevice(device_);
     let_go();
     cudaSetDevice(before);
 }
 
 void CudaSender::let_go() {
-    if (report_) {
-        abort();
-    }
-    cudaDeviceSynchronize();
-    inbox_.reset(); // before its owner frees it
+    cudaStreamSynchronize(cudaStreamPerThread); // attach()'s; not the device, which spoils others' captures
+    inbox_.reset();                             // before its owner frees it
     if (line_.is_open()) {
         Question question = {};
         question.ask      = Ask::detach; // from here on the receiver does not touch our memory
@@ -157,7 +153,7 @@ void CudaSender::attach(const OpenTask & shape, Way way) {
     check(cudaMemcpy(state_, &made, sizeof(made), cudaMemcpyHostToDevice), "set the sender up");
     check(launch_attach(state_, cudaStreamPerThread), "attach");
     check(cudaStreamSynchronize(cudaStreamPerThread), "attach");
-    if (failed()) {
+    if (!lives()) {
         throw ChannelError(error_);
     }
     const uint64_t patience = uint64_t(options_.deadline_s * 1e9);
@@ -180,7 +176,7 @@ Answer CudaSender::ask(Question & question, int file, int & answered) {
     return answer;
 }
 
-bool CudaSender::failed() {
+bool CudaSender::lives() {
     if (error_.empty()) {
         const auto failure = Failure(__atomic_load_n(&report_->failure, __ATOMIC_ACQUIRE));
         if (failure != Failure::none) {
@@ -189,21 +185,20 @@ bool CudaSender::failed() {
             fail("is gone");
         }
     }
-    return !error_.empty();
+    return error_.empty();
 }
 
-bool CudaSender::fail(const std::string & why) {
+void CudaSender::fail(const std::string & why) {
+    give_up("the receiver of " + path_ + " " + why);
+}
+
+void CudaSender::give_up(const std::string & why) {
     if (error_.empty()) {
-        error_ = "the receiver of " + path_ + " " + why;
+        error_ = why;
     }
     if (report_) {
-        abort();
+        __atomic_store_n(&report_->abort, 1, __ATOMIC_RELEASE);
     }
-    return false;
-}
-
-void CudaSender::abort() {
-    __atomic_store_n(&report_->abort, 1, __ATOMIC_RELEASE);
 }
 
 double CudaSender::waited_s() const {
@@ -211,7 +206,7 @@ double CudaSender::waited_s() const {
 }
 
 Status CudaSender::open(const OpenTask & wanted, Handle & handle) {
-    if (failed()) {
+    if (!lives()) {
         return Status::malformed;
     }
     Question question   = {};
@@ -232,7 +227,7 @@ Status CudaSender::trim(Handle handle, uint32_t n_tokens) {
 }
 
 Status CudaSender::change(Ask wanted, Handle handle, uint32_t n_tokens) {
-    if (failed()) {
+    if (!lives()) {
         return Status::malformed;
     }
     Question question = {};

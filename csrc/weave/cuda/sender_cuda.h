@@ -3,22 +3,16 @@
 //
 // An iteration: plan() says whose tokens its rows are; then, of every layer, send() and receive() are launches on the
 // model's stream, which may be captured once and replayed with other plans. After the stream has been waited for,
-// failed() says whether the results are any good. A receiver that has failed once has failed for good: attach anew.
+// lives() says whether the results are any good. A receiver that has failed once has failed for good: attach anew.
 #pragma once
 
 #include "control.h"
+#include "guest_sender.h"
 #include "send_cuda.h"
 
 #include <string>
 
 namespace oa::weave::cuda {
-
-struct CudaSenderOptions {
-    int      device     = 0;
-    double   attach_s   = 2.0; // the receiver may be amidst a long operator
-    double   deadline_s = 0.1; // of a task; on the device
-    uint32_t base       = 0;   // of the numbers of tasks
-};
 
 // Attention of one layer: of rows of the iteration's plan, in device memory. Heads of a row follow each other.
 struct CudaAttention {
@@ -33,29 +27,30 @@ struct CudaAttention {
     size_t out_stride() const { return size_t(task.n_head) * task.d_v; }
 };
 
-class CudaSender {
+class CudaSender : public GuestSender {
   public:
     // `shape`: of all sequences; its max_tokens is one's upper bound. Throws ChannelError; a task there and back has
     // been seen to work, by the first way of sharing memory that does.
-    CudaSender(const std::string & path, const OpenTask & shape, const CudaSenderOptions & options);
+    CudaSender(const std::string & path, const OpenTask & shape, int device, const SenderOptions & options);
     // All launches have ended.
-    ~CudaSender();
+    ~CudaSender() override;
 
     CudaSender(const CudaSender &)             = delete;
     CudaSender & operator=(const CudaSender &) = delete;
 
     // Looks at memory of the host only, but at the line to the receiver.
-    bool                failed();
-    const std::string & error() const { return error_; }
-    bool                wants_guests() { return !failed() && !draining_; } // as of the last answer
-    size_t              free_nbytes() const { return free_nbytes_; }       // as of the last answer
+    bool                lives() override;
+    const std::string & error() const override { return error_; }
+    bool                wants_guests() const override { return error_.empty() && !draining_; } // as of the last answer
+    size_t              free_nbytes() const override { return free_nbytes_; }                  // as of the last answer
+    double              waited_s() const override;                                             // of the device
     Way                 way() const { return inbox_->handle().way; }
-    double              waited_s() const; // of the device for results, in total
+    int                 device() const { return device_; }
 
     // Between iterations.
-    Status open(const OpenTask & wanted, Handle & handle);
-    Status reserve(Handle handle, uint32_t n_tokens);
-    Status trim(Handle handle, uint32_t n_tokens);
+    Status open(const OpenTask & wanted, Handle & handle) override;
+    Status reserve(Handle handle, uint32_t n_tokens) override;
+    Status trim(Handle handle, uint32_t n_tokens) override;
 
     // Rows of the next iteration, sequence by sequence: at most max_sequences. Earlier on `stream` is done with the
     // last plan. Not captured.
@@ -67,21 +62,22 @@ class CudaSender {
     // either may be captured without the other.
     void receive(const CudaAttention & sent, cudaStream_t stream);
 
-    // The device stops waiting at once: failed.
-    void abort();
+    // It has failed; the device stops waiting at once.
+    void give_up(const std::string & why);
 
   private:
     void   look();
     void   attach(const OpenTask & shape, Way way);
     Answer ask(Question & question, int file, int & answered);
     Status change(Ask ask, Handle handle, uint32_t n_tokens);
-    bool   fail(const std::string & why);
+    void   fail(const std::string & why);
     void   let_go();
 
     uint32_t rows_of_a_task(const CudaAttention & wanted) const;
     void     fetch(const CudaAttention & sent, uint32_t first, cudaStream_t stream);
 
-    const CudaSenderOptions       options_;
+    const int                     device_;
+    const SenderOptions           options_;
     const std::string             path_;
     Line                          line_;
     std::unique_ptr<SharedMemory> inbox_, outbox_;

@@ -16,7 +16,7 @@ from .channel import DEADLINE_S, guest_stats, guests
 
 
 class Sequences:
-    """A model on the CPU and a context of n_ctx cells for n_seq sequences; a context manager.
+    """A model, on the CPU but for n_gpu_layers, and a context of n_ctx cells for n_seq sequences; a context manager.
 
     channels, first_guest, deadline_s: as `guests`. kv_type: ggml_type of the cache, f16 unless given.
 
@@ -35,6 +35,7 @@ class Sequences:
         n_ubatch: int = 48,
         n_threads: int = 1,
         kv_type: int = 1,
+        n_gpu_layers: int = 0,
         deadline_s: float = DEADLINE_S,
     ) -> None:
         llama_cpp = self._api = runtime.llama_cpp()
@@ -45,7 +46,7 @@ class Sequences:
         params.type_k = params.type_v = kv_type
         params.flash_attn_type, params.kv_unified = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED, True
         of_model = llama_cpp.llama_model_default_params()
-        of_model.n_gpu_layers = 0
+        of_model.n_gpu_layers = n_gpu_layers
         self._model = llama_cpp.llama_model_load_from_file(str(model).encode(), of_model)
         if not self._model:
             raise OallamaError(f"cannot load {model}")
