@@ -58,7 +58,8 @@ def woven(tiny: Callable[..., Path]) -> Iterator[tuple[subprocess.Popen[str], in
     hot, cold, port = tiny("llama", "F16"), tiny("qwen2", "F16"), free_port()
     there = channels()
     arguments = ["--hot", hot, "--cold", cold, "--parallel", "2", "--guests", "3", "--ctx", "2048", "--threads", "1"]
-    with start(*arguments, "--port", str(port)) as server:
+    arguments += ["--deadline", "5", "--port", str(port)]  # a busy machine is no failure
+    with start(*arguments) as server:
         until(lambda: answers(port, hot) and answers(port, cold))
         yield server, port, hot, cold
         server.send_signal(signal.SIGTERM)
@@ -126,31 +127,30 @@ def test_the_hot_model_outlives_the_cold_one(woven: tuple[subprocess.Popen[str],
 
 
 def test_guests_end_before_those_at_home(woven: tuple[subprocess.Popen[str], int, Path, Path]) -> None:
-    """Five sequences outgrow the two that home has room for: a guest whose receiver is gone may end, no other."""
+    """Five sequences outgrow home's 2048 tokens: guests whose receiver is gone may end, none in a slot at home."""
     _, port, hot, cold = woven
-    prompts = {slot: f"{PROMPTS[slot]} and on" for slot in range(5)}
-    expected = [complete(port, hot, prompts[slot], 800) for slot in (0, 1)]
 
-    def request(slot: int) -> str:
+    def request(prompt: str) -> int | str:
+        """The slot of an answer of 800 tokens, or a refusal."""
+        body = {"model": hot.stem, "prompt": prompt, "n_predict": 800, "ignore_eos": True, "cache_prompt": False}
         try:
-            return complete(port, hot, prompts[slot], 800)
+            answer = call(port, "/completion", body)
         except urllib.error.HTTPError as refusal:
             return f"{refusal.code}: {json.loads(refusal.read())['error']['message']}"
+        assert answer["tokens_predicted"] == 800
+        return int(answer["id_slot"])
 
     with ThreadPoolExecutor(5) as pool:
-        at_home = [pool.submit(request, slot) for slot in (0, 1)]
-        time.sleep(0.2)
-        guests = [pool.submit(request, slot) for slot in (2, 3, 4)]
-        time.sleep(0.5)
+        requests = [pool.submit(request, prompt) for prompt in PROMPTS[:5]]
+        until(lambda: all(slot["is_processing"] for slot in call(port, f"/slots?model={hot.stem}")))
         (pid,) = children(cold)
         os.kill(pid, signal.SIGSTOP)  # a new one would take guests
-        found = [one.result() for one in at_home]
-        of_guests = [one.result() for one in guests]
+        found = [one.result() for one in requests]
         os.kill(pid, signal.SIGKILL)
-    refusal = "503: there is no receiver for this sequence any more, and no room in the KV cache"
-    assert refusal in of_guests and all(refusal == one or ":" not in one[:4] for one in of_guests)
-    assert refusal not in found and any(a[:100] == b[:100] for a, b in zip(found, expected, strict=True))
-    assert len(complete(port, hot, PROMPTS[0], 800)) > 800
+    refusals = [one for one in found if isinstance(one, str)]
+    assert 1 <= len(refusals) <= 3 and {0, 1} <= set(found)
+    assert set(refusals) == {"503: there is no receiver for this sequence any more, and no room in the KV cache"}
+    assert isinstance(request(PROMPTS[0]), int)
 
 
 def test_what_serve_refuses(tiny: Callable[..., Path], tmp_path: Path) -> None:
