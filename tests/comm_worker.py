@@ -25,6 +25,7 @@ import ml_dtypes
 import numpy as np
 from mpi4py import MPI
 
+from foreign_array import ForeignArray
 from oallama.cluster.comm import DTYPES as CODES
 from oallama.cluster.comm import AllReduce, CommError
 
@@ -131,20 +132,8 @@ def special() -> Report:
         group(x, "exchange", wire)
         report[wire] = [bool(np.isnan(x[3])), bool(np.isfinite(x[50])), float(x[99])]
 
-    class Foreign:
-        """Any other library's array."""
-
-        def __init__(self, array: np.ndarray) -> None:
-            self.array = array
-
-        def __dlpack__(self, **options: Any) -> Any:
-            return self.array.__dlpack__(**options)
-
-        def __dlpack_device__(self) -> Any:
-            return self.array.__dlpack_device__()
-
     x = np.full((3, 5), RANK, np.float16)
-    group(Foreign(x))
+    group(ForeignArray(x))
     report["dlpack"] = x.ravel().tolist()
     report["links"] = [group.probe().alpha, group.links.bandwidth, group.links.a, group.links.b]
     x = np.ones(5, np.float32)

@@ -15,12 +15,12 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from conftest import ROOT, process_of
+from foreign_array import ForeignArray
 from oallama.errors import OallamaError
 from oallama.weave import Receiver, SequenceRows, channel_path, remove_abandoned
 from oallama.weave import Sender as AnySender
@@ -273,19 +273,6 @@ def test_wrong_shapes_are_refused(path: str) -> None:
             sender.open(n_layers=0, max_tokens=64, k_width=64, v_width=64)
 
 
-class Foreign:
-    """Any other library's array."""
-
-    def __init__(self, array: np.ndarray) -> None:
-        self._array = array
-
-    def __dlpack__(self, **options: Any) -> Any:
-        return self._array.__dlpack__(**options)
-
-    def __dlpack_device__(self) -> Any:
-        return self._array.__dlpack_device__()
-
-
 def test_arrays_of_other_libraries(path: str) -> None:
     with Receiver(path, MIB), Sender(path) as sender:
         handle = sender.open(n_layers=1, max_tokens=64, k_width=64, v_width=64)
@@ -293,7 +280,7 @@ def test_arrays_of_other_libraries(path: str) -> None:
         arrays = [floats(2, 4, 32), floats(2, 2, 32), floats(2, 2, 32)]
         given = [SequenceRows(handle, 0, 2)]
         expected = sender.attend(0, given, *arrays, scale=1.0)
-        assert np.array_equal(sender.attend(0, given, *map(Foreign, arrays), scale=1.0), expected)
+        assert np.array_equal(sender.attend(0, given, *map(ForeignArray, arrays), scale=1.0), expected)
         with pytest.raises(TypeError, match="something with __dlpack__, got str"):
             sender.attend(0, given, *arrays[:2], "v", scale=1.0)
 

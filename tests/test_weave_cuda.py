@@ -115,11 +115,20 @@ def receiving(library: Path, path: str) -> Iterator[subprocess.Popen[str]]:
         yield process
 
 
-def ask(process: subprocess.Popen[str], command: str) -> str:
-    assert process.stdin is not None and process.stdout is not None
+def tell(process: subprocess.Popen[str], command: str) -> None:
+    assert process.stdin is not None
     process.stdin.write(command + "\n")
     process.stdin.flush()
+
+
+def answer(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
     return process.stdout.readline()
+
+
+def ask(process: subprocess.Popen[str], command: str) -> str:
+    tell(process, command)
+    return answer(process)
 
 
 class CudaSender:
@@ -307,18 +316,25 @@ def test_operators_are_those_of_their_sender(library: Path, path: str) -> None:
             assert sender.lib.wc_graph_number(sender.sender) > first
 
 
+EIGHT_LAYERS = OpenTask(8, 2048, 1, 1, 1024, 1024)
+
+
+def attend_tokens(sender: CudaSender, n_tokens: int, before: Callable[[int], None] = lambda at: None) -> None:
+    """A new sequence token by token in eight layers, every second one captured: all as the CPU computes it."""
+    handle, reference = sender.open(), Reference()
+    assert sender.reserve(handle, 200)
+    for at in range(n_tokens):
+        before(at)
+        q, k, v = floats(1, 32, 128), floats(1, 8, 128), floats(1, 8, 128)
+        out = sender.attend([(handle, at, 1)], q, k, v, n_layers=8, captured=at % 2 == 1)
+        assert nmse(out, reference.attend(q, k, v, 0.1)) < NMSE["f16"]
+
+
 def test_polls_between_a_graphs_kernels(library: Path, path: str) -> None:
-    shape = OpenTask(8, 2048, 1, 1, 1024, 1024)
-    with receiving(library, path) as process, CudaSender(library, path, shape) as sender:
-        handle, reference = sender.open(), Reference()
-        assert sender.reserve(handle, 200) and process.stdin is not None and process.stdout is not None
-        process.stdin.write("graphs\n")
-        process.stdin.flush()
-        for at in range(20):
-            q, k, v = floats(1, 32, 128), floats(1, 8, 128), floats(1, 8, 128)
-            out = sender.attend([(handle, at, 1)], q, k, v, n_layers=8, captured=at % 2 == 1)
-            assert nmse(out, reference.attend(q, k, v, 0.1)) < NMSE["f16"]
-        assert process.stdout.readline() == "done\n"
+    with receiving(library, path) as process, CudaSender(library, path, EIGHT_LAYERS) as sender:
+        tell(process, "graphs")
+        attend_tokens(sender, 20)
+        assert answer(process) == "done\n"
 
 
 HOOKS = """if True:
@@ -334,22 +350,14 @@ HOOKS = """if True:
 
 def test_hooks_of_ggml(library: Path, path: str) -> None:
     """A process with nothing but the hooks and a variable; it ends while a sender is attached."""
-    shape = OpenTask(8, 2048, 1, 1, 1024, 1024)
     command = [sys.executable, "-c", HOOKS, ROOT / "bench", library]
     environment = os.environ | {"OALLAMA_WEAVE_CUDA_RECEIVER": f"{path}:{1 << 28}:2"}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with process_of(command, env=environment, **pipes) as process:
         assert ask(process, "graphs") == "done\n"
-        with CudaSender(library, path, shape) as sender:
-            handle, reference = sender.open(), Reference()
-            assert sender.reserve(handle, 200) and process.stdin is not None and process.stdout is not None
-            for at in range(20):
-                if at % 10 == 5:  # polls of graphs; else of the device at rest
-                    process.stdin.write("graphs\n")
-                    process.stdin.flush()
-                q, k, v = floats(1, 32, 128), floats(1, 8, 128), floats(1, 8, 128)
-                out = sender.attend([(handle, at, 1)], q, k, v, n_layers=8)
-                assert nmse(out, reference.attend(q, k, v, 0.1)) < NMSE["f16"]
+        with CudaSender(library, path, EIGHT_LAYERS) as sender:
+            # Polls of graphs; else of the device at rest.
+            attend_tokens(sender, 20, lambda at: tell(process, "graphs") if at % 10 == 5 else None)
             _, said = process.communicate(timeout=60)
             assert process.returncode == 0 and said == ""
 
@@ -382,11 +390,16 @@ MODEL = """if True:
 """
 
 
-def test_a_models_graphs_serve_guests(library: Path, path: str, tiny: Callable[..., Path]) -> None:
-    """ggml-cuda itself: the model's tokens are those without a receiver."""
+@pytest.fixture
+def ggml_cuda(library: Path) -> None:
+    """Tests of whole models: kernels as threads are not enough, oallama itself must be built for the GPU."""
     if "fake" in library.name or not any(d.backend == "CUDA" for d in engine.devices()):
         pytest.skip("this build of oallama has no CUDA device here")
-    shape = OpenTask(8, 2048, 1, 1, 1024, 1024)
+
+
+@pytest.mark.usefixtures("ggml_cuda")
+def test_a_models_graphs_serve_guests(library: Path, path: str, tiny: Callable[..., Path]) -> None:
+    """ggml-cuda itself: the model's tokens are those without a receiver."""
     command = [sys.executable, "-c", MODEL, tiny("llama"), "99"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with process_of(command, **pipes) as process:
@@ -394,23 +407,16 @@ def test_a_models_graphs_serve_guests(library: Path, path: str, tiny: Callable[.
     environment = os.environ | {"OALLAMA_WEAVE_CUDA_RECEIVER": f"{path}:{1 << 28}"}
     with process_of(command, env=environment, **pipes) as process:
         assert ask(process, "generate") == alone
-        with CudaSender(library, path, shape) as sender:
-            handle, reference = sender.open(), Reference()
-            assert sender.reserve(handle, 200) and process.stdin is not None and process.stdout is not None
-            process.stdin.write("generate\n")
-            process.stdin.flush()
-            for at in range(60):
-                q, k, v = floats(1, 32, 128), floats(1, 8, 128), floats(1, 8, 128)
-                out = sender.attend([(handle, at, 1)], q, k, v, n_layers=8, captured=at % 2 == 1)
-                assert nmse(out, reference.attend(q, k, v, 0.1)) < NMSE["f16"]
-            assert process.stdout.readline() == alone
+        with CudaSender(library, path, EIGHT_LAYERS) as sender:
+            tell(process, "generate")
+            attend_tokens(sender, 60)
+            assert answer(process) == alone
 
 
+@pytest.mark.usefixtures("ggml_cuda")
 @pytest.mark.parametrize("first_guest", [0, 2])
 def test_guests_of_a_model_on_the_gpu(library: Path, path: str, first_guest: int, tiny: Callable[..., Path]) -> None:
     """ggml-cuda's graphs send rows; all sequences are guests, or some. At last the receiver is killed."""
-    if "fake" in library.name or not any(d.backend == "CUDA" for d in engine.devices()):
-        pytest.skip("this build of oallama has no CUDA device here")
     model = tiny("llama")
     with Sequences(model, n_gpu_layers=99) as hot:
         expected = play(hot)
@@ -421,9 +427,7 @@ def test_guests_of_a_model_on_the_gpu(library: Path, path: str, first_guest: int
         options: dict[str, Any] = {"channels": [path], "first_guest": first_guest, "deadline_s": 5.0}
         with Sequences(model, n_gpu_layers=99, **options) as hot:
             found = play(hot, 0, 4)
-            assert cold.stdin is not None
-            cold.stdin.write("generate\n")
-            cold.stdin.flush()
+            tell(cold, "generate")
             found += play(hot, 4, 8)
             assert hot.stats["n_guests"] > 0 and hot.stats["n_rows"] > 0 and hot.stats["n_lost"] == 0
             cold.kill()

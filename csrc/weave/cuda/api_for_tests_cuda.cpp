@@ -76,14 +76,8 @@ double wc_cold_graphs(CudaReceiver * receiver, uint32_t n_graphs, uint32_t n_nod
 }
 
 CudaSender * wc_sender_new(const char * path, const OpenTask * shape, double deadline_s, uint32_t base) {
-    return guarded(
-        [&] {
-            SenderOptions options;
-            options.deadline_s = deadline_s;
-            options.base       = base;
-            return new CudaSender(path, *shape, 0, options);
-        },
-        static_cast<CudaSender *>(nullptr));
+    return guarded([&] { return new CudaSender(path, *shape, 0, options_of(deadline_s, base)); },
+                   static_cast<CudaSender *>(nullptr));
 }
 
 void wc_sender_delete(CudaSender * sender) {

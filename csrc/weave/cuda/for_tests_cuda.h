@@ -20,6 +20,13 @@ template <class Action> auto guarded(Action && action, decltype(action()) failed
     }
 }
 
+inline SenderOptions options_of(double deadline_s, uint32_t base) {
+    SenderOptions options;
+    options.deadline_s = deadline_s;
+    options.base       = base;
+    return options;
+}
+
 // A copy on the device.
 template <class T> class OnGpu {
   public:

@@ -5,6 +5,8 @@
 #include "receive_cuda.h"
 #include "weave_hooks_cuda.h"
 
+#include <optional>
+
 using namespace oa::weave;
 using namespace oa::weave::cuda;
 
@@ -63,35 +65,25 @@ extern "C" {
 int wc_ggml_graphs(uint32_t n_graphs, uint32_t n_nodes, uint64_t node_ns) {
     return guarded(
         [&] {
-            Stream          stream;
-            int             device   = 0;
-            cudaGraph_t     graph    = nullptr;
-            cudaGraphExec_t instance = nullptr;
+            Stream stream;
+            int    device = 0;
             check(cudaGetDevice(&device), "tell the current device");
-            for (uint32_t i = 0; i < n_graphs; ++i) {
-                oa_weave_cuda_begin(device, stream);
-                const bool captures = i == 2;
-                if (captures) {
-                    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), "capture");
-                }
-                for (uint32_t node = 0; node < n_nodes && !instance; ++node) {
+            const auto enqueue = [&] {
+                for (uint32_t node = 0; node < n_nodes; ++node) {
                     check(launch_busy(node_ns, stream), "keep the device busy");
                     oa_weave_cuda_poll(device, stream);
                 }
-                if (captures) {
-                    check(cudaStreamEndCapture(stream, &graph), "capture");
-                    check(cudaGraphInstantiate(&instance, graph, nullptr, nullptr, 0), "make a graph");
+            };
+            std::optional<Work<decltype(enqueue)>> captured;
+            for (uint32_t i = 0; i < n_graphs; ++i) {
+                oa_weave_cuda_begin(device, stream);
+                if (i == 2) {
+                    captured.emplace(true, stream, enqueue);
                 }
-                if (instance) {
-                    check(cudaGraphLaunch(instance, stream), "launch a graph");
-                }
+                captured ? captured->launch() : enqueue();
                 oa_weave_cuda_end(device, stream);
             }
             stream.wait();
-            if (instance) {
-                cudaGraphExecDestroy(instance);
-                cudaGraphDestroy(graph);
-            }
             return 0;
         },
         -1);
@@ -101,10 +93,8 @@ int wc_ggml_graphs(uint32_t n_graphs, uint32_t n_nodes, uint64_t node_ns) {
 CudaSender * wc_graph_sender_new(const char * path, const OpenTask * shape, double deadline_s, uint32_t base) {
     return guarded(
         [&] {
-            SenderOptions options;
-            options.deadline_s = deadline_s;
-            options.base       = base;
-            return static_cast<CudaSender *>(oa_weave_new_cuda_sender(0, path, *shape, options).release());
+            auto made = oa_weave_new_cuda_sender(0, path, *shape, options_of(deadline_s, base));
+            return static_cast<CudaSender *>(made.release());
         },
         static_cast<CudaSender *>(nullptr));
 }
