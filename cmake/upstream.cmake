@@ -50,6 +50,8 @@ target_include_directories(llama PRIVATE ${OALLAMA_CSRC}/engine ${OALLAMA_CSRC}/
 target_sources(llama PRIVATE
     ${OALLAMA_CSRC}/engine/backend_map.cpp
     ${OALLAMA_CSRC}/engine/follow.cpp
+    ${OALLAMA_CSRC}/engine/segments.cpp
+    ${OALLAMA_CSRC}/engine/segments_graph.cpp
     ${OALLAMA_WEAVE_GUEST_SOURCES})
 set_source_files_properties(${OALLAMA_WEAVE_GUEST_SOURCES} TARGET_DIRECTORY llama PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 target_include_directories(server-context PRIVATE ${OALLAMA_CSRC}/serve ${OALLAMA_CSRC}/weave)

@@ -18,6 +18,7 @@ from oallama.planning.planner import DEFAULT_WORKLOAD
 from oallama.profiling.profile import (
     OTHER,
     AttentionTime,
+    Concurrency,
     DeviceInfo,
     LinkTime,
     OperatorTime,
@@ -213,11 +214,12 @@ def profile(
     more: Mapping[str, Speed] | None = None,
     flash: Sequence[bool] = (True,),
     overlap: float = 0.0,
+    concurrency: float = 0.0,
 ) -> Profile:
     """Times of every target operator of `model` by rooflines, attention, links and switches.
 
     more: further accelerators by name. flash: the forms of attention with times; fused is 1.25x as fast. overlap: of
-    copies with computing.
+    copies with computing. concurrency: of the accelerators' computing with the host's.
     """
     operators, attention, links = [], [], []
     accelerators = {DEVICE: gpu, **(more or {})}
@@ -263,6 +265,7 @@ def profile(
         links=tuple(links),
         switches=tuple(SwitchTime(name, 2e-5) for name in accelerators),
         overlaps=tuple(Overlap(name, overlap) for name in accelerators),
+        concurrency=tuple(Concurrency(name, concurrency) for name in accelerators),
     )
 
 
@@ -287,6 +290,8 @@ class FakeMemory:
         result = {name: {"weights": 0, "kv": 0, "compute": 0} for name in plan.devices}
         for tensor in plan.tensors.values():
             result[tensor.device]["weights"] += tensor.nbytes
+            for part in tensor.segments[1:]:
+                result[part.device]["weights"] += part.nbytes
         for shape, home in zip(self.model.attention, plan.layers, strict=False):
             assert shape is not None
             result[home]["kv"] += 2 * context.n_ctx * shape.n_head_kv * (shape.head_dim_k + shape.head_dim_v)

@@ -95,13 +95,21 @@ def test_hash_is_stable():
     assert replace(plan, context=ContextSettings(n_ctx=1024)).hash != plan.hash
 
 
-def test_split_tensors_survive_the_file_but_not_the_exports():
-    split = TensorPlacement("f16", 10, (Segment("GPU0", "resident", (0, 6), 6), Segment(HOST, "host", (6, 10), 4)), 0.3)
-    plan = make(tensors={**make().tensors, "output.weight": split})
+def test_divided_tensors_survive_the_file_but_stock_llama_cpp_has_none():
+    divided = TensorPlacement.divided(TensorPlacement.whole("f16", 10, HOST, "upload", 0.3), "GPU0", 6, 10)
+    assert divided.segments == (Segment(HOST, "upload", (6, 10), 4), Segment("GPU0", "resident", (0, 6), 6))
+    plan = make(tensors={**make().tensors, "output.weight": divided})
     assert PlacementPlan.from_json(plan.to_json()) == plan
-    for export in (plan.to_backend_map, plan.to_llama_cpp_flags):
-        with pytest.raises(OallamaError, match=r"output\.weight is split over 2 segments"):
-            export()
+    lines = plan.to_backend_map().splitlines()
+    assert "tensor output.weight CPU upload" in lines and "segment output.weight GPU0 rows 6" in lines
+    with pytest.raises(OallamaError, match=r"output\.weight is divided between two devices"):
+        plan.to_llama_cpp_flags()
+
+
+def test_the_parts_of_a_divided_tensor_begin_on_the_accelerator():
+    other = TensorPlacement("f16", 10, (Segment("GPU0", "resident", (0, 6), 6), Segment(HOST, "host", (6, 10), 4)))
+    with pytest.raises(OallamaError, match="must begin with the tensor's first row or column"):
+        make(tensors={**make().tensors, "output.weight": other}).to_backend_map()
 
 
 def corrupt(change) -> str:

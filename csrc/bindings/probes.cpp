@@ -83,5 +83,8 @@ void register_probes(py::module_ & m) {
     m.def("overlap_bench", &oa_overlap_bench, py::arg("device"), py::arg("n_threads"),
           py::call_guard<py::gil_scoped_release>(),
           "Share (0 to 1) of the shorter of copies to a device and its computing that hides behind the longer.");
+    m.def("concurrency_bench", &oa_concurrency_bench, py::arg("device"), py::arg("n_threads"),
+          py::call_guard<py::gil_scoped_release>(),
+          "Share (0 to 1) of the shorter of a device's computing and the CPU's that hides behind the longer.");
     m.attr("SWITCH_BYTES") = oa_switch_bytes;
 }

@@ -29,18 +29,25 @@ struct tensor_entry {
     int         stream_from; // tokens from which it is streamed; 0: never
 };
 
+struct segment_entry {
+    std::string device;
+    bool        columns;
+    int64_t     count;
+};
+
 struct backend_map {
-    std::map<int, std::string>          layers;
-    std::map<std::string, tensor_entry> tensors;
-    int                                 slots         = 3; // one is read, one is full, one is being filled
-    bool                                stream_caches = false;
+    std::map<int, std::string>           layers;
+    std::map<std::string, tensor_entry>  tensors;
+    std::map<std::string, segment_entry> segments;
+    int                                  slots         = 3; // one is read, one is full, one is being filled
+    bool                                 stream_caches = false;
 };
 
 // What one load has asked for so far.
 struct load_state {
     std::shared_ptr<const backend_map> map;
     int                                n_layer = -1;
-    std::set<std::string>              seen;
+    std::set<std::string>              seen, divided;
     size_t                             repackable = 0; // bytes of host memory that repacked weights may still take
 };
 
@@ -97,6 +104,15 @@ std::shared_ptr<const backend_map> parse(const std::string & table) {
             if (!map->tensors.emplace(name, tensor_entry{ device, mode == "host", from }).second) {
                 throw bad("tensor listed twice");
             }
+        } else if (kind == "segment") {
+            long long count = 0;
+            fields >> mode;
+            if ((mode != "rows" && mode != "columns") || !(fields >> count) || count < 1 || fields >> rest) {
+                throw bad("expected 'segment <name> <device> rows|columns <number>', 1 or more");
+            }
+            if (!map->segments.emplace(name, segment_entry{ device, mode == "columns", count }).second) {
+                throw bad("segment listed twice");
+            }
         } else if (kind == "slots") {
             char * end = nullptr;
             map->slots = int(std::strtol(name.c_str(), &end, 10));
@@ -109,11 +125,16 @@ std::shared_ptr<const backend_map> parse(const std::string & table) {
                 throw bad("expected 'caches stream'");
             }
         } else {
-            throw bad("expected 'layer', 'tensor', 'slots' or 'caches'");
+            throw bad("expected 'layer', 'tensor', 'segment', 'slots' or 'caches'");
         }
     }
     if (number == 0) {
         throw std::invalid_argument("backend map: empty table");
+    }
+    for (const auto & [name, segment] : map->segments) {
+        if (map->tensors.count(name) == 0) {
+            throw std::invalid_argument("backend map: a segment of '" + name + "', which has no line 'tensor'");
+        }
     }
     return map;
 }
@@ -217,6 +238,9 @@ ggml_backend_buffer_type_t oa_backend_map_host_buft(ggml_backend_buffer_type_t b
     if (ggml_backend_buft_is_host(buft)) {
         return buft;
     }
+    if (t_load.map->segments.count(weight->name)) {
+        return ggml_backend_cpu_buffer_type(); // its parts are what is computed
+    }
     const size_t nbytes = ggml_nbytes(weight);
     if (!mapped || nbytes <= t_load.repackable) {
         t_load.repackable -= std::min(nbytes, t_load.repackable);
@@ -224,6 +248,39 @@ ggml_backend_buffer_type_t oa_backend_map_host_buft(ggml_backend_buffer_type_t b
     }
     t_left_mapped += nbytes;
     return ggml_backend_cpu_buffer_type();
+}
+
+oa_segment oa_backend_map_segment(const ggml_tensor * weight, bool tied) {
+    const auto * map = t_load.map.get();
+    const auto   it  = map && !tied ? map->segments.find(weight->name) : decltype(map->segments.find("")){};
+    if (!map || tied || it == map->segments.end()) {
+        return {};
+    }
+    const auto & [device, columns, count] = it->second;
+    const ggml_backend_dev_t dev          = find_device(device);
+    if (ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_CPU) {
+        fail("a segment of '" + it->first + "' is to live on '" + device + "', where the weight lives");
+    }
+    if (ggml_backend_dev_type(find_device(find_tensor(it->first).device)) != GGML_BACKEND_DEVICE_TYPE_CPU) {
+        fail("a segment of '" + it->first + "', which does not live on the CPU");
+    }
+    t_load.divided.insert(it->first);
+    return { dev, columns, count };
+}
+
+bool oa_backend_map_part(ggml_backend_buffer_type_t buft, const ggml_tensor * weight, const ggml_tensor * part,
+                         ggml_backend_dev_t dev, bool mapped) {
+    oa_backend_map_require(buft != nullptr, weight->name, dev ? dev : find_device("CPU"));
+    if (dev) {
+        return true;
+    }
+    // Beside a weight that is read from the file into memory a copy of its part would be memory twice.
+    const size_t nbytes = ggml_nbytes(part);
+    if (ggml_backend_buft_is_host(buft) || !mapped || nbytes > t_load.repackable) {
+        return false;
+    }
+    t_load.repackable -= nbytes;
+    return true;
 }
 
 void oa_backend_map_mark(ggml_tensor * tensor, bool tied, int fd, size_t offset) {
@@ -282,6 +339,11 @@ void oa_backend_map_done() {
     for (const auto & [name, entry] : t_load.map->tensors) {
         if (t_load.seen.count(name) == 0) {
             fail("the model has no tensor '" + name + "' (is it a plan for another model?)");
+        }
+    }
+    for (const auto & [name, entry] : t_load.map->segments) {
+        if (t_load.divided.count(name) == 0) {
+            fail("'" + name + "' cannot be divided: it is the token embedding, too");
         }
     }
     if (t_left_mapped > 0) {

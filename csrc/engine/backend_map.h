@@ -6,6 +6,7 @@
 #pragma once
 
 #include "llama.h"
+#include "segments.h"
 
 #include <string>
 
@@ -36,6 +37,14 @@ ggml_backend_dev_t oa_backend_map_tensor(const std::string & name, bool tied, in
 // repacked weights of this load would take more than the host has. Without a file mapping (`mapped`) it is `buft`.
 ggml_backend_buffer_type_t oa_backend_map_host_buft(ggml_backend_buffer_type_t buft, const ggml_tensor * weight,
                                                     bool mapped);
+
+// What part of the weight the table puts on an accelerator (docs/architecture.md). `tied`: as above.
+oa_segment oa_backend_map_segment(const ggml_tensor * weight, bool tied);
+
+// Whether a part of a divided weight becomes a tensor of its own in memory of type `buft`: on `dev` always, on the host
+// (nullptr) if that is a faster layout than the mapped file's; else it is read within the whole weight.
+bool oa_backend_map_part(ggml_backend_buffer_type_t buft, const ggml_tensor * weight, const ggml_tensor * part,
+                         ggml_backend_dev_t dev, bool mapped);
 
 // Stamps the mode of the table onto the loaded tensor, which lies at `offset` of the open file `fd` (-1: in none).
 void oa_backend_map_mark(ggml_tensor * tensor, bool tied, int fd, size_t offset);

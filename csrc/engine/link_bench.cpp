@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <stdexcept>
 #include <thread>
 
@@ -15,6 +16,7 @@ constexpr int    n_products   = 16; // in one graph
 constexpr int    min_rounds   = 5;
 constexpr int    max_rounds   = 40;
 constexpr double max_switch_s = 2.0;
+constexpr int    max_chains   = 100; // of the faster side, beside one of the slower
 constexpr double min_beside_s = 0.3; // for copies and computing side by side
 constexpr size_t beside_bytes = 16 << 20;
 // A product of 32 MiB of weights works so long that the other side's threads fall asleep, as they do in a model.
@@ -22,6 +24,12 @@ constexpr int64_t chain_width = oa_switch_bytes / sizeof(float);
 
 ggml_context_ptr make_context(size_t n_tensors) {
     return ggml_context_ptr(ggml_init({ n_tensors * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true }));
+}
+
+double seconds_of(const std::function<void()> & f) {
+    const auto start = std::chrono::steady_clock::now();
+    f();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 // What a host does between two copies of a graph: computes. Threads and cores that carry out copies fall asleep
@@ -87,12 +95,18 @@ class chain {
         }
     }
 
-    double seconds() const {
-        const auto start = std::chrono::steady_clock::now();
-        ggml_backend_sched_graph_compute_async(sched_.get(), graph_);
+    void submit() const { ggml_backend_sched_graph_compute_async(sched_.get(), graph_); }
+
+    void finish() const {
         ggml_backend_sched_synchronize(sched_.get());
         oa_wait_for(last_);
-        return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    }
+
+    double seconds() const {
+        return seconds_of([&] {
+            submit();
+            finish();
+        });
     }
 
   private:
@@ -101,6 +115,10 @@ class chain {
     ggml_cgraph *          graph_;
     ggml_tensor *          last_;
 };
+
+int times(double longer, double shorter) {
+    return int(std::clamp(std::round(longer / shorter), 1.0, double(max_chains)));
+}
 
 double median(std::vector<double> values) {
     std::sort(values.begin(), values.end());
@@ -153,6 +171,40 @@ double oa_switch_bench(const std::string & device, int n_threads) {
         spent += whole + a + b;
     }
     return std::max(0.0, median(std::move(changes)));
+}
+
+double oa_concurrency_bench(const std::string & device, int n_threads) {
+    const ggml_backend_ptr dev = oa_make_backend(oa_require_device(device), n_threads);
+    const ggml_backend_ptr cpu = oa_make_backend(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), n_threads);
+    const side             on_device(dev.get()), on_cpu(cpu.get());
+    const chain            device_chain(on_device, on_device, dev.get(), cpu.get());
+    const chain            cpu_chain(on_cpu, on_cpu, dev.get(), cpu.get());
+
+    const auto   time     = [](const chain & c) { return oa_measure([&] { c.seconds(); }, 1.0, 5, 0.0, 0.5).median_s; };
+    const double device_s = time(device_chain), cpu_s = time(cpu_chain);
+    const int    n_device = times(cpu_s, device_s), n_cpu = times(device_s, cpu_s);
+    const auto   submit = [&] {
+        for (int i = 0; i < n_device; ++i) {
+            device_chain.submit();
+        }
+    };
+    const auto compute = [&] {
+        for (int i = 0; i < n_cpu; ++i) {
+            cpu_chain.seconds();
+        }
+    };
+    std::vector<double> shares;
+    double              spent = 0.0;
+    for (int round = 0; round < max_rounds && (round <= min_rounds || spent < max_switch_s); ++round) {
+        const double a    = seconds_of([&] { submit(), device_chain.finish(); });
+        const double b    = seconds_of(compute);
+        const double both = seconds_of([&] { submit(), compute(), device_chain.finish(); });
+        if (round > 0) {
+            shares.push_back(std::clamp((a + b - both) / std::min(a, b), 0.0, 1.0));
+        }
+        spent += a + b + both;
+    }
+    return median(std::move(shares));
 }
 
 double oa_overlap_bench(const std::string & device, int n_threads) {

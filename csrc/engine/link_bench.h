@@ -21,4 +21,7 @@ double oa_switch_bench(const std::string & device, int n_threads);
 // them: 0 one after the other, 1 side by side.
 double oa_overlap_bench(const std::string & device, int n_threads);
 
+// Share of the shorter of the computing of `device` and of the CPU that hides behind the longer, both as in decode.
+double oa_concurrency_bench(const std::string & device, int n_threads);
+
 constexpr size_t oa_switch_bytes = 4096 * sizeof(float);

@@ -17,8 +17,35 @@
 // The token embedding of a model whose KV caches on the CPU are read by an accelerator.
 #define OA_TENSOR_FLAG_STREAMS_CACHES (1 << 20)
 
+// The weight is divided: its first rows or columns also live on an accelerator (segments.h).
+#define OA_TENSOR_FLAG_DIVIDED (1 << 21)
+
+// Operators of a graph with divided weights: a split starts here; it is the accelerator's part, which is handed over
+// before the host's part runs; it is the host's part.
+#define OA_TENSOR_FLAG_APART (1 << 22)
+#define OA_TENSOR_FLAG_LEADS (1 << 23)
+#define OA_TENSOR_FLAG_FOLLOWS (1 << 24)
+
 // A streamed weight's parameters, in its op_params, which ggml leaves alone for tensors that no operator makes.
 #define OA_STREAM_FROM(tensor) ((tensor)->op_params[0])    // tokens
 #define OA_STREAM_SLOTS(tensor) ((tensor)->op_params[1])   // of device memory, the same for all of a model
 #define OA_STREAM_FILE(tensor) ((tensor)->op_params[2])    // number of its file from 1 (stream_source.cpp); 0: none
 #define OA_STREAM_OFFSET(tensor) ((tensor)->op_params + 4) // uint64_t, bytes
+
+// A divided weight's: the axis and how many of its values are the accelerator's; the parts (0: the accelerator's, 1:
+// the host's) as tensors, nullptr where the part is read within the weight itself.
+#define OA_SEGMENT_AXIS(tensor) ((tensor)->op_params[6])
+#define OA_SEGMENT_COUNT(tensor) ((tensor)->op_params[7])
+#ifdef __cplusplus
+#include <cstring>
+
+inline ggml_tensor * oa_segment_part(const ggml_tensor * weight, int side) {
+    ggml_tensor * part;
+    std::memcpy(&part, weight->op_params + 8 + 2 * side, sizeof(part));
+    return part;
+}
+
+inline void oa_segment_part_set(ggml_tensor * weight, int side, ggml_tensor * part) {
+    std::memcpy(weight->op_params + 8 + 2 * side, &part, sizeof(part));
+}
+#endif

@@ -20,7 +20,7 @@ import jsonschema
 from . import plan_export
 from .errors import OallamaError
 from .jsonfile import parse_json_object, read_json_object, write_text_atomic
-from .plan_export import HOST
+from .plan_export import HOST, is_divided_by_columns
 
 SCHEMA = "oallama.plan/1"
 SCHEMA_FILE = Path(__file__).parent / "schemas" / "plan.schema.json"
@@ -32,7 +32,8 @@ STREAM_SLOTS = 3  # one is read, one is full, one is being filled
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of a tensor in one buffer. `rows` is (first, end) of a row split, None for the whole tensor.
+    """A part of a tensor in one buffer. `rows` is (first, end) of a divided tensor's rows (of the columns, where
+    `is_divided_by_columns`), None for the whole tensor.
 
     Modes: "resident" is computed on the device that holds it, "host" is computed on the CPU, "upload" lives on the CPU
     and is uploaded for large batches, "stream" lives on the CPU and is copied to the first accelerator ahead of its
@@ -48,7 +49,9 @@ class Segment:
 
 @dataclass(frozen=True)
 class TensorPlacement:
-    """A weight and its segments. `affinity` is OATO's G in [0, 1], None for tensors no planner weighed."""
+    """A weight and its segments: one, or, for a divided weight, the host's part (with the mode of large batches) and
+    then the accelerator's. The host keeps the whole of a divided weight; `nbytes` of its segment are what it computes.
+    `affinity` is OATO's G in [0, 1], None for tensors no planner weighed."""
 
     type: str
     nbytes: int
@@ -68,9 +71,20 @@ class TensorPlacement:
         """A tensor in one piece."""
         return cls(type, nbytes, (Segment(device, mode, None, nbytes, stream_from),), affinity)
 
+    @classmethod
+    def divided(cls, whole: TensorPlacement, device: str, count: int, width: int) -> TensorPlacement:
+        """`whole`, which lives on the host, with the first `count` of its `width` rows (columns) on `device`, too."""
+        (host,) = whole.segments
+        there = whole.nbytes * count // width
+        parts = (
+            replace(host, rows=(count, width), nbytes=whole.nbytes - there),
+            Segment(device, "resident", (0, count), there),
+        )
+        return replace(whole, segments=parts)
+
     @property
     def device(self) -> str:
-        """Device of the first segment: the home of a tensor that is not split."""
+        """Device of the first segment: the home of the tensor."""
         return self.segments[0].device
 
     @property
@@ -357,4 +371,5 @@ __all__ = [
     "Prediction",
     "Segment",
     "TensorPlacement",
+    "is_divided_by_columns",
 ]

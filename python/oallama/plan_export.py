@@ -34,12 +34,13 @@ def backend_map(plan: PlacementPlan) -> str:
     """The table the patched engine obeys (docs/architecture.md, "Backend map")."""
     lines = ["# oallama backend map v1"]
     lines += [f"layer {il} {device}" for il, device in enumerate(plan.layers)]
-    segments = {name: _single(name, t) for name, t in plan.tensors.items()}
+    segments = {name: t.segments[0] for name, t in plan.tensors.items()}
     if any(s.mode == "stream" for s in segments.values()):
         lines.append(f"slots {plan.stream_slots}")
     if plan.stream_caches:
         lines.append("caches stream")
     lines += [f"tensor {name} {s.device} {_mode(s)}" for name, s in segments.items()]
+    lines += [_part(name, s) for name, t in plan.tensors.items() for s in t.segments[1:]]
     return "\n".join(lines) + "\n"
 
 
@@ -135,7 +136,23 @@ def _mode(segment: Segment) -> str:
     return f"stream {segment.stream_from}" if segment.mode == "stream" else segment.mode
 
 
+def _part(name: str, segment: Segment) -> str:
+    if segment.rows is None or segment.rows[0] != 0:
+        raise OallamaError(f"{name}: the segment on {segment.device} must begin with the tensor's first row or column")
+    axis = "columns" if is_divided_by_columns(name) else "rows"
+    return f"segment {name} {segment.device} {axis} {segment.rows[1]}"
+
+
+def is_divided_by_columns(name: str) -> bool:
+    """Whether a weight's parts are columns: the last matrix of a feed-forward; rows else.
+
+    >>> is_divided_by_columns("blk.0.ffn_down_exps.weight")
+    True
+    """
+    return ".ffn_down" in name
+
+
 def _single(name: str, tensor: TensorPlacement) -> Segment:
     if len(tensor.segments) != 1:
-        raise OallamaError(f"{name} is split over {len(tensor.segments)} segments; only whole tensors can be exported")
+        raise OallamaError(f"{name} is divided between two devices, which stock llama.cpp cannot do")
     return tensor.segments[0]

@@ -16,7 +16,7 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
-from ..plan import HOST, ContextSettings, PlacementPlan
+from ..plan import HOST, ContextSettings, PlacementPlan, TensorPlacement
 from ..profiling.profile import Profile
 from .oato import Anchor, Edge
 from .operators import OUTPUT, AttentionShape, Operator, OperatorGraph
@@ -250,6 +250,7 @@ class CostModel:
             layers=np.array([self.ids[device] for device in plan.layers], dtype=np.int8),
             stream=np.array([tensors[name].stream_from for name in self.targets], dtype=np.intp),
             stream_caches=plan.stream_caches,
+            split=np.array([_divided(tensors[name]) for name in self.targets], dtype=np.intp),
         )
 
     def cache_s(self, shape: AttentionShape, depth: int) -> float:
@@ -347,6 +348,11 @@ class CostModel:
     def _per_target(self, stage: StageCosts, seconds: Floats) -> Floats:
         at = stage.graph.target >= 0
         return np.bincount(stage.graph.target[at], seconds[at], len(self.targets)).astype(np.float64)
+
+
+def _divided(tensor: TensorPlacement) -> int:
+    """Values of a divided tensor on its accelerator; 0 for a whole one."""
+    return max((s.rows[1] - s.rows[0] for s in tensor.segments[1:] if s.rows is not None), default=0)
 
 
 def _bytes_per_value(type: str) -> float:

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from ..plan import HOST, DeviceMemory, Mode, PlacementPlan, Prediction, TensorPlacement
+from ..plan import HOST, DeviceMemory, Mode, PlacementPlan, Prediction, TensorPlacement, is_divided_by_columns
 from .budget import Budget, format_bytes
 from .cost import CostModel, Workload
 from .predict import Predictor
-from .stage import Ids, Mask, Placement
+from .stage import STREAMER, Ids, Mask, Placement
 from .stock import StockFlags, homes
 
 # memory(plan) -> {device: {"weights", "kv", "compute"}} in bytes, from the engine's allocator without loading a weight.
@@ -115,7 +115,11 @@ class Drafts:
             start = 0 if i is None or home or placement.stream is None else int(placement.stream[i])
             mode: Mode = "resident" if home else "stream" if start else "upload" if upload else "host"
             weight = None if affinity is None or i is None else float(affinity[i])
-            tensors[t.name] = TensorPlacement.whole(t.type, t.nbytes, costs.names[home], mode, weight, start)
+            placed = TensorPlacement.whole(t.type, t.nbytes, costs.names[home], mode, weight, start)
+            if i is not None and placement.split is not None and (count := int(placement.split[i])):
+                width = t.ne[0] if is_divided_by_columns(t.name) else t.ne[1]
+                placed = TensorPlacement.divided(placed, costs.names[STREAMER], count, width)
+            tensors[t.name] = placed
         plan = self._plan(tensors, tuple(costs.names[home] for home in placement.layers))
         return replace(plan, stream_caches=placement.stream_caches)
 

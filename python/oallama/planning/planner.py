@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Literal, get_args
 
 import numpy as np
@@ -17,6 +18,7 @@ from ..errors import OallamaError
 from ..plan import HOST, PlacementPlan
 from .budget import format_bytes
 from .cost import Workload
+from .dividing import divided
 from .drafts import Drafts, Measured
 from .exact import exact
 from .greedy import oato
@@ -28,6 +30,7 @@ from .stock import StockFlags, cpu_ffn, cpu_moe
 PlannerName = Literal[
     "auto",
     "exact",
+    "divided",
     "oato",
     "layers",
     "fewer-layers",
@@ -43,6 +46,8 @@ DEFAULT_WORKLOAD = Workload()
 PLANNERS: tuple[str, ...] = get_args(PlannerName)
 # Predictions this close are equal: taken is the safer plan, with less traffic or with llama.cpp's own attention.
 TIE = 0.02
+# Below this concurrency divided weights are computed one side after the other.
+BESIDE = 0.05
 _ON_REQUEST = ("all", "stream-all", "minimal")
 _MINIMAL_SLOTS = 2
 
@@ -62,7 +67,8 @@ class Candidates:
 def make_plans(space: Space, planner: PlannerName = "auto") -> Candidates:
     """Every candidate of `planner` ("auto": all that apply), the one to take first.
 
-    Planners: "exact", the fastest placement within the budget by the cost model, to a stated gap; "oato", Algorithm 1
+    Planners: "exact", the fastest placement within the budget by the cost model, to a stated gap; "divided", with
+    weights that accelerator and host compute at once (where the profile says that they can); "oato", Algorithm 1
     (paper=True: literally as published); "layers", stock `-ngl` with the most layers the budget admits;
     "fewer-layers", the `-ngl` up to that which is predicted to be fastest; "fit", llama.cpp's own --fit; "cpu-moe" and
     "cpu-ffn", the fewest layers of --n-cpu-moe / --n-cpu-ffn that fit; "cpu", no device. Never chosen by "auto":
@@ -127,13 +133,16 @@ def _traffic(plan: PlacementPlan) -> float:
 
 
 def _makers(space: Space) -> dict[str, Callable[[], PlacementPlan]]:
+    best = cache(lambda: exact(space))
     makers: dict[str, Callable[[], PlacementPlan]] = {
-        "exact": lambda: _finish("exact", *_choice(exact(space))),
+        "exact": lambda: _finish("exact", *_choice(best())),
         "layers": lambda: _layers(space),
         "fewer-layers": lambda: _fewer_layers(space),
     }
     if len(space.accelerators) <= 1:
         makers["oato"] = lambda: _finish("oato", *_choice(oato(space)))
+        if _computes_beside(space):
+            makers["divided"] = lambda: _finish("divided", *_choice(divided(space, *best())))
     if space.fit is not None:
         makers["fit"] = lambda: _fit(space)
     if any(op.op == "MUL_MAT_ID" for op in space.graph.targets(min(space.graph.tiers))):
@@ -145,6 +154,11 @@ def _makers(space: Space) -> dict[str, Callable[[], PlacementPlan]]:
     makers["stream-all"] = lambda: _stream_all(space)
     makers["minimal"] = lambda: _minimal(space)
     return makers
+
+
+def _computes_beside(space: Space) -> bool:
+    """Whether the accelerator and the host compute at the same time, so that dividing weights can pay."""
+    return bool(space.accelerators) and space.profile.concurrent(space.accelerators[0]) >= BESIDE
 
 
 def _choice(found: tuple[Drafts, object]) -> tuple[Drafts, Measured, dict[str, object]]:

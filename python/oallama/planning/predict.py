@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from ..plan import HOST
 from .block import Block, StageSeconds
 from .cost import CostModel, Workload
+from .divided import DividedCosts
 from .stage import Placement
 
 
@@ -16,6 +19,7 @@ class Predictor:
     def __init__(self, costs: CostModel) -> None:
         self.costs = costs
         self._blocks: dict[tuple[int, bool, bool], Block] = {}
+        self._divided = DividedCosts(costs)
 
     def stage(
         self, placement: Placement, n_tokens: int, depth: int, logits: bool = True, decode: bool = False
@@ -30,11 +34,15 @@ class Predictor:
         lives = ids.copy()
         lives[block.target] = placement.targets[graph.target[block.target]]
         lives[block.small] = placement.small[graph.small[block.small]]
-        uploaded = (ids > 0) & (lives == 0)
+        divided = np.zeros(len(ids), dtype=bool)
+        divided[block.target] = placement.divided(
+            graph.target[block.target], at.tokens[block.target], self.costs.uploader
+        )
+        uploaded = (ids > 0) & (lives == 0) & ~divided
         streamed = np.zeros(len(ids), dtype=bool)
         streamed[block.target] = placement.streamed(graph.target[block.target], at.tokens[block.target])
         caches = (placement.layers == 0)[None, :] if placement.stream_caches else None
-        return block.seconds(
+        seconds = block.seconds(
             self.costs,
             ids[None, :],
             (uploaded & ~streamed)[None, :],
@@ -42,6 +50,15 @@ class Predictor:
             None,
             streamed=streamed[None, :] if streamed.any() else None,
             stream_caches=caches,
+        )
+        if not divided.any():
+            return seconds
+        extra = self._divided.of(placement, at, divided)
+        return replace(
+            seconds,
+            targets=seconds.targets + extra.targets,
+            transfers=seconds.transfers + extra.transfers,
+            switches=seconds.switches + extra.switches,
         )
 
     def _block(self, n_tokens: int, logits: bool, decode: bool) -> Block:

@@ -183,7 +183,7 @@ def _legend(plan: PlacementPlan, symbols: Symbols) -> Text:
         HOST: "CPU",
         "upload": "CPU, uploaded for large batches",
         "stream": f"CPU, streamed {_stream_tokens(plan)}",
-        "split": "split over devices",
+        "split": f"split: {_shares(plan)}",
     }
     legend = Text()
     for home in (*plan.devices, "upload", "stream", "split"):
@@ -201,6 +201,16 @@ def _stream_tokens(plan: PlacementPlan) -> str:
         return "always"
     first, last = min(starts), max(starts)
     return f"from {first} tokens on" if first == last else f"from {first} to {last} tokens on"
+
+
+def _shares(plan: PlacementPlan) -> str:
+    """How much of divided weights is where: "CUDA0 computes 78 to 79 % of each while CPU computes the rest"."""
+    parts = [(t.segments[1].device, t.segments[1].nbytes / t.nbytes) for t in plan.tensors.values() if t.segments[1:]]
+    if not parts:
+        return ""
+    first, last = (f"{pick(share for _, share in parts):.0%}" for pick in (min, max))
+    share = first if first == last else f"{first[:-1]} to {last}"
+    return f"{parts[0][0]} computes {share} of each while {HOST} computes the rest"
 
 
 def _seconds(s: float) -> str:

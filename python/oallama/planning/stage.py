@@ -37,7 +37,8 @@ class Placement:
 
     `upload` and `small_upload` mark host weights that may be uploaded for large batches. stream: per target, tokens
     from which it is streamed when it lives on the host, 0 for never; None: none is. stream_caches: attention over
-    caches on the host runs on the first accelerator.
+    caches on the host runs on the first accelerator. split: per target that lives on the host, values (rows or columns,
+    divided.py) that also live on the first accelerator, 0 for none; None: none has any.
     """
 
     targets: Ids
@@ -47,6 +48,15 @@ class Placement:
     layers: Ids
     stream: Ints | None = None
     stream_caches: bool = False
+    split: Ints | None = None
+
+    def divided(self, targets: Ints, tokens: Ints | int, uploader: int) -> Mask:
+        """Which of these targets (positions) are computed in two parts at so many tokens: those that do not move."""
+        if self.split is None:
+            return np.zeros(len(targets), dtype=bool)
+        uploaded = self.upload[targets] & (uploader > 0) & (np.asarray(tokens) >= OFFLOAD_MIN_TOKENS)
+        divided: Mask = (self.split[targets] > 0) & ~uploaded & ~self.streamed(targets, tokens)
+        return divided
 
     def streamed(self, targets: Ints, tokens: Ints | int) -> Mask:
         """Which of these targets (positions) are streamed at so many tokens."""
@@ -106,8 +116,9 @@ class StageGraph:
         pins[at] = np.where(uploaded, uploader, placement.small[self.small[at]])
         at = self.target >= 0
         uploaded = placement.upload[self.target[at]] & large[at] & (placement.targets[self.target[at]] == 0)
-        streamed = placement.streamed(self.target[at], tokens[at])
-        pins[at] = np.where(uploaded, uploader, np.where(streamed, STREAMER, placement.targets[self.target[at]]))
+        there = placement.streamed(self.target[at], tokens[at])
+        there |= placement.divided(self.target[at], tokens[at], uploader)
+        pins[at] = np.where(uploaded, uploader, np.where(there, STREAMER, placement.targets[self.target[at]]))
         at = self.cache_layer >= 0
         home = placement.layers[self.cache_layer[at]]
         moved = (home == 0) & self.reads_cache[at] & placement.stream_caches

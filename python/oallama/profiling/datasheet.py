@@ -20,7 +20,7 @@ from ..jsonfile import read_json_object
 from ..plan import HOST
 from ..planning.operators import OperatorGraph
 from . import roofline
-from .profile import AttentionTime, DeviceInfo, OperatorTime, Overlap, Profile, SwitchTime
+from .profile import AttentionTime, Concurrency, DeviceInfo, OperatorTime, Overlap, Profile, SwitchTime
 from .roofline import Roofline
 from .shipped import HERE, find
 
@@ -218,5 +218,6 @@ def make_profile(
         links=tuple(chain.from_iterable(copies)),
         switches=tuple(SwitchTime(a.name, a.link.switch_s) for a in accelerators),
         overlaps=tuple(Overlap(a.name, 1.0) for a in accelerators),  # a DMA engine of its own
+        concurrency=tuple(Concurrency(a.name, 1.0) for a in accelerators),  # and processors of its own
         source="datasheet",
     )

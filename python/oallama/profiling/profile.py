@@ -112,8 +112,16 @@ class Overlap:
     share: float
 
 
+@dataclass(frozen=True)
+class Concurrency:
+    """How far the computing of `device` and of the host hide behind each other: 0 not at all, 1 fully."""
+
+    device: str
+    share: float
+
+
 Timed = TypeVar("Timed", OperatorTime, AttentionTime, LinkTime, SwitchTime)
-Entry = TypeVar("Entry", DeviceInfo, OperatorTime, AttentionTime, LinkTime, SwitchTime, Overlap)
+Entry = TypeVar("Entry", DeviceInfo, OperatorTime, AttentionTime, LinkTime, SwitchTime, Overlap, Concurrency)
 Shape = tuple[int, int, int, int]  # k, m, n_expert, n_used
 
 
@@ -137,6 +145,7 @@ class Profile:
     links: tuple[LinkTime, ...] = ()
     switches: tuple[SwitchTime, ...] = ()
     overlaps: tuple[Overlap, ...] = ()
+    concurrency: tuple[Concurrency, ...] = ()
     schema: str = field(default=SCHEMA)
     source: str = "measured"
 
@@ -229,6 +238,10 @@ class Profile:
     def overlap(self, device: str) -> float:
         """Share of the shorter of copies to the device and its computing that hides behind the longer; 0 unmeasured."""
         return next((o.share for o in self.overlaps if o.device == device), 0.0)
+
+    def concurrent(self, device: str) -> float:
+        """Share of the shorter of the device's computing and the host's that hides behind the longer; 0 unmeasured."""
+        return next((c.share for c in self.concurrency if c.device == device), 0.0)
 
     def other_op_time(self, device: str, n_tokens: int, width: int) -> float | None:
         """Seconds of one small (non-target) operator on rows of `width` values (n_embd); the nearest width answers.
@@ -328,6 +341,7 @@ class Profile:
                 links=_entries(LinkTime, "links", content.get("links", ())),
                 switches=_entries(SwitchTime, "switches", content.get("switches", ())),
                 overlaps=_entries(Overlap, "overlaps", content.get("overlaps", ())),
+                concurrency=_entries(Concurrency, "concurrency", content.get("concurrency", ())),
                 source=content.get("source", "measured"),
             )
             if profile.source not in SOURCES:

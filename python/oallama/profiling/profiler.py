@@ -23,6 +23,7 @@ from oallama.profiling.fingerprint import cpu_set, fingerprint
 from oallama.profiling.profile import (
     OTHER,
     AttentionTime,
+    Concurrency,
     DeviceInfo,
     LinkTime,
     OperatorTime,
@@ -89,7 +90,7 @@ def profile_machine(
             [
                 task
                 for task in tasks_for(graph, depths=depths, type_k=type_k, type_v=type_v, accelerator=name != "CPU")
-                if not (alone and task.kind in ("links", "overlap"))
+                if not (alone and task.kind in ("links", "overlap", "concurrency"))
             ],
         )
         for name in names
@@ -142,6 +143,16 @@ def _cached(path: Path, mark: dict[str, Any], names: Sequence[str]) -> Profile:
     return Profile(created=datetime.now(timezone.utc).isoformat(timespec="seconds"), fingerprint=mark, devices=infos)
 
 
+_FIELDS: dict[type, str] = {
+    OperatorTime: "operators",
+    AttentionTime: "attention",
+    LinkTime: "links",
+    SwitchTime: "switches",
+    Overlap: "overlaps",
+    Concurrency: "concurrency",
+}
+
+
 class _Recorder:
     """Adds entries to a profile, knows what is missing, and saves now and then."""
 
@@ -149,22 +160,14 @@ class _Recorder:
         self.profile = profile
         self._path = path
         self._unsaved = 0
-        measured = (profile.operators, profile.attention, profile.links, profile.switches, profile.overlaps)
-        self._keys = {_key(e) for entries in measured for e in entries}
+        self._keys = {_key(e) for field in _FIELDS.values() for e in getattr(profile, field)}
 
     def missing(self, device: str, tasks: Sequence[Task]) -> list[Task]:
         return [task for task in tasks if _task_key(device, task) not in self._keys]
 
     def add(self, entries: Sequence[Any]) -> None:
-        fields = {
-            OperatorTime: "operators",
-            AttentionTime: "attention",
-            LinkTime: "links",
-            SwitchTime: "switches",
-            Overlap: "overlaps",
-        }
         for entry in entries:
-            name = fields[type(entry)]
+            name = _FIELDS[type(entry)]
             grown: dict[str, Any] = {name: (*getattr(self.profile, name), entry)}
             self.profile = replace(self.profile, **grown)
             self._keys.add(_key(entry))
@@ -188,6 +191,9 @@ def _key(entry: Any) -> tuple[Any, ...]:
     return (entry.device, type(entry).__name__)
 
 
+_SINGLE = {"links": "LinkTime", "switch": "SwitchTime", "overlap": "Overlap", "concurrency": "Concurrency"}
+
+
 def _task_key(device: str, task: Task) -> tuple[Any, ...]:
     a = task.args
     if task.kind == "mul_mat":
@@ -198,7 +204,7 @@ def _task_key(device: str, task: Task) -> tuple[Any, ...]:
         return (device, shape, a["type_k"], a["type_v"], a["n_tokens"], a["depth"], a["flash"])
     if task.kind == "small":
         return (device, OTHER, "f32", a["n_embd"], 1, 1, 1, a["n_tokens"])
-    return (device, {"links": "LinkTime", "switch": "SwitchTime", "overlap": "Overlap"}[task.kind])
+    return (device, _SINGLE[task.kind])
 
 
 class Probe:
@@ -244,6 +250,8 @@ class Probe:
             return [LinkTime(device, r["direction"], r["memory"], r["bytes"], r["median_s"]) for r in rows]
         if task.kind == "overlap":
             return [Overlap(device, engine.core().overlap_bench(device, self._n_threads))]
+        if task.kind == "concurrency":
+            return [Concurrency(device, engine.core().concurrency_bench(device, self._n_threads))]
         return [SwitchTime(device, self._switch_seconds())]
 
     def _switch_seconds(self) -> float:

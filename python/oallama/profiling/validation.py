@@ -24,7 +24,7 @@ _SMALLEST = {
     "bytes": 1,
 }
 _CHOICES = {"direction": ("h2d", "d2h"), "memory": ("pageable", "pinned")}
-_SECTIONS = ("operators", "attention", "links", "switches", "overlaps")
+_SECTIONS = ("operators", "attention", "links", "switches", "overlaps", "concurrency")
 
 
 def check_entry(where: str, row: Mapping[str, Any], *, may_be_zero: bool) -> None:

@@ -21,7 +21,7 @@ UNFUSED_V_TYPES = ("f16", "bf16", "f32")
 class Task:
     """One call of a probe. `cost` is an estimate for the progress bar, in multiply-adds."""
 
-    kind: str  # "mul_mat", "attention", "small", "links", "switch" or "overlap"
+    kind: str  # "mul_mat", "attention", "small", "links", "switch", "overlap" or "concurrency"
     arguments: tuple[tuple[str, Any], ...]
     cost: float
 
@@ -40,6 +40,7 @@ class Task:
             "links": "links",
             "switch": "device change",
             "overlap": "copies beside computing",
+            "concurrency": "computing beside the host",
         }[self.kind]
 
 
@@ -95,5 +96,5 @@ def tasks_for(
             shapes[task] = None
     n_embd = graph.tensor["token_embd.weight"].ne[0]
     small = [_task("small", 1e6, n_embd=n_embd, n_tokens=n) for n in SMALL_OP_TIERS]
-    links = [_task("links", 1e9), _task("switch", 1e8), _task("overlap", 1e8)] if accelerator else []
-    return sorted(shapes, key=lambda t: t.cost) + small + links
+    links = [_task("links", 1e9), *(_task(kind, 1e8) for kind in ("switch", "overlap", "concurrency"))]
+    return sorted(shapes, key=lambda t: t.cost) + small + (links if accelerator else [])

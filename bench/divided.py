@@ -1,0 +1,138 @@
+"""Measures divided weights: that both sides compute at once, and TPOT over budgets against plans of whole weights.
+
+python bench/divided.py twice|budgets --model FILE.gguf [--budgets 10%,25%,..] [--repeats N] [--out FILE.jsonl]
+
+twice: TTFT and TPOT on one core, on two threads of one CPU device (what this machine's memory and cores give at best),
+and on two CPU devices of one thread each (the engine's own and a loopback RPC server) that share every feed-forward and
+the output matrix. budgets: plans of the planners `exact` (whole weights),
+`divided` and `layers` (-ngl) for shares of the weights, on a loopback RPC server of one thread beside a host of one
+thread. Runs are interleaved, the medians of rounds compared. Writes the machine, then one JSON line per measurement.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from oallama import autoplan, engine, runtime
+from oallama.autoplan import Choices
+from oallama.bench.engines import Engine, LoadParams
+from oallama.bench.machine import describe, save_lines
+from oallama.bench.planned import planned
+from oallama.bench.sweep import Sweep, run_bench
+from oallama.errors import OallamaError
+from oallama.plan import is_divided_by_columns
+from oallama.planning import Workload
+from oallama.planning.operators import OUTPUT, TOKEN_EMBEDDING, OperatorGraph
+from oallama.rpc import LocalRpcServer
+
+PLANNERS = ("exact", "divided", "layers")
+SHARE = 43  # percent on the server, which has attention, too
+STEP = 256  # a multiple of every block of quantised values
+SWEEP = {"prompts": (16,), "gens": (24,), "interleave": "reload"}
+
+
+# ---- twice the processors ------------------------------------------------------------------------------------------
+
+
+def halved(graph: OperatorGraph, device: str) -> str:
+    """Feed-forwards and the output matrix on both sides, everything else on the device, which gets less of them."""
+    targets = {op.weight for op in graph.targets(1)}
+    lines = ["# oallama backend map v1", *(f"layer {il} {device}" for il in range(graph.n_layer + 1))]
+    for tensor in graph.tensors:
+        if tensor.name in targets and (".ffn_" in tensor.name or tensor.name == OUTPUT):
+            columns = is_divided_by_columns(tensor.name)
+            count = tensor.ne[0 if columns else 1] * SHARE // 100 // STEP * STEP
+            lines.append(f"tensor {tensor.name} CPU host")
+            lines.append(f"segment {tensor.name} {device} {'columns' if columns else 'rows'} {count}")
+        else:
+            lines.append(
+                f"tensor {tensor.name} {'CPU host' if tensor.name == TOKEN_EMBEDDING else f'{device} resident'}"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def twice(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    graph = autoplan.read_graph(args.model, engine.Settings(n_ctx=256))
+    common = LoadParams(flash_attn="on", use_extra_bufts=False)  # an RPC server has plain kernels only
+    with LocalRpcServer(threads=1, register=False) as server:
+        both = replace(common, n_gpu_layers=-1, n_threads=1, rpc_servers=(server.endpoint,), devices=("RPC0",))
+        engines = [
+            Engine("one core", runtime.lib_dir(), replace(common, n_threads=1, devices=()), baseline=True),
+            Engine("two threads", runtime.lib_dir(), replace(common, n_threads=2, devices=())),
+            Engine("divided", runtime.lib_dir(), both, backend_map=halved(graph, "RPC0")),
+        ]
+        sweep = Sweep(prompts=(128,), gens=(24,), interleave="reload", repeats=args.repeats)
+        results = run_bench(args.model, engines, sweep, progress=_progress)
+    for metric in ("ttft_s", "tpot_s"):
+        samples = {r.engine: [getattr(s, metric) for s in r.samples] for r in results}
+        medians = {name: statistics.median(values) for name, values in samples.items()}
+        ratios = {name: medians["one core"] / seconds for name, seconds in medians.items()}
+        yield {
+            "what": "twice",
+            "model": args.model.stem,
+            "metric": metric,
+            "ratio": ratios,
+            "median_s": medians,
+            **samples,
+        }
+
+
+# ---- budgets -------------------------------------------------------------------------------------------------------
+
+
+def budgets(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    server = LocalRpcServer(threads=1)
+    settings = engine.Settings(n_ctx=256, n_threads=1)
+    for budget in args.budgets:
+        plans = {}
+        for name in PLANNERS:
+            choices = Choices(device=server.devices[0], planner=name, workload=Workload(16, 128), streams=False)
+            try:
+                plans[name] = autoplan.plan_model(args.model, budget, settings, choices)
+            except OallamaError as error:
+                yield {"what": "budgets", "budget": budget, "planner": name, "refused": str(error)}
+        params = LoadParams(n_threads=1, rpc_servers=(server.endpoint,))
+        engines = [planned(plan, runtime.lib_dir(), params, name=name) for name, plan in plans.items()]
+        results = run_bench(args.model, engines, Sweep(repeats=args.repeats, **SWEEP), progress=_progress)
+        for result in results:
+            name, values = result.engine, [sample.tpot_s for sample in result.samples]
+            plan = plans[name]
+            yield {
+                "what": "budgets", "budget": budget, "planner": name, "tpot_s": statistics.median(values),
+                "predicted_s": plan.predicted.tpot_s[min(plan.predicted.tpot_s)],
+                "weights_bytes": plan.predicted.devices[server.devices[0]].weights,
+                "params": dict(plan.planner["params"]), "samples": values,
+            }  # fmt: skip
+
+
+def _progress(i: int, n: int, what: str) -> None:
+    print(f"{i}/{n} {what}", file=sys.stderr)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("twice", "budgets"))
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument(
+        "--budgets", type=lambda text: text.split(","), default=["5%", "10%", "25%", "50%", "75%", "90%", "100%"]
+    )
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    lines = [{"machine": describe(sys.argv)}]
+    for line in {"twice": twice, "budgets": budgets}[args.what](args):
+        lines.append(line)
+        print(json.dumps({k: v for k, v in line.items() if not isinstance(v, list)}), flush=True)
+    if args.out:
+        save_lines(lines, args.out, append=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""Divided weights: which may be divided, in what steps, and what computing them on both sides takes.
+
+A weight that is divided lives on the host; its first values (rows, or columns of a feed-forward's last matrix) also
+live on the first accelerator, and both compute their part of its operators at once (csrc/engine/segments.h). A `Group`
+is what shares one fraction: the matrices of one feed-forward, or the output matrix alone.
+
+In a placement a divided group counts as resident on the accelerator, where its result arrives, with
+
+    seconds = a + b - concurrency * min(a, b) + moving the input to the host and the host's result back
+    a = fraction * seconds on the accelerator        b = (1 - fraction) * seconds on the host
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from ..plan import is_divided_by_columns
+from .cost import CostModel, Floats, StageCosts
+from .operators import OUTPUT, Operator
+from .stage import STREAMER, Ints, Mask, Placement
+
+# What the engine can compute on both sides between the first matrices of a feed-forward and its last.
+_BETWEEN = frozenset({"GLU", "UNARY", "SQR", "SCALE", "CLAMP", "ADD", "ADD_ID", "MUL", "DIV"})
+_OUTPUT_STEP = 32  # rows
+
+
+@dataclass(frozen=True)
+class Group:
+    """Targets (positions in CostModel.targets) that are divided together.
+
+    width: values along the divided axis. step: a part on the accelerator is a multiple of it (quantisation blocks).
+    nbytes: of all of its weights.
+    """
+
+    targets: tuple[int, ...]
+    width: int
+    step: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Extra:
+    """Seconds that computing in two parts adds to computing on the accelerator."""
+
+    targets: float
+    transfers: float
+    switches: float
+
+
+def groups(costs: CostModel) -> tuple[Group, ...]:
+    """Every feed-forward that the engine can divide, in the order of the layers, then the output matrix.
+
+    Left out are those with other operators between their matrices (the engine keeps them whole), or whose matrices do
+    not have one inner width, and an output matrix that is the token embedding, too.
+    """
+    graph = costs.graph
+    position = {name: i for i, name in enumerate(costs.targets)}
+    found = []
+    operators = graph.operators(costs.decode_tier)
+    for op in operators:
+        if not op.is_target or op.weight is None:
+            continue
+        tensor = graph.tensor[op.weight]
+        if is_divided_by_columns(op.weight):
+            names = _first_matrices(op, operators)
+            if names and all(graph.tensor[n].ne[1] == tensor.ne[0] for n in names):
+                block = GGML_QUANT_SIZES[GGMLQuantizationType[tensor.type.upper()]][0]
+                found.append(_group(costs, (*names, op.weight), position, tensor.ne[0], int(block)))
+        elif op.weight == OUTPUT and not graph.tied_output:
+            found.append(_group(costs, (OUTPUT,), position, tensor.ne[1], _OUTPUT_STEP))
+    return tuple(group for group in found if group.width > group.step)
+
+
+def _group(costs: CostModel, names: Sequence[str], position: dict[str, int], width: int, step: int) -> Group:
+    targets = tuple(position[name] for name in names)
+    return Group(targets, width, step, sum(int(costs.nbytes[t]) for t in targets))
+
+
+def _first_matrices(down: Operator, operators: Sequence[Operator]) -> tuple[str, ...]:
+    """Names of the matrices whose results, through operators on single values, are all that `down` multiplies with."""
+    names: list[str] = []
+    # The second operand of MUL_MAT_ID is followed by the choice of experts, which both sides read.
+    waiting = [operators[p] for p in down.producers[:1]]
+    while waiting:
+        op = waiting.pop()
+        if op.is_target and op.weight and not is_divided_by_columns(op.weight):
+            names.append(op.weight)
+        elif op.op in _BETWEEN:
+            waiting += [operators[p] for p in op.producers]
+        else:
+            return ()
+    return tuple(dict.fromkeys(names))
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """Seconds of each group as a whole in one stage: (groups,) arrays.
+
+    first: its first operator, -1 where none of it runs. down: its input to the host. up: its result to the accelerator.
+    """
+
+    first: Ints
+    device: Floats
+    host: Floats
+    down: Floats
+    up: Floats
+    is_output: Mask
+
+
+class DividedCosts:
+    """What divided groups add to the seconds of a stage."""
+
+    def __init__(self, costs: CostModel) -> None:
+        self.costs = costs
+        self.groups = groups(costs)
+        self._of_target = {t: g for g, group in enumerate(self.groups) for t in group.targets}
+        self._lead = np.array([group.targets[0] for group in self.groups], dtype=np.intp)
+        self._width = np.array([group.width for group in self.groups], dtype=np.float64)
+        self._stages: dict[tuple[int, int], _Whole] = {}
+
+    def of(self, placement: Placement, at: StageCosts, divided: Mask) -> Extra:
+        """Of one forward pass; `divided`: per operator, whether it computes its weight in two parts."""
+        assert placement.split is not None
+        whole, costs = self._whole(at), self.costs
+        active = (whole.first >= 0) & divided[whole.first]
+        share = placement.split[self._lead] / self._width
+        a, b = share * whole.device, (1 - share) * whole.host
+        together = a + b - costs.profile.concurrent(costs.names[STREAMER]) * np.minimum(a, b)
+        # Of the output matrix the host's rows alone come back.
+        moved = whole.down + whole.up * np.where(whole.is_output, 1 - share, 1.0)
+        switches = float(costs.switch[STREAMER, 0] + costs.switch[0, STREAMER])
+        return Extra(
+            float((together - whole.device)[active].sum()), float(moved[active].sum()), switches * int(active.sum())
+        )
+
+    def _whole(self, at: StageCosts) -> _Whole:
+        key = (at.n_tokens, at.graph.tier)
+        if key not in self._stages:
+            n = len(self.groups)
+            first: Ints = np.full(n, -1, dtype=np.intp)
+            device, host, down, up = (np.zeros(n) for _ in range(4))
+            for op in np.flatnonzero(at.graph.target >= 0).tolist():
+                g = self._of_target.get(int(at.graph.target[op]))
+                if g is None:
+                    continue
+                if first[g] < 0:
+                    first[g] = op
+                    producers = at.graph.operators[op].producers
+                    down[g] = at.move[STREAMER, 0, producers[0]] if producers else 0.0
+                device[g] += at.seconds[STREAMER, op]
+                host[g] += at.seconds[0, op]
+                up[g] = at.move[0, STREAMER, op]
+            self._stages[key] = _Whole(first, device, host, down, up, at.graph.is_output[first] & (first >= 0))
+        return self._stages[key]
+
+
+def fill(groups: Sequence[Group], capacity: int, share: float = 1.0) -> list[int]:
+    """Values on the accelerator per group: `share` of each, or as large a share as `capacity` bytes hold.
+
+    Then the first groups get a step more than the others, until the last step that fits.
+    """
+    total = sum(group.nbytes for group in groups)
+    counts = [int(min(share, capacity / total) * g.width / g.step) * g.step for g in groups]
+    left = capacity - sum(bytes_of(g, n) for g, n in zip(groups, counts, strict=True))
+    for i, group in enumerate(groups):
+        more = bytes_of(group, counts[i] + group.step) - bytes_of(group, counts[i])
+        if share * total > capacity and more <= left and counts[i] + group.step <= group.width:
+            counts[i] += group.step
+            left -= more
+    return counts
+
+
+def bytes_of(group: Group, count: int) -> int:
+    """Bytes of `count` of a group's values."""
+    return -(-group.nbytes * count // group.width)
