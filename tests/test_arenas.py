@@ -14,10 +14,14 @@ from hypothesis import strategies as st
 
 from conftest import ARCHITECTURES, compute_logits
 from hand_plan import hand_plan
-from oallama import engine
+from made_profile import made_profile
+from oallama import autoplan, engine
+from oallama.autoplan import Choices
 from oallama.errors import OallamaError
-from oallama.plan import HOST
+from oallama.plan import HOST, PlacementPlan
+from oallama.planning import Workload
 from oallama.planning.arenas import Arena, graphs_of
+from test_memory import device_bytes
 
 Block = tuple[int, int, int]
 SETTINGS = engine.Settings(n_ctx=512, n_batch=256, n_ubatch=128, flash_attn="on", devices=())
@@ -139,6 +143,32 @@ def test_layout_changes_no_logit(arch: str, flash: int, tiny: Callable[..., Path
         for online, offline in zip(found[i : i + 2], found[i + 2 : i + 4], strict=True):
             assert np.isfinite(online).all()
             assert np.array_equal(online, offline), jobs[i + 2]
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen3moe"])
+def test_a_plan_with_offline_arenas_keeps_its_promise(arch: str, tiny: Callable[..., Path], rpc) -> None:
+    """More weights within the same budget, and a load that decodes takes the bytes that were predicted."""
+    path, device = tiny(arch), rpc.devices[0]
+    context = replace(SETTINGS, devices=(device,), n_threads=2)
+    graph = autoplan.read_graph(path, context)
+    profile, workload = made_profile(path, device, context), Workload(128, 32)
+    needed = engine.dry_run(path, context)[device]
+    budget = needed["kv"] + needed["compute"] + needed["weights"] // 2
+    plans = {}
+    for offline in (False, True):
+        choices = Choices(device, profile, "exact", workload, fixed_ubatch=True, streams=False, offline_arenas=offline)
+        plans[offline] = autoplan.plan_graph(path, graph, budget, context, choices)
+    online, plan = plans[False], plans[True]
+    assert not online.offline_arenas and plan.offline_arenas
+    assert PlacementPlan.from_json(plan.to_json()) == plan and "arenas offline\n" in plan.to_backend_map()
+    assert plan.predicted.devices[device].weights >= online.predicted.devices[device].weights
+    assert plan.predicted.devices[device].compute < online.predicted.devices[device].compute
+    loaded = replace(context, **vars(plan.context))
+    assert device_bytes(path, loaded, plan, device) == plan.predicted.devices[device].total <= budget
+    with pytest.raises(OallamaError, match="offline arenas"):
+        plan.to_llama_cpp_flags()
+    stock = autoplan.plan_graph(path, graph, budget, context, replace(choices, planner="layers"))
+    assert not stock.offline_arenas
 
 
 def test_a_malformed_line_is_refused(tiny: Callable[..., Path]) -> None:
