@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import permutations
@@ -22,6 +24,7 @@ from oallama.plan import HOST, PlacementPlan
 from oallama.planning import Workload
 from oallama.planning.arenas import Arena, graphs_of
 from test_memory import device_bytes
+from test_placement import VULKAN, has_vulkan
 
 Block = tuple[int, int, int]
 SETTINGS = engine.Settings(n_ctx=512, n_batch=256, n_ubatch=128, flash_attn="on", devices=())
@@ -143,6 +146,26 @@ def test_layout_changes_no_logit(arch: str, flash: int, tiny: Callable[..., Path
         for online, offline in zip(found[i : i + 2], found[i + 2 : i + 4], strict=True):
             assert np.isfinite(online).all()
             assert np.array_equal(online, offline), jobs[i + 2]
+
+
+@pytest.mark.skipif(not has_vulkan(), reason="needs Vulkan with lavapipe")
+@pytest.mark.parametrize("arch", ["llama", "minicpm3"])
+def test_layout_changes_no_logit_and_no_fusion_on_vulkan(
+    arch: str, tiny: Callable[..., Path], lib: Path, tmp_path: Path
+) -> None:
+    """A backend turns a fusion off when its result would overwrite what it reads: the operators run are compared."""
+    path, logits, operators = tiny(arch), [], []
+    for layout, table in enumerate(tables(path, "Vulkan0", "ffn")):
+        file = tmp_path / f"{layout}.map"
+        file.write_text(table)
+        job = {"table": str(file), "devices": ["Vulkan0"], "n_ctx": 128, "n_ubatch": 24, "flash_attn": 1, "n_decode": 2}
+        jobs = [{"model": str(path), "tokens": list(range(300, 324)), **job}]
+        log = tmp_path / f"{layout}.log"
+        logits += compute_logits(lib, jobs, tmp_path, {**VULKAN, "GGML_VK_PERF_LOGGER": "1"}, log)
+        operators.append(Counter(re.findall(r"^(\w[^:\n]*): (\d+) x ", log.read_text(), re.MULTILINE)))
+    assert any("RMS_NORM_MUL" in name for name, _ in operators[0])
+    assert operators[0] == operators[1]
+    assert np.array_equal(*logits)
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen3moe"])

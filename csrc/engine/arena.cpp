@@ -50,10 +50,8 @@ oa_arena close(pass & p, ggml_backend_buffer_type_t buft) {
     for (const auto & [chunk, nbytes] : p.chunks) {
         arena.online += nbytes;
     }
-    p.offsets = oa_offline_offsets(p.blocks);
-    for (size_t i = 0; i < p.blocks.size(); ++i) {
-        arena.offline = std::max(arena.offline, p.offsets[i] + p.blocks[i].nbytes);
-    }
+    p.offsets     = oa_offline_offsets(p.blocks);
+    arena.offline = oa_arena_end(p.blocks, p.offsets);
     return arena;
 }
 

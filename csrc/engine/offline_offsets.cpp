@@ -20,12 +20,29 @@ size_t best_gap(const std::vector<std::pair<size_t, size_t>> & taken, size_t nby
     return best_size == SIZE_MAX ? end : best;
 }
 
-} // namespace
+// Most bytes that are alive while each block is.
+std::vector<size_t> breadths(const std::vector<oa_block> & blocks) {
+    size_t end = 0;
+    for (const oa_block & b : blocks) {
+        end = std::max(end, b.last);
+    }
+    std::vector<size_t> live(end);
+    for (const oa_block & b : blocks) {
+        for (size_t t = b.first; t < b.last; ++t) {
+            live[t] += b.nbytes;
+        }
+    }
+    std::vector<size_t> result;
+    for (const oa_block & b : blocks) {
+        result.push_back(*std::max_element(live.begin() + b.first, live.begin() + b.last));
+    }
+    return result;
+}
 
-std::vector<size_t> oa_offline_offsets(const std::vector<oa_block> & blocks) {
+std::vector<size_t> place(const std::vector<oa_block> & blocks, const std::vector<size_t> & importance) {
     std::vector<size_t> order(blocks.size());
     std::iota(order.begin(), order.end(), 0);
-    const auto rank = [&](size_t i) { return std::make_pair(blocks[i].nbytes, blocks[i].last - blocks[i].first); };
+    const auto rank = [&](size_t i) { return std::make_pair(importance[i], blocks[i].last - blocks[i].first); };
     std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return rank(a) > rank(b); });
 
     std::vector<size_t>                    offsets(blocks.size());
@@ -43,4 +60,24 @@ std::vector<size_t> oa_offline_offsets(const std::vector<oa_block> & blocks) {
         offsets[order[i]] = best_gap(taken, block.nbytes);
     }
     return offsets;
+}
+
+} // namespace
+
+std::vector<size_t> oa_offline_offsets(const std::vector<oa_block> & blocks) {
+    std::vector<size_t> sizes;
+    for (const oa_block & b : blocks) {
+        sizes.push_back(b.nbytes);
+    }
+    auto by_size    = place(blocks, sizes);
+    auto by_breadth = place(blocks, breadths(blocks));
+    return oa_arena_end(blocks, by_breadth) < oa_arena_end(blocks, by_size) ? by_breadth : by_size;
+}
+
+size_t oa_arena_end(const std::vector<oa_block> & blocks, const std::vector<size_t> & offsets) {
+    size_t end = 0;
+    for (size_t i = 0; i < blocks.size(); ++i) {
+        end = std::max(end, offsets[i] + blocks[i].nbytes);
+    }
+    return end;
 }

@@ -25,7 +25,8 @@ class Arena:
         n_tokens, n_outputs: of the graph: tokens, and rows whose logits are computed.
         device: whose memory it is.
         online: taken by ggml's allocator, which places blocks in the order of the graph.
-        offline: taken by GREEDY_BY_SIZE (arXiv 2001.03288), which knows all lifetimes beforehand.
+        offline: taken by the better of GREEDY_BY_SIZE and GREEDY_BY_BREADTH (arXiv 2001.03288), which know all
+            lifetimes beforehand.
         bound: alive at the peak; no layout takes less.
         blocks: (bytes, first, last) each, alive from event `first` until before event `last`.
     """
