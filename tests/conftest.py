@@ -68,9 +68,12 @@ def baseline_lib() -> Path:
 
 
 def compute_logits(
-    lib: Path, jobs: list[dict[str, Any]], folder: Path, env: dict[str, str] | None = None
+    lib: Path, jobs: list[dict[str, Any]], folder: Path, env: dict[str, str] | None = None, log: Path | None = None
 ) -> list[np.ndarray]:
-    """Logits of each job (tests/logits_worker.py) on the libllama in `lib`, computed in a process of its own."""
+    """Logits of each job (tests/logits_worker.py) on the libllama in `lib`, computed in a process of its own.
+
+    log: takes what the process writes to stderr.
+    """
     for i, job in enumerate(jobs):
         job.setdefault("tokens", TOKENS)
         job.setdefault("n_decode", 4)
@@ -84,6 +87,8 @@ def compute_logits(
         env={**os.environ, "LLAMA_CPP_LIB_PATH": str(lib), **(env or {})},
     )
     assert result.returncode == 0, result.stderr[-3000:]
+    if log:
+        log.write_text(result.stderr)
     return [np.load(job["out"]) for job in jobs]
 
 

@@ -113,6 +113,13 @@ def test_plan_formats(model: Path, planning: tuple[str | Path, ...], plan_file: 
     assert re.match(r"-ngl \d+ ", flags)
 
 
+def test_plan_shows_compute_buffers(model: Path, planning: tuple[str | Path, ...]) -> None:
+    shown = oallama("plan", model, *planning, "--planner", "exact", "--memory", "--offline-arenas").stdout
+    assert "laid out offline" in shown and max(map(len, shown.splitlines())) <= 80
+    rows = [line.split()[:2] for line in shown.splitlines() if line.strip().startswith(("RPC0", "CPU"))]
+    assert ["RPC0", "256"] in rows and ["RPC0", "1"] in rows  # a micro-batch, a decode step
+
+
 def test_plan_for_a_machine_that_is_elsewhere(model: Path, planning: tuple[str | Path, ...], tmp_path: Path) -> None:
     profile = Path(planning[planning.index("--profile") + 1])
     path = tmp_path / "gpu.json"

@@ -9,6 +9,7 @@ namespace py = pybind11;
 
 using release_gil = py::call_guard<py::gil_scoped_release>;
 
+void register_arenas(py::module_ & m);
 void register_backend_map(py::module_ & m);
 void register_devices(py::module_ & m);
 void register_fit(py::module_ & m);

@@ -39,8 +39,9 @@ struct backend_map {
     std::map<int, std::string>           layers;
     std::map<std::string, tensor_entry>  tensors;
     std::map<std::string, segment_entry> segments;
-    int                                  slots         = 3; // one is read, one is full, one is being filled
-    bool                                 stream_caches = false;
+    int                                  slots          = 3; // one is read, one is full, one is being filled
+    bool                                 stream_caches  = false;
+    bool                                 offline_arenas = false;
 };
 
 // What one load has asked for so far.
@@ -124,8 +125,13 @@ std::shared_ptr<const backend_map> parse(const std::string & table) {
             if (name != "stream" || !device.empty()) {
                 throw bad("expected 'caches stream'");
             }
+        } else if (kind == "arenas") {
+            map->offline_arenas = true;
+            if (name != "offline" || !device.empty()) {
+                throw bad("expected 'arenas offline'");
+            }
         } else {
-            throw bad("expected 'layer', 'tensor', 'segment', 'slots' or 'caches'");
+            throw bad("expected 'layer', 'tensor', 'segment', 'slots', 'caches' or 'arenas'");
         }
     }
     if (number == 0) {
@@ -289,6 +295,9 @@ void oa_backend_map_mark(ggml_tensor * tensor, bool tied, int fd, size_t offset)
     }
     const tensor_entry & entry = find_tensor(tied ? tied_output : tensor->name);
     tensor->flags |= OA_TENSOR_FLAG_MAPPED;
+    if (t_load.map->offline_arenas) {
+        tensor->flags |= OA_TENSOR_FLAG_ARENAS_OFFLINE;
+    }
     if (entry.host) {
         tensor->flags |= OA_TENSOR_FLAG_HOST;
     }

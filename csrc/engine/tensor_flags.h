@@ -26,6 +26,9 @@
 #define OA_TENSOR_FLAG_LEADS (1 << 23)
 #define OA_TENSOR_FLAG_FOLLOWS (1 << 24)
 
+// A weight of a model whose compute buffers are laid out offline.
+#define OA_TENSOR_FLAG_ARENAS_OFFLINE (1 << 25)
+
 // A streamed weight's parameters, in its op_params, which ggml leaves alone for tensors that no operator makes.
 #define OA_STREAM_FROM(tensor) ((tensor)->op_params[0])    // tokens
 #define OA_STREAM_SLOTS(tensor) ((tensor)->op_params[1])   // of device memory, the same for all of a model

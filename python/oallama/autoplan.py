@@ -29,6 +29,7 @@ from oallama.planning import (
     make_plans,
     parse_budget,
 )
+from oallama.planning.arenas import Arena
 from oallama.planning.planner import DEFAULT_WORKLOAD
 from oallama.profiling.drift import check_drift, describe_drift
 from oallama.profiling.fingerprint import cpu_set, fingerprint
@@ -65,6 +66,7 @@ class Choices:
             times; a device that changed by more than 15 % has its times scaled, and the plan says so.
         all_logits: logits of all rows may be wanted (embeddings, drafts, perplexity), not only of each sequence's last.
         streams: whether weights may be streamed (docs/streaming.md).
+        offline_arenas: whether our own plans have their compute buffers laid out offline (docs/tensors.md).
         reserve: bytes per device that others hold out of the same budget, a draft model planned before for example:
             `{name: memory.total for name, memory in draft.predicted.devices.items()}`. They are taken off budgets in
             bytes and "auto"; what is loaded already is not free, so "auto" knows of it. A share of the weights stays.
@@ -81,6 +83,7 @@ class Choices:
     recheck: bool = False
     all_logits: bool = False
     streams: bool = True
+    offline_arenas: bool = False
     reserve: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -236,12 +239,22 @@ def candidates(
         n_outputs_max=0 if choices.all_logits else settings.n_seq_max,
         free_ubatch=not choices.fixed_ubatch,
         streams=choices.streams,
+        offline_arenas=choices.offline_arenas,
         fit=(lambda: here.fit(limits)) if all(limits.values()) else None,
         paper=choices.paper,
         fraction=choices.fraction,
     )
     found = make_plans(space, choices.planner)
     return Candidates({name: here.noted(plan, drift) for name, plan in found.plans.items()}, found.failed)
+
+
+def read_arenas(path: PathOrText, plan: PlacementPlan, settings: Settings, choices: Choices) -> list[Arena]:
+    """Compute buffers of a plan made with these settings and choices: of a whole micro-batch, then of a decode step."""
+    elsewhere = None
+    if choices.elsewhere and choices.profile is not None:
+        elsewhere = load_profile(choices.profile, settings.n_threads, elsewhere=True)
+    accelerators = tuple(name for name in plan.devices if name != HOST)
+    return Here(path, settings, accelerators, elsewhere).arenas(plan)
 
 
 def default_workload(n_ctx: int) -> Workload:

@@ -273,6 +273,22 @@ def dry_run(path: str | Path, settings: Settings, table: str | None = None) -> d
     return by_device(buffers)
 
 
+def read_arenas(
+    path: str | Path, settings: Settings, graphs: Sequence[tuple[int, int]], table: str | None = None
+) -> list[dict[str, Any]]:
+    """The compute buffers of graphs, each (tokens, rows with logits), under `table`, by the allocators' dry run.
+
+    Returns the raw dicts `planning.arenas.Arena` is made of, in the order of the graphs.
+
+    Raises:
+        OallamaError: with llama.cpp's own reason if the model cannot be loaded.
+    """
+    check_gguf(path)
+    params = make_params(settings)
+    with _engine_errors(path), backend_map(table):
+        return list(core().read_arenas(str(path), *params.addresses, list(graphs)))
+
+
 @dataclass(frozen=True)
 class FitResult:
     """What llama.cpp's --fit chose; `n_gpu_layers`, `tensor_split` and `overrides` are the fields of `StockFlags`.

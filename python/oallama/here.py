@@ -12,6 +12,7 @@ from oallama.engine import Settings
 from oallama.errors import OallamaError
 from oallama.plan import HOST, PlacementPlan
 from oallama.planning import StockFlags
+from oallama.planning.arenas import Arena, graphs_of
 from oallama.profiling.profile import Profile
 
 ACCELERATOR_TYPES = ("gpu", "igpu")
@@ -32,14 +33,27 @@ class Here:
 
     def memory(self, plan: PlacementPlan) -> dict[str, dict[str, int]]:
         """Dry run of a plan in the plan's own context."""
+        found = engine.dry_run(self._path, *self._as_here(plan))
+        return {self._name_there(name): sizes for name, sizes in found.items()}
+
+    def arenas(self, plan: PlacementPlan) -> list[Arena]:
+        """Compute buffers of the plan's graphs (`graphs_of`)."""
+        settings, table = self._as_here(plan)
+        found = engine.read_arenas(self._path, settings, graphs_of(plan.context), table)
+        arenas = map(Arena.from_engine, found)
+        return [replace(arena, device=self._name_there(arena.device)) for arena in arenas]
+
+    def _as_here(self, plan: PlacementPlan) -> tuple[Settings, str]:
+        """Settings and backend map of the plan, with the devices that answer."""
         used = [name for name in plan.devices if name != HOST]
         table = plan.to_backend_map()
         for name in used:
             table = re.sub(rf"(?<= ){re.escape(name)}(?=[ \n])", self._stand_in[name], table)
-        settings = replace(self._settings, **asdict(plan.context), devices=tuple(self._stand_in[name] for name in used))
-        found = engine.dry_run(self._path, settings, table)
-        names = {stand_in: name for name, stand_in in self._stand_in.items()}
-        return {names.get(name, name): sizes for name, sizes in found.items()}
+        devices = tuple(self._stand_in[name] for name in used)
+        return replace(self._settings, **asdict(plan.context), devices=devices), table
+
+    def _name_there(self, here: str) -> str:
+        return next((name for name, stand_in in self._stand_in.items() if stand_in == here), here)
 
     def fit(self, limits: Mapping[str, int | None]) -> StockFlags:
         """What llama.cpp's own --fit does with these budgets. Raises OallamaError where it finds nothing."""

@@ -154,8 +154,8 @@ class PlacementPlan:
     model: fingerprint of the file. planner: {"name", "params"}. budgets: bytes each device may hold. devices:
     accelerators first, "CPU" last. layers: home of the KV cache and attention of layers 0..n-1, then of the output
     layer. stream_slots: device buffers that streamed weights take turns in. stream_caches: attention over KV caches
-    that live on the CPU runs on the first accelerator all the same. measured is filled in after a run and is not part
-    of the hash.
+    that live on the CPU runs on the first accelerator all the same. offline_arenas: compute buffers are laid out
+    offline instead of by ggml. measured is filled in after a run and is not part of the hash.
     """
 
     model: Mapping[str, Any]
@@ -169,6 +169,7 @@ class PlacementPlan:
     tied_output: bool = False
     stream_slots: int = STREAM_SLOTS
     stream_caches: bool = False
+    offline_arenas: bool = False
     measured: Mapping[str, Any] | None = None
     schema: str = field(default=SCHEMA)
 
@@ -205,7 +206,7 @@ class PlacementPlan:
         changed = [f"{k} {v} -> {settings[k]}" for k, v in asdict(self.context).items() if v != settings[k]]
         if changed:
             lines.append(f"context: {', '.join(changed)}")
-        for what in ("model", "devices", "budgets", "stream_slots", "stream_caches"):
+        for what in ("model", "devices", "budgets", "stream_slots", "stream_caches", "offline_arenas"):
             if getattr(self, what) != getattr(other, what):
                 lines.append(f"{what}: {_short(getattr(self, what))} -> {_short(getattr(other, what))}")
         moved = [il for il, (a, b) in enumerate(zip(self.layers, other.layers, strict=False)) if a != b]
@@ -296,6 +297,7 @@ class PlacementPlan:
             tied_output=content["tied_output"],
             stream_slots=content.get("stream_slots", STREAM_SLOTS),
             stream_caches=content.get("stream_caches", False),
+            offline_arenas=content.get("offline_arenas", False),
             measured=content["measured"],
         )
         used = {*plan.layers, *plan.budgets, *(s.device for t in plan.tensors.values() for s in t.segments)}

@@ -39,6 +39,8 @@ def backend_map(plan: PlacementPlan) -> str:
         lines.append(f"slots {plan.stream_slots}")
     if plan.stream_caches:
         lines.append("caches stream")
+    if plan.offline_arenas:
+        lines.append("arenas offline")
     lines += [f"tensor {name} {s.device} {_mode(s)}" for name, s in segments.items()]
     lines += [_part(name, s) for name, t in plan.tensors.items() for s in t.segments[1:]]
     return "\n".join(lines) + "\n"
@@ -48,6 +50,8 @@ def llama_cpp_flags(plan: PlacementPlan, program: str = "llama.cpp") -> list[str
     """-ngl and -ot flags that give stock llama.cpp the same homes for layers and tensors."""
     if plan.stream_caches:
         raise OallamaError("stock llama.cpp cannot compute attention on another device than the KV cache's")
+    if plan.offline_arenas:
+        raise OallamaError("stock llama.cpp needs larger compute buffers than a plan with offline arenas")
     bench = program == "llama-bench"
     flags = ["-ngl", str(_gpu_layers(plan))]
     moved: dict[str, list[str]] = defaultdict(list)

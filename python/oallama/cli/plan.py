@@ -13,6 +13,7 @@ from oallama.autoplan import Choices
 from oallama.errors import OallamaError
 from oallama.plan import PlacementPlan
 from oallama.planning import Workload
+from oallama.planning.arenas import render_arenas
 from oallama.planning.explain import render_candidates
 from oallama.planning.render import render_plan
 from oallama.verify import verify as run_verify
@@ -78,6 +79,12 @@ def plan(
     streams: Annotated[
         bool, typer.Option("--streams/--no-streams", help="Whether weights may be streamed to the accelerator.")
     ] = True,
+    offline_arenas: Annotated[
+        bool, typer.Option("--offline-arenas", help="Lay out compute buffers offline, in fewer bytes than ggml.")
+    ] = False,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Show what the compute buffers hold and what they need at least.")
+    ] = False,
     paper: Annotated[bool, typer.Option("--paper", help="OATO literally as published.")] = False,
     fraction: Annotated[float | None, typer.Option(help="Share of the memory that weights may take.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan (JSON) to this file.")] = None,
@@ -106,6 +113,7 @@ def plan(
         all_logits=all_logits,
         recheck=recheck,
         streams=streams,
+        offline_arenas=offline_arenas,
     )
     with progress_bar("profiling") as report:
         found = autoplan.candidates(model, graph, vram, wanted, choices, report)
@@ -114,6 +122,9 @@ def plan(
         err.print(render_candidates(found)) if json or format != "table" else out.print(render_candidates(found))
     if verify:
         made = _measured(model, [*found.plans.values()][:verify], connection.endpoints, wanted.n_threads)
+    if memory:
+        table = render_arenas(autoplan.read_arenas(model, made, wanted, choices), offline=made.offline_arenas)
+        (err if json or format != "table" else out).print(table)
     if output:
         made.save(output)
     show(made, "json" if json else format)

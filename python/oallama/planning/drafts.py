@@ -47,6 +47,7 @@ class Drafts:
     memory: MemoryDryRun
     budgets: Mapping[str, Budget]
     workload: Workload
+    offline_arenas: bool = False  # of our own plans
 
     @cached_property
     def predictor(self) -> Predictor:
@@ -121,7 +122,7 @@ class Drafts:
                 placed = TensorPlacement.divided(placed, costs.names[STREAMER], count, width)
             tensors[t.name] = placed
         plan = self._plan(tensors, tuple(costs.names[home] for home in placement.layers))
-        return replace(plan, stream_caches=placement.stream_caches)
+        return replace(plan, stream_caches=placement.stream_caches, offline_arenas=self.offline_arenas)
 
     def uniform(self, device: int, targets: Ids | None = None, upload: Mask | None = None) -> Placement:
         """All KV caches, attention and small weights on one device, but for embeddings; targets there or as given."""

@@ -37,6 +37,7 @@ class Space:
         n_outputs_max: rows with logits our own plans ask for; 0 when all may be wanted.
         free_ubatch: whether the micro-batch may be smaller than requested.
         streams: whether weights may be streamed.
+        offline_arenas: whether our own plans have their compute buffers laid out offline.
         fit: llama.cpp's own `--fit` under the budgets; None where it cannot be asked.
         paper, fraction: of OATO, see make_plans.
         gap, time_limit_s: of the exact planner.
@@ -52,6 +53,7 @@ class Space:
     n_outputs_max: int = 0
     free_ubatch: bool = False
     streams: bool = True
+    offline_arenas: bool = False
     fit: Callable[[], StockFlags] | None = None
     paper: bool = False
     fraction: float | None = None
@@ -100,7 +102,7 @@ class Space:
         if key not in self._drafts:
             names = () if host_only else self.accelerators
             costs = CostModel(self.graphs[context.flash_attn], self.profile, names, context)
-            self._drafts[key] = Drafts(costs, self.memory, self.budgets, self.workload)
+            self._drafts[key] = Drafts(costs, self.memory, self.budgets, self.workload, self.offline_arenas)
         return self._drafts[key]
 
     def whole(self, drafts: Drafts, device: int, moved: Mask, streams: bool = False) -> Measured:
