@@ -207,7 +207,7 @@ def candidates(
         if choices.planner not in ("auto", MINIMAL):
             raise OallamaError(f'the budget "minimal" is a planner of its own; leave out planner {choices.planner!r}')
         vram, choices = None, replace(choices, planner="minimal")
-    profile, accelerators = _profile_and_devices(graph, settings, choices, progress)
+    profile, accelerators = profile_and_devices(graph, settings, choices, progress)
     if not accelerators and vram is not None:
         raise OallamaError(f"a memory budget ({vram}) is for an accelerator, not for the device {HOST}; leave one out")
     drift: list[str] = []
@@ -283,9 +283,10 @@ def _accelerators(named: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in names if name != HOST)
 
 
-def _profile_and_devices(
-    graph: OperatorGraph, settings: Settings, choices: Choices, progress: Progress | None
+def profile_and_devices(
+    graph: OperatorGraph, settings: Settings, choices: Choices, progress: Progress | None = None
 ) -> tuple[Profile, tuple[str, ...]]:
+    """The times to plan with, holding all that the graph needs, and the accelerators. Raises OallamaError."""
     if choices.elsewhere:
         if choices.profile is None:
             raise OallamaError("planning for another machine needs its profile: give it with --profile FILE")
