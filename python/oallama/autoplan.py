@@ -216,7 +216,7 @@ def candidates(
         if drift := describe_drift(ratios, recorded=profile.created):
             profile = profile.scaled(ratios)
     elsewhere = profile if choices.elsewhere else None
-    budgets = _budgets(vram, accelerators, graph, elsewhere)
+    budgets = budgets_for(vram, accelerators, graph, elsewhere)
     budgets = {name: budget.less(choices.reserve.get(name, 0)) for name, budget in budgets.items()}
     here = Here(path, settings, accelerators, elsewhere)
     graphs = {settings.flash_attn: graph}
@@ -255,7 +255,7 @@ def context_of(settings: Settings) -> ContextSettings:
     return ContextSettings(**{name: getattr(settings, name) for name in ContextSettings.__dataclass_fields__})
 
 
-def _budgets(
+def budgets_for(
     vram: str | int | None, accelerators: tuple[str, ...], graph: OperatorGraph, elsewhere: Profile | None
 ) -> dict[str, Budget]:
     """One budget per accelerator: "8GiB" for each of them, or "CUDA0=20GiB,CUDA1=6GiB"."""

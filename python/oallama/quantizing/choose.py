@@ -87,9 +87,9 @@ def evaluate(problem: Problem, types: NDArray[np.intp], home: NDArray[np.bool_])
     seconds, device_bytes, times = 0.0, 0, problem.times
     if times is not None:
         tensors, its_type = np.arange(len(times.group)), types[np.asarray(times.group, np.intp)]
-        there = home[np.asarray(times.part, np.intp)]
-        each = times.host[tensors, its_type]
+        each, there = times.host[tensors, its_type], np.zeros(len(tensors), bool)
         if times.device is not None:
+            there = home[np.asarray(times.part, np.intp)]
             each = np.where(there, times.device[tensors, its_type], each)
         changes = np.abs(np.diff(np.r_[0, home.astype(int), 0])).sum()
         seconds = float(each.sum() + times.cut * changes)

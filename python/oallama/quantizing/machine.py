@@ -66,24 +66,25 @@ class Machine:
         return plan.predicted.tpot_s[min(workload.middle, max(plan.predicted.tpot_s))]
 
     @cached_property
-    def source_plan(self) -> PlacementPlan:
-        return self.plan(self.source)
-
-    @property
     def accelerator(self) -> str | None:
         """The accelerator by name, None for the host alone. Raises OallamaError when there are several."""
-        names = [name for name in self.source_plan.devices if name != HOST]
-        if len(names) > 1:
-            raise OallamaError(f"types are chosen for one accelerator; got {', '.join(names)}: name one as the device")
-        return names[0] if self.vram is not None and names else None
+        if self.vram is None:
+            return None
+        _, names = autoplan.profile_and_devices(self.graph, self._settings, self.choices, self.progress)
+        if len(names) != 1:
+            raise OallamaError(f"types are chosen for one accelerator, got {', '.join(names) or HOST}: name one of them")
+        return names[0]
 
-    @property
+    @cached_property
     def room(self) -> float:
         """Bytes of the accelerator's budget for weights: without the KV cache and buffers that the input's plan has."""
         if (name := self.accelerator) is None:
             return 0.0
-        used = self.source_plan.predicted.devices.get(name)
-        return self.source_plan.budgets[name] - (used.kv + used.compute if used else 0)
+        plan = self.plan(self.source)
+        elsewhere = self._profile(()) if self.choices.elsewhere else None
+        budget = autoplan.budgets_for(self.vram, (name,), self.graph, elsewhere)[name]
+        used = plan.predicted.devices.get(name)
+        return budget.limit - (used.kv + used.compute if used else 0)
 
     def times(self, importance: Importance) -> Times:
         """Seconds per generated token of all tensors of the groups that an operator multiplies with.
