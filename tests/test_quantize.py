@@ -11,12 +11,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from conftest import process_of
 from gguf import GGUFReader
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from conftest import process_of
 from oallama import Llama, runtime
 from oallama.cli.app import app
 from oallama.errors import OallamaError
@@ -224,7 +224,16 @@ def test_interrupted_it_leaves_nothing(tmp_path):
     source = make_model(tmp_path / "f16.gguf", shape="small", overrides={"n_layer": 6})
     target = tmp_path / "out" / "t.gguf"
     target.parent.mkdir()
-    command = [sys.executable, "-c", "from oallama.cli import main; main()", "quantize", source, target, "--recipe", "q2_K"]
+    command = [
+        sys.executable,
+        "-c",
+        "from oallama.cli import main; main()",
+        "quantize",
+        source,
+        target,
+        "--recipe",
+        "q2_K",
+    ]
     with process_of(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
         while not list(target.parent.iterdir()):
             assert process.poll() is None, process.stderr.read()

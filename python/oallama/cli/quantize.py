@@ -104,5 +104,3 @@ def _show_fallbacks(found: Resolved) -> None:
         out.print(f"  {t.name}: {t.written} instead of {t.wanted} (rows of {t.ne[0]})", soft_wrap=True)
     if (more := len(found.fallbacks) - _SHOWN) > 0:
         out.print(f"  and {more} more")
-
-

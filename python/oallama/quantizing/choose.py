@@ -24,6 +24,7 @@ Floats = NDArray[np.float64]
 Bytes = NDArray[np.int64]
 # Seconds are worth this share of the divergence of all groups in their worst types: of equal divergence, the faster.
 _TIE = 1e-6
+_NOTHING = 1e-12  # nats or seconds
 _UNITS = 1e5  # HiGHS' tolerances are absolute: seconds are scaled to this much
 
 
@@ -45,7 +46,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Problem:
-    """kld: [groups, types] of one group alone in a type, infinite where rows are no whole blocks of it. nbytes: alike."""
+    """kld, nbytes: [groups, types] of a group alone in a type; kld is infinite where its rows are no whole blocks."""
 
     kld: Floats
     nbytes: Bytes
@@ -125,8 +126,8 @@ class _Model:
         self.kld_cost = np.zeros(n)
         self.kld_cost[self.x[self.legal]] = problem.kld[self.legal]
         self.seconds_cost = self._seconds(n)
-        worst = float(np.where(self.legal, problem.kld, 0).max(axis=1).sum()) or 1.0
-        slowest = float(np.abs(self.seconds_cost).sum()) or 1.0
+        worst = max(float(np.where(self.legal, problem.kld, 0).max(axis=1).sum()), _NOTHING)
+        slowest = max(float(np.abs(self.seconds_cost).sum()), _NOTHING)
         cost = self.seconds_cost if self.fastest else self.kld_cost + self.seconds_cost * (_TIE * worst / slowest)
         self.program = Program(cost, upper, whole, slowest if self.fastest else worst)
         self._rows()

@@ -1,4 +1,4 @@
-"""How far a model's predictions are from a reference's on a text: perplexity, KL divergence, agreement of the top token.
+"""How far a model's predictions are from a reference's on a text: perplexity, KL divergence, the same top token.
 
 Defined as llama-perplexity --kl-divergence does: the text in chunks of the context's length, each behind a BOS token,
 the second half of every chunk is scored. Probabilities are of the whole vocabulary, in float64.
@@ -125,7 +125,7 @@ class _Scorer:
     """A loaded model that gives the logits of the second half of a chunk."""
 
     def __init__(self, path: str | os.PathLike[str], n_ctx: int, n_gpu_layers: int, n_threads: int) -> None:
-        engine.check_gguf(path)
+        engine.check_gguf(Path(path))
         try:
             self.llm = Llama(
                 os.fspath(path),

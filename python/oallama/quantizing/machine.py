@@ -72,7 +72,7 @@ class Machine:
             return None
         _, names = autoplan.profile_and_devices(self.graph, self._settings, self.choices, self.progress)
         if len(names) != 1:
-            raise OallamaError(f"types are chosen for one accelerator, got {', '.join(names) or HOST}: name one of them")
+            raise OallamaError(f"expected one accelerator, got {', '.join(names) or HOST}: name one of them")
         return names[0]
 
     @cached_property
@@ -116,8 +116,8 @@ class Machine:
                     times = (profile.op_time(device, op.op, type, ne, op.n_tokens, op.n_used) for op in ops)
                     seconds[d, i, t] = sum(time.seconds for time in times)
         groups = [group_of[name] for name in readers]
-        device = seconds[1] if self.accelerator else None
-        return Times(groups, part, seconds[0], device, nbytes, self._cut(profile))
+        there = seconds[1] if self.accelerator else None
+        return Times(groups, part, seconds[0], there, nbytes, self._cut(profile))
 
     def _cut(self, profile: Profile) -> float:
         """Seconds of a change of device between two parts: the change itself and one row of the residual stream."""

@@ -22,7 +22,8 @@ from ..profiling.fingerprint import cpu_set
 from .types import type_named
 
 _ROW = re.compile(
-    r"\[ *\d+/ *\d+\] (?P<name>\S+) +- \[(?P<ne>[\d, ]+)\], type = +(?P<type>\w+), .*?(?:\((?P<new>\w+)\))?\s*$", re.ASCII
+    r"\[ *\d+/ *\d+\] (?P<name>\S+) +- \[(?P<ne>[\d, ]+)\], type = +(?P<type>\w+), .*?(?:\((?P<new>\w+)\))?\s*$",
+    re.ASCII,
 )
 _FALLBACK = re.compile(r"warning: (?P<name>\S+) +- ncols .* \(required for type +(?P<type>\w+)\)")
 _FAILURE = re.compile(r"failed to (?:quantize: )?(?P<reason>.+)")
@@ -43,9 +44,7 @@ class Row:
     ruled_out: str | None
 
 
-def dry_run(
-    source: Path, file_type: str, types: Mapping[str, str] | None, imatrix: Path | None = None
-) -> list[Row]:
+def dry_run(source: Path, file_type: str, types: Mapping[str, str] | None, imatrix: Path | None = None) -> list[Row]:
     """Every tensor in the order it would be written.
 
     Args:
