@@ -194,14 +194,14 @@ def test_perplexity_is_llama_perplexity_s(model, tmp_path):
     both = run(program, "-m", other, *base, *logits, "--kl-divergence")
 
     def number(label: str, text: str) -> float:
-        return float(re.search(rf"{label}\s*[:=]\s*([\d.]+)", text)[1])
+        return float(re.search(rf"{label}\s*:?\s*([\d.]+)", text)[1])
 
     ours = Reference(model, TEXT, n_ctx=128, n_chunks=4, n_gpu_layers=0, n_threads=1).compare(other)
-    assert ours.reference_perplexity == pytest.approx(number("Final estimate: PPL", alone), rel=1e-4)
-    assert ours.perplexity == pytest.approx(number(r"Mean PPL\(Q\)", both), rel=1e-4)
+    assert ours.reference_perplexity == pytest.approx(number(r"\[4\]", alone), rel=1e-3)
+    assert ours.perplexity == pytest.approx(number(r"Mean PPL\(Q\)", both), rel=1e-3)
     # The program keeps the reference's logarithms in 16 bits, and none below -16.
     assert ours.kld == pytest.approx(number("Mean    KLD", both), rel=2e-2)
-    assert 100 * ours.same_top == pytest.approx(number("Same top p", both), abs=1.5)
+    assert 100 * ours.same_top == pytest.approx(number("Same top p:", both), abs=1.5)
 
 
 def test_models_of_another_vocabulary_are_refused(model, reference, tiny):

@@ -117,7 +117,7 @@ def resolve(
         OallamaError: for a file that is no model, a rule that fits no tensor which can be quantised, tensors that are
             quantised already, and a type that needs an importance matrix.
     """
-    source, weights = engine.check_gguf(source), _existing(imatrix)
+    source, weights = engine.check_gguf(Path(source)), _existing(imatrix)
     mix = recipe.base in MIXES
     can = {row.name for row in program.dry_run(source, _PROBE, {}) if row.ruled_out or row.written != row.source}
     asked = program.dry_run(source, recipe.base if mix else _ANY, None, weights if mix else None)
@@ -131,7 +131,7 @@ def resolve(
     again = [t for t in tensors if t.source not in FLOATS and t.written != t.source]
     if again and not requantize:
         raise OallamaError(
-            f"{source} is quantised already ({again[0].name} is {again[0].source}), and quantising again costs quality: "
+            f"{source} is quantised already ({again[0].name} is {again[0].source}), and to do it again costs quality: "
             "take the F16 or BF16 file, or allow it with --requantize (requantize=True)"
         )
     found = Resolved(source, recipe, tensors)
