@@ -33,12 +33,13 @@ Progress = Callable[[int, int, str], None]
 class Trial:
     """A variant that was measured.
 
-    kind: "uniform", "found", or what a caller adds. expected: what the groups' divergences add up to. tpot_s: predicted
-    for `plan`, None without a machine.
+    kind: "uniform", "found", or what a caller adds. types: of all tensors that can be quantised. expected: what the
+    groups' divergences add up to. tpot_s: predicted for `plan`, None without a machine.
     """
 
     name: str
     kind: str
+    types: Mapping[str, str]
     recipe: Recipe
     file_bytes: int
     expected: float
@@ -89,8 +90,7 @@ class Search:
 
     def add(self, name: str, kind: str, types: Mapping[str, str]) -> None:
         """Measure one more variant, unless one of these types was measured."""
-        recipe = self.lab.recipe(name, types)
-        if any(trial.recipe.base == recipe.base and trial.recipe.rules == recipe.rules for trial in self.trials):
+        if any(trial.types == types for trial in self.trials):
             return
         plan = tpot = None
         if self.machine:
@@ -99,8 +99,8 @@ class Search:
                 plan = self.machine.plan(variant)
                 tpot = self.machine.tpot(plan)
         divergence = self.lab.measure(types)
-        expected = self.importance.expected(types)
-        self.trials.append(Trial(name, kind, recipe, divergence.file_bytes, expected, divergence, plan, tpot))
+        recipe, expected = self.lab.recipe(name, types), self.importance.expected(types)
+        self.trials.append(Trial(name, kind, types, recipe, divergence.file_bytes, expected, divergence, plan, tpot))
 
     def best(self, file_bytes: float = np.inf, tpot_s: float = np.inf, kinds: Iterable[str] = ()) -> Trial:
         """The trial of least measured divergence within the limits; kinds: of these only.
