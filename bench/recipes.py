@@ -1,12 +1,13 @@
 """Measures what recipes cost in quality, and what the search for types gains.
 
-python bench/recipes.py MODEL.gguf TEXT [--out FILE.jsonl] [--plot FILE.png] [--vram 3MiB --local-rpc]
+python bench/recipes.py MODEL.gguf TEXT [--out FILE.jsonl] [--plot FILE.png] [--vram 3MiB --datasheet NAME]
 
 The first half of the text is searched on, the second half scores: no choice has seen it. Writes the machine, then JSON
 lines: "recipe", every recipe with a name that needs no importance matrix; "search", per budget the best found types
 against the best uniform type and the best mix of llama.cpp's in the same bytes; "sum", how well the divergences of
 groups alone add up to what is measured. With --vram types and places are chosen together: "frontier", predicted TPOT
-(by the planner) and divergence of every trial. Bytes are of the whole file, divergences in nats per token.
+(by the planner) and divergence of every trial; --datasheet predicts for that machine, --slower N for one N times as
+slow, to which megabytes are what gigabytes are to the real one. Bytes are of the whole file, divergences in nats.
 """
 
 from __future__ import annotations
@@ -17,15 +18,17 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from oallama import autoplan
 from oallama.autoplan import Choices
 from oallama.bench.machine import describe, save_lines
 from oallama.engine import Settings
 from oallama.errors import OallamaError
+from oallama.profiling.datasheet import Datasheet, make_profile
 from oallama.quantizing import (
     DEFAULT_TYPES,
     Laboratory,
@@ -38,6 +41,7 @@ from oallama.quantizing import (
     named,
     quantize,
 )
+from oallama.quantizing.machine import retyped
 from oallama.quantizing.plot import write_frontier
 from oallama.rpc import LocalRpcServer
 
@@ -116,7 +120,36 @@ def frontier(search: Search) -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
-def measure(args: argparse.Namespace, server: LocalRpcServer | None) -> Iterator[dict[str, Any]]:
+def made_machine(args: argparse.Namespace, types: Sequence[str]) -> Machine:
+    """This machine with a loopback RPC server as its accelerator, or that of a datasheet."""
+    settings = Settings(n_ctx=512, n_threads=args.threads)
+    if not args.datasheet:
+        return Machine(args.model, args.vram, settings, Choices(device=LocalRpcServer().devices[0]))
+    sheet = slowed(Datasheet.load(args.datasheet), args.slower)
+    graph = autoplan.read_graph(args.model, settings)
+    graphs = [graph, *(retyped(graph, {t.name: type for t in graph.tensors}) for type in types)]
+    profiles = [make_profile(each, sheet) for each in graphs]
+    operators = {(o.device, o.op, o.type, o.ne, o.n_used, o.n_tokens): o for p in profiles for o in p.operators}
+    profile = replace(profiles[0], operators=tuple(operators.values()))
+    return Machine(args.model, args.vram, settings, Choices(profile=profile, elsewhere=True))
+
+
+def slowed(sheet: Datasheet, factor: float) -> Datasheet:
+    """The machine with every bandwidth and every flop/s divided by a factor; fixed costs stay."""
+    cpu = replace(sheet.cpu, dram_gb_s=sheet.cpu.dram_gb_s / factor, ghz=sheet.cpu.ghz / factor)
+    accelerators = tuple(
+        replace(
+            a,
+            memory_gb_s=a.memory_gb_s / factor,
+            fp16_tflops=a.fp16_tflops / factor,
+            link=replace(a.link, pcie_gb_s=a.link.pcie_gb_s / factor),
+        )
+        for a in sheet.accelerators
+    )
+    return replace(sheet, cpu=cpu, accelerators=accelerators)
+
+
+def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     seen, unseen = halves(args.text.read_text(encoding="utf-8"))
     reference = Reference(args.model, seen, args.chunk, args.chunks, n_threads=args.threads)
     scores = Reference(args.model, unseen, args.chunk, args.chunks, n_threads=args.threads)
@@ -131,10 +164,7 @@ def measure(args: argparse.Namespace, server: LocalRpcServer | None) -> Iterator
     start = time.perf_counter()
     importance = measure_importance(lab, args.types.split(","), args.group, say)
     measured_s = time.perf_counter() - start
-    machine = None
-    if args.vram:
-        device = server.devices[0] if server else None
-        machine = Machine(args.model, args.vram, Settings(n_ctx=512, n_threads=args.threads), Choices(device=device))
+    machine = made_machine(args, importance.types) if args.vram else None
     search = Search(lab, importance, machine, say)
     uniform = [lab.file_bytes(types) for type in importance.types if (types := lab.uniform(type)) is not None]
     middle = [(a + b) // 2 for a, b in zip(sorted(uniform), sorted(uniform)[1:], strict=False)]
@@ -171,15 +201,15 @@ def main() -> None:
     parser.add_argument("--chunk", type=int, default=256)
     parser.add_argument("--chunks", type=int)
     parser.add_argument("--vram", help="choose places too, within these bytes of an accelerator")
-    parser.add_argument("--local-rpc", action="store_true", help="the accelerator is a loopback RPC server")
+    parser.add_argument("--datasheet", help="of the machine; default: this one with a loopback RPC server")
+    parser.add_argument("--slower", type=float, default=1.0, help="divides bandwidths and flop/s of the datasheet")
     parser.add_argument("--points", type=int, default=6)
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
-    server = LocalRpcServer() if args.local_rpc else None
     lines = [{"machine": describe(sys.argv)}]
-    for line in measure(args, server):
+    for line in measure(args):
         lines.append(line)
         shown = {k: v for k, v in line.items() if k not in ("kld", "trials", "memory") or isinstance(v, float)}
         print(json.dumps(shown), flush=True)

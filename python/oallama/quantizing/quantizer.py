@@ -86,9 +86,12 @@ class Resolved:
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of the file, to some hundreds: what is not weights is as long as in the input."""
+        """Bytes of the file, to some hundreds: what is not weights is as long as in the input.
+
+        Of an input in several files that is not known and left out.
+        """
         before = sum(padded(n_bytes(t.source, t.ne)) for t in self.tensors)
-        return self.source.stat().st_size - before + sum(padded(t.nbytes) for t in self.tensors)
+        return max(0, self.source.stat().st_size - before) + sum(padded(t.nbytes) for t in self.tensors)
 
     @property
     def bits_per_weight(self) -> float:

@@ -81,7 +81,9 @@ class Search:
         room = self.machine.room if self.machine and self.machine.accelerator else np.inf
         limits = [Limits(size - self.lab.base_bytes, room) for size in sorted({*budgets} or {*sizes.values()})]
         chosen = [(f"uniform {type}", UNIFORM, types) for type, types in uniform.items()]
-        chosen += [self._proposed(choice) for limit in limits for choice in self._proposals(problem, limit, n_points)]
+        proposals = [choice for limit in limits for choice in self._proposals(problem, limit, n_points)]
+        found = (self.importance.tensor_types(choice.types) for choice in proposals)
+        chosen += [(f"found {number}", FOUND, types) for number, types in enumerate(found, 1)]
         for done, (name, kind, types) in enumerate(chosen):
             if self.progress:
                 self.progress(done, len(chosen), name)
@@ -140,16 +142,12 @@ class Search:
         if problem.times is None:
             return
         fastest = choose(problem, limits, fastest=True)
-        assert fastest is not None  # the best one is within the limits
+        if fastest is None:  # not found in time
+            return
         for seconds in np.geomspace(fastest.seconds, best.seconds, n_points, endpoint=False):
             within = Limits(limits.nbytes, limits.device_bytes, seconds * _SLACK)
             if (choice := choose(problem, within)) is not None:
                 yield choice
-
-    def _proposed(self, choice: Choice) -> tuple[str, str, dict[str, str]]:
-        types = self.importance.tensor_types(choice.types)
-        pace = f", {choice.seconds * 1e3:.3g} ms" if self.machine else ""
-        return f"found {format_bytes(self.lab.file_bytes(types))}{pace}", FOUND, types
 
 
 def _cost(trial: Trial) -> float:
