@@ -26,7 +26,8 @@ from oallama.profiling.profile import Profile
 
 ROOT = Path(__file__).parents[1]
 CLI = [sys.executable, "-c", "from oallama.cli import main; main()"]
-COMMANDS = ["demo", "devices", "make-model", "profile", "plan", "run", "chat", "bench", "serve", "trace"]
+COMMANDS = ["demo", "devices", "make-model", "quantize", "quantize search", "compare-models", "profile", "plan", "run"]
+COMMANDS += ["chat", "bench", "serve", "trace"]
 SETTINGS = Settings(n_ctx=256, n_batch=256, n_ubatch=256, n_threads=1)
 SMALL = ("--ctx", "256", "--threads", "1")
 MIB = 1 << 20

@@ -210,7 +210,7 @@ def candidates(
         if choices.planner not in ("auto", MINIMAL):
             raise OallamaError(f'the budget "minimal" is a planner of its own; leave out planner {choices.planner!r}')
         vram, choices = None, replace(choices, planner="minimal")
-    profile, accelerators = _profile_and_devices(graph, settings, choices, progress)
+    profile, accelerators = profile_and_devices(graph, settings, choices, progress)
     if not accelerators and vram is not None:
         raise OallamaError(f"a memory budget ({vram}) is for an accelerator, not for the device {HOST}; leave one out")
     drift: list[str] = []
@@ -219,7 +219,7 @@ def candidates(
         if drift := describe_drift(ratios, recorded=profile.created):
             profile = profile.scaled(ratios)
     elsewhere = profile if choices.elsewhere else None
-    budgets = _budgets(vram, accelerators, graph, elsewhere)
+    budgets = budgets_for(vram, accelerators, graph, elsewhere)
     budgets = {name: budget.less(choices.reserve.get(name, 0)) for name, budget in budgets.items()}
     here = Here(path, settings, accelerators, elsewhere)
     graphs = {settings.flash_attn: graph}
@@ -268,7 +268,7 @@ def context_of(settings: Settings) -> ContextSettings:
     return ContextSettings(**{name: getattr(settings, name) for name in ContextSettings.__dataclass_fields__})
 
 
-def _budgets(
+def budgets_for(
     vram: str | int | None, accelerators: tuple[str, ...], graph: OperatorGraph, elsewhere: Profile | None
 ) -> dict[str, Budget]:
     """One budget per accelerator: "8GiB" for each of them, or "CUDA0=20GiB,CUDA1=6GiB"."""
@@ -296,9 +296,10 @@ def _accelerators(named: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in names if name != HOST)
 
 
-def _profile_and_devices(
-    graph: OperatorGraph, settings: Settings, choices: Choices, progress: Progress | None
+def profile_and_devices(
+    graph: OperatorGraph, settings: Settings, choices: Choices, progress: Progress | None = None
 ) -> tuple[Profile, tuple[str, ...]]:
+    """The times to plan with, holding all that the graph needs, and the accelerators. Raises OallamaError."""
     if choices.elsewhere:
         if choices.profile is None:
             raise OallamaError("planning for another machine needs its profile: give it with --profile FILE")

@@ -17,11 +17,14 @@ from . import (
     bench_serve,
     chat,
     cluster,
+    compare_models,
     demo,
     devices,
     make_model,
     plan,
     profile,
+    quantize,
+    quantize_search,
     run,
     serve,
     trace,
@@ -65,6 +68,9 @@ app = typer.Typer(
 app.command("demo")(demo.demo)
 app.command("devices")(devices.devices)
 app.command("make-model")(make_model.make)
+app.command("quantize")(quantize.quantize)
+app.command("quantize search")(quantize_search.search)
+app.command("compare-models")(compare_models.compare_models)
 app.command("profile")(profile.profile)
 app.command("plan")(plan.plan)
 app.command("run")(run.run)
