@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <set>
@@ -27,6 +28,7 @@ struct tensor_entry {
     std::string device;
     bool        host;        // computed on the CPU, never uploaded
     int         stream_from; // tokens from which it is streamed; 0: never
+    std::string realisation; // "plain", "repacked"; empty: llama.cpp's own choice
 };
 
 struct backend_map {
@@ -41,6 +43,8 @@ struct load_state {
     std::shared_ptr<const backend_map> map;
     int                                n_layer = -1;
     std::set<std::string>              seen;
+    std::string                        weight;         // asked for last
+    std::string                        realisation;    // of it
     size_t                             repackable = 0; // bytes of host memory that repacked weights may still take
 };
 
@@ -87,14 +91,23 @@ std::shared_ptr<const backend_map> parse(const std::string & table) {
             }
         } else if (kind == "tensor") {
             fields >> mode;
-            const bool known = mode == "resident" || mode == "host" || mode == "upload";
+            std::string realisation;
+            const bool  known = mode == "resident" || mode == "host" || mode == "upload";
             if (mode == "stream" && !(fields >> from && from >= 1)) {
                 throw bad("expected 'stream <tokens>', 1 or more");
             }
-            if (device.empty() || (!known && mode != "stream") || fields >> rest) {
-                throw bad("expected 'tensor <name> <device> resident|host|upload|stream <tokens>'");
+            fields >> realisation;
+            const bool fits = realisation.empty() || realisation == "plain" || realisation == "repacked";
+            if (device.empty() || (!known && mode != "stream") || !fits || fields >> rest) {
+                throw bad("expected 'tensor <name> <device> resident|host|upload|stream <tokens> [plain|repacked]'");
             }
-            if (!map->tensors.emplace(name, tensor_entry{ device, mode == "host", from }).second) {
+            if (!realisation.empty() && mode == "resident") {
+                throw bad("a resident weight has no realisation");
+            }
+            if (realisation == "repacked" && mode == "upload") {
+                throw bad("a weight that may be uploaded is plain");
+            }
+            if (!map->tensors.emplace(name, tensor_entry{ device, mode == "host", from, realisation }).second) {
                 throw bad("tensor listed twice");
             }
         } else if (kind == "slots") {
@@ -206,10 +219,26 @@ ggml_backend_dev_t oa_backend_map_tensor(const std::string & name, bool tied, in
     const std::string key = tied ? tied_output : name;
     t_load.seen.insert(key);
     const tensor_entry & entry = find_tensor(key);
+    t_load.weight              = key;
+    t_load.realisation         = entry.realisation;
     if (entry.stream_from && ggml_backend_dev_type(find_device(entry.device)) != GGML_BACKEND_DEVICE_TYPE_CPU) {
         fail("'" + key + "' is streamed from '" + entry.device + "'; streamed weights live on the CPU");
     }
     return copy_of >= 0 ? oa_backend_map_layer(copy_of, t_load.n_layer) : find_device(entry.device);
+}
+
+oa_buft_list oa_backend_map_realised(const oa_buft_list & list) {
+    if (t_load.realisation.empty()) {
+        return list;
+    }
+    oa_buft_list kept;
+    std::copy_if(list.begin(), list.end(), std::back_inserter(kept), [](const auto & entry) {
+        return ggml_backend_buft_is_host(entry.second) == (t_load.realisation == "plain");
+    });
+    if (kept.empty()) {
+        fail("'" + t_load.weight + "' is to be repacked, and this load has no buffer type for that");
+    }
+    return kept;
 }
 
 ggml_backend_buffer_type_t oa_backend_map_host_buft(ggml_backend_buffer_type_t buft, const ggml_tensor * weight,
@@ -269,6 +298,9 @@ void oa_backend_map_mark_cache(const ggml_tensor * embedding, ggml_backend_buffe
 }
 
 void oa_backend_map_require(bool ok, const std::string & what, ggml_backend_dev_t dev) {
+    if (!ok && !t_load.realisation.empty()) {
+        fail("'" + what + "' cannot be repacked: the CPU has no faster layout for its type, shape or operator");
+    }
     if (!ok) {
         fail("device '" + std::string(ggml_backend_dev_name(dev)) + "' cannot take " + what +
              " (it is not among the model's devices or does not support the operator)");

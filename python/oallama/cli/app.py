@@ -25,6 +25,7 @@ from . import (
     run,
     serve,
     trace,
+    tune,
     weave,
 )
 
@@ -66,6 +67,7 @@ app.command("demo")(demo.demo)
 app.command("devices")(devices.devices)
 app.command("make-model")(make_model.make)
 app.command("profile")(profile.profile)
+app.command("tune")(tune.tune_command)
 app.command("plan")(plan.plan)
 app.command("run")(run.run)
 app.command("chat")(chat.chat)

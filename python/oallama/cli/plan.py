@@ -78,6 +78,13 @@ def plan(
     streams: Annotated[
         bool, typer.Option("--streams/--no-streams", help="Whether weights may be streamed to the accelerator.")
     ] = True,
+    repack: Annotated[
+        bool,
+        typer.Option(
+            "--repack/--no-repack",
+            help="Whether weights on the CPU may be repacked for faster kernels, which round differently.",
+        ),
+    ] = True,
     paper: Annotated[bool, typer.Option("--paper", help="OATO literally as published.")] = False,
     fraction: Annotated[float | None, typer.Option(help="Share of the memory that weights may take.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan (JSON) to this file.")] = None,
@@ -106,6 +113,7 @@ def plan(
         all_logits=all_logits,
         recheck=recheck,
         streams=streams,
+        repack=repack,
     )
     with progress_bar("profiling") as report:
         found = autoplan.candidates(model, graph, vram, wanted, choices, report)

@@ -33,6 +33,7 @@ class Predictor:
         uploaded = (ids > 0) & (lives == 0)
         streamed = np.zeros(len(ids), dtype=bool)
         streamed[block.target] = placement.streamed(graph.target[block.target], at.tokens[block.target])
+        realised = self.costs.realised(placement)[graph.target[block.target]]
         caches = (placement.layers == 0)[None, :] if placement.stream_caches else None
         return block.seconds(
             self.costs,
@@ -42,6 +43,7 @@ class Predictor:
             None,
             streamed=streamed[None, :] if streamed.any() else None,
             stream_caches=caches,
+            host=at.host[realised, block.target],
         )
 
     def _block(self, n_tokens: int, logits: bool, decode: bool) -> Block:

@@ -37,7 +37,8 @@ class Placement:
 
     `upload` and `small_upload` mark host weights that may be uploaded for large batches. stream: per target, tokens
     from which it is streamed when it lives on the host, 0 for never; None: none is. stream_caches: attention over
-    caches on the host runs on the first accelerator.
+    caches on the host runs on the first accelerator. realisation: per target, its position in REALISATIONS, should it
+    live on the host; None: as the cost model chose.
     """
 
     targets: Ids
@@ -47,6 +48,7 @@ class Placement:
     layers: Ids
     stream: Ints | None = None
     stream_caches: bool = False
+    realisation: Ids | None = None
 
     def streamed(self, targets: Ints, tokens: Ints | int) -> Mask:
         """Which of these targets (positions) are streamed at so many tokens."""
