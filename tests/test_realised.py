@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from hand_plan import hand_plan
+from made_profile import made_profile
 from oallama import Llama, autoplan, engine
 from oallama.errors import OallamaError
 from oallama.plan import HOST, PlacementPlan
-from oallama.profiling import profiler
 
 TOKENS = [int(t) for t in np.random.default_rng(5).integers(300, 1000, size=40)]
 
@@ -79,18 +79,23 @@ def test_a_type_without_a_faster_layout_is_refused(tiny: Callable[..., Path]) ->
         Llama(str(tiny("llama", "F16")), plan=replace(plan, tensors={**plan.tensors, name: tensor}), verbose=False)
 
 
-def test_a_plan_of_this_machine_realises_and_counts(
-    tiny: Callable[..., Path], rpc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(profiler, "_MAX_SECONDS", 0.01)
-    monkeypatch.setattr(profiler, "_MAX_COLD_BYTES", 1 << 20)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    path, settings = tiny("llama", "Q4_0"), engine.Settings(n_ctx=256)
-    plan = autoplan.plan_model(path, "50%", settings, autoplan.Choices(device=rpc.devices[0], planner="exact"))
-    on_host = [t for t in plan.tensors.values() if t.device == HOST and t.type == "q4_0" and t.realisation]
-    assert {t.realisation for t in on_host} <= {"plain", "repacked"} and on_host
-    llm = Llama(str(path), plan=plan, verbose=False)
-    assert llm.placement()[HOST].measured.weights == plan.predicted.devices[HOST].weights
+def test_a_plan_realises_counts_and_loads(tiny: Callable[..., Path], rpc) -> None:
+    path, settings = tiny("llama", "Q4_0"), engine.Settings(n_ctx=256, n_threads=2)
+    made = made_profile(path, rpc.devices[0], settings)
+    host = [e for e in made.operators if (e.device, e.type) == (HOST, "q4_0")]
+    profile = replace(
+        made,
+        operators=(
+            *(e for e in made.operators if e not in host),
+            *(replace(e, realisation="plain") for e in host),
+            *(replace(e, realisation="repacked", median_s=e.median_s / 2) for e in host),
+        ),
+    )
+    choices = autoplan.Choices(device=rpc.devices[0], planner="exact", profile=profile)
+    plan = autoplan.plan_model(path, "50%", settings, choices)
+    matrices = {name: t for name, t in plan.tensors.items() if t.type == "q4_0" and name != "token_embd.weight"}
+    assert {t.realisation for t in matrices.values() if t.device == HOST} == {"repacked"}
+    llm = Llama(str(path), plan=plan, verbose=False, n_threads=2, use_mmap=False)
+    assert llm.placement()[HOST].measured.weights == plan.predicted.devices[HOST].weights >= plan.repacked_nbytes > 0
     llm.close()
-    choices = autoplan.Choices(device=rpc.devices[0], planner="exact", repack=False)
-    assert autoplan.plan_model(path, "50%", settings, choices).repacked_nbytes == 0
+    assert autoplan.plan_model(path, "50%", settings, replace(choices, repack=False)).repacked_nbytes == 0
