@@ -50,7 +50,7 @@ def operators(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     core, threads = engine.core(), args.threads
     bench = core.OpBench(HOST, threads, True, cold_bytes(engine.device(HOST)))
     k, m = args.shape
-    for kind in TYPES:
+    for kind in args.weights:
         ways = BOTH if core.repacks(HOST, kind, k, m, 0) else BOTH[:1]
         for n in TOKENS:
             samples: dict[str, list[float]] = {way: [] for way in ways}
@@ -141,6 +141,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("operators", "plans"))
     parser.add_argument("--shape", type=lambda text: tuple(map(int, text.split("x"))), default=(4096, 4096))
+    parser.add_argument("--weights", type=lambda text: text.split(","), default=TYPES)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--threads", type=int, default=len(cpu_set()))
     parser.add_argument("--device", default="RPC0", help="RPC0 starts a loopback server of one thread")

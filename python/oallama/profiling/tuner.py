@@ -14,7 +14,7 @@ from oallama.profiling.fingerprint import cpu_set, fingerprint
 from oallama.profiling.profiler import cache_dir, cold_bytes
 from oallama.profiling.tuning import KINDS, Crossover, Point, Tuning, find_tuning, mmvq_limits
 
-SHAPE = (4096, 4096)
+SHAPE = (4096, 2048)
 # Decode, a few sequences, around llama.cpp's own rules at 32, a full micro-batch.
 TOKENS = (1, 2, 3, 4, 8, 16, 32, 64, 128, 512)
 TYPES = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K", "iq4_nl", "mxfp4")
