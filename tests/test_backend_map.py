@@ -58,11 +58,28 @@ def test_a_complete_table_loads(arch: str, tiny: Callable[..., Path]) -> None:
         ("tensor blk.0.attn_q.weight CPU host", "slots 1", "expected 'slots <number>', 2 to 64"),
         ("tensor blk.0.attn_q.weight CPU host", "caches resident", "expected 'caches stream'"),
         ("tensor blk.0.attn_q.weight CPU host", "tensor blk.0.attn_q.weight CPU host 32", "resident|host|upload"),
+        ("tensor blk.0.attn_q.weight CPU host", "tensor blk.0.attn_q.weight CPU host packed", "[plain|repacked]"),
+        ("tensor blk.0.attn_q.weight CPU host", "tensor blk.0.attn_q.weight CPU host plain plain", "[plain|repacked]"),
+        (
+            "tensor blk.0.attn_q.weight CPU host",
+            "tensor blk.0.attn_q.weight CPU upload repacked",
+            "may be uploaded, so it is plain",
+        ),
+        (
+            "tensor blk.0.attn_q.weight CPU host",
+            "tensor blk.0.attn_q.weight CPU resident plain",
+            "a resident weight has no realisation",
+        ),
+        (
+            "tensor blk.0.attn_q.weight CPU host",
+            "tensor blk.0.attn_q.weight CPU host repacked",  # an F16 matrix
+            "'blk.0.attn_q.weight' cannot be repacked",
+        ),
         (HEADER.strip(), "# oallama backend map v9", "line 1: expected '# oallama backend map v1'"),
     ],
 )
 def test_a_wrong_table_is_refused_naming_the_place(old: str, new: str, message: str, tiny: Callable[..., Path]) -> None:
-    path = tiny("llama")
+    path = tiny("llama", "F16")
     table = table_for(path)
     assert table.count(old + "\n") == 1
     with pytest.raises(OallamaError) as error:
@@ -71,6 +88,41 @@ def test_a_wrong_table_is_refused_naming_the_place(old: str, new: str, message: 
     assert "\n" not in str(error.value)
     # The refusal leaves nothing behind: the next load is upstream's.
     assert engine.dry_run(path, engine.Settings(n_ctx=64, devices=()))
+
+
+def test_a_realisation_is_obeyed_and_counted(tiny: Callable[..., Path], rpc) -> None:
+    """Beside any accelerator; without a word it is llama.cpp's own choice."""
+    path = tiny("llama", "Q4_0")
+    matrices = {op.weight for op in autoplan.read_graph(path, engine.Settings(n_ctx=64)).targets(1)}
+    if not engine.core().repacks("CPU", "q4_0", 256, 256, 0):
+        pytest.skip("this CPU does not repack q4_0")
+
+    def loaded(realisation: str, devices: tuple[str, ...]) -> dict[str, int]:
+        """Bytes of weights by buffer type."""
+
+        def change(line: str) -> str:
+            kind, name, *_ = line.split()
+            return f"{line} {realisation}".strip() if kind == "tensor" and name in q4 else line
+
+        params = engine.make_params(engine.Settings(n_ctx=64, devices=devices))
+        with engine.backend_map(table_for(path, change=change)):
+            buffers = engine.core().memory_dry_run(str(path), *params.addresses)
+        return {b["buffer_type"]: b["weights"] for b in buffers if b["weights"]}
+
+    graph = autoplan.read_graph(path, engine.Settings(n_ctx=64))
+    q4 = {t.name for t in graph.tensors if t.type == "q4_0" and t.name in matrices}
+    nbytes = sum(t.nbytes for t in graph.tensors if t.name in q4)
+    for devices in ((), (rpc.devices[0],)):
+        repacked, plain = loaded("repacked", devices), loaded("plain", devices)
+        assert repacked["CPU_REPACK"] >= nbytes > 0
+        assert "CPU_REPACK" not in plain and sum(plain.values()) == sum(repacked.values())
+        assert loaded("", devices) == repacked  # neither device has host memory of its own
+
+    settings = engine.Settings(n_ctx=64, devices=(), use_extra_bufts=False)
+    name = sorted(q4)[0]
+    table = table_for(path).replace(f"tensor {name} CPU host", f"tensor {name} CPU host repacked")
+    with pytest.raises(OallamaError, match=f"'{name}' is to be repacked, and this load has no buffer type for that"):
+        engine.dry_run(path, settings, table)
 
 
 def test_kv_stays_on_the_device_of_its_layer(tiny: Callable[..., Path], rpc) -> None:

@@ -76,7 +76,8 @@ def test_experts_are_measured_as_experts() -> None:
     entry = OperatorTime("CPU", "MUL_MAT_ID", "q4_0", (64, 32, 8), 2, 1, 0.5)
     probe = FakeProbe(lambda device, a: 0.5)
     check_drift(a_profile(entry), ["CPU"], 1, make_probe=probe)
-    assert probe.asked[0][-1] == {"type": "q4_0", "k": 64, "m": 32, "n_tokens": 1, "n_expert": 8, "n_used": 2}
+    asked = {"type": "q4_0", "k": 64, "m": 32, "n_tokens": 1, "n_expert": 8, "n_used": 2, "realisation": ""}
+    assert probe.asked[0][-1] == asked
 
 
 def test_tasks_are_the_profilers(tiny: Callable[..., Path]) -> None:

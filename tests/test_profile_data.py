@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given
@@ -43,6 +43,40 @@ def test_measured_and_interpolated():
     assert p.op_time("CPU", "MUL_MAT", "f16", (64, 128), 1) == (1e-3, "measured")
     between = p.op_time("CPU", "MUL_MAT", "f16", (64, 128, 1, 1), 10)
     assert between.source == "interpolated" and between.seconds == pytest.approx(1e-2)
+
+
+def test_realisations_are_told_apart():
+    plain, repacked = (
+        (replace(op(1, 2.0), realisation="plain"), replace(op(32, 4.0), realisation="plain")),
+        (replace(op(1, 1.0), realisation="repacked"), replace(op(32, 8.0), realisation="repacked")),
+    )
+    key = ("CPU", "MUL_MAT", "f16", (64, 128))
+    p = make(operators=plain + repacked)
+    assert p.realisations(*key) == ("plain", "repacked")
+    assert [p.op_time(*key, 1, realisation=r).seconds for r in ("plain", "repacked")] == [2.0, 1.0]
+    assert p.op_time(*key, 32, realisation="plain") == (4.0, "measured")
+    assert p.op_time(*key, 32).seconds == 8.0  # llama.cpp's own: repacked where it can
+    other = ("CPU", "MUL_MAT", "f16", (64, 256))
+    assert p.realisations(*other) == ()
+    assert p.op_time(*other, 1, realisation="plain").seconds == pytest.approx(4.0)
+    # Each has curves of its own, however few points.
+    assert make(operators=(*plain, repacked[0])).op_time(*key, 32).source == "scaled"
+
+
+def test_an_older_profile_has_one_realisation(tmp_path):
+    made = make(operators=(op(1, 1.0),))
+    content = asdict(made)
+    del content["operators"][0]["realisation"]
+    (tmp_path / "old.json").write_text(json.dumps(content))
+    older = Profile.load(tmp_path / "old.json")
+    assert older == made
+    key = ("CPU", "MUL_MAT", "f16", (64, 128))
+    assert older.realisations(*key) == ()
+    assert {older.op_time(*key, 1, realisation=r).seconds for r in ("", "plain", "repacked")} == {1.0}
+    content["operators"][0]["realisation"] = "packed"
+    (tmp_path / "wrong.json").write_text(json.dumps(content))
+    with pytest.raises(OallamaError, match="realisation is 'packed', expected nothing or plain or repacked"):
+        Profile.load(tmp_path / "wrong.json")
 
 
 def test_beyond_measured_tokens_is_scaled():

@@ -20,4 +20,5 @@ void register_op_timer(py::module_ & m);
 void register_probes(py::module_ & m);
 void register_streams(py::module_ & m);
 void register_trace(py::module_ & m);
+void register_tuned_limits(py::module_ & m);
 void register_weave(py::module_ & m);

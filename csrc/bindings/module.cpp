@@ -17,5 +17,6 @@ PYBIND11_MODULE(_core, m) {
     register_probes(m);
     register_streams(m);
     register_trace(m);
+    register_tuned_limits(m);
     register_weave(m);
 }

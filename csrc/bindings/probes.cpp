@@ -29,11 +29,12 @@ void register_op_bench(py::module_ & m) {
         .def(
             "mul_mat",
             [](oa_op_bench & self, const std::string & type, int64_t k, int64_t m_rows, int64_t n_tokens,
-               int64_t n_expert, int64_t n_used, double max_s) {
-                return timed([&] { return self.mul_mat({ type, k, m_rows, n_expert, n_used, n_tokens }, max_s); });
+               int64_t n_expert, int64_t n_used, double max_s, const std::string & realisation) {
+                const oa_mul_mat_spec spec{ type, k, m_rows, n_expert, n_used, n_tokens, realisation };
+                return timed([&] { return self.mul_mat(spec, max_s); });
             },
             py::arg("type"), py::arg("k"), py::arg("m"), py::arg("n_tokens"), py::arg("n_expert"), py::arg("n_used"),
-            py::arg("max_s"))
+            py::arg("max_s"), py::arg("realisation") = "")
         .def(
             "attention",
             [](oa_op_bench & self, const std::string & type_k, const std::string & type_v, int64_t head_dim_k,
@@ -75,6 +76,13 @@ py::list link_bench(const std::string & device, const std::vector<size_t> & size
 
 void register_probes(py::module_ & m) {
     register_op_bench(m);
+    m.def(
+        "repacks",
+        [](const std::string & device, const std::string & type, int64_t k, int64_t m_rows, int64_t n_expert) {
+            return oa_repacks(device, { type, k, m_rows, n_expert, n_expert > 0 ? 1 : 0 });
+        },
+        py::arg("device"), py::arg("type"), py::arg("k"), py::arg("m"), py::arg("n_expert"),
+        "Whether a buffer type of the device repacks a weight of this type and shape (n_expert 0: dense).");
     m.def("link_bench", &link_bench, py::arg("device"), py::arg("sizes"),
           "Transfer times between host and device for every size in bytes, both directions.");
     m.def("switch_bench", &oa_switch_bench, py::arg("device"), py::arg("n_threads"),

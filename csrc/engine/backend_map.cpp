@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <set>
@@ -27,6 +28,7 @@ struct tensor_entry {
     std::string device;
     bool        host;        // computed on the CPU, never uploaded
     int         stream_from; // tokens from which it is streamed; 0: never
+    std::string realisation; // "plain", "repacked"; empty: llama.cpp's own choice
 };
 
 struct segment_entry {
@@ -49,6 +51,8 @@ struct load_state {
     std::shared_ptr<const backend_map> map;
     int                                n_layer = -1;
     std::set<std::string>              seen, divided;
+    std::string                        weight;         // asked for last
+    std::string                        realisation;    // of it
     size_t                             repackable = 0; // bytes of host memory that repacked weights may still take
 };
 
@@ -95,14 +99,20 @@ std::shared_ptr<const backend_map> parse(const std::string & table) {
             }
         } else if (kind == "tensor") {
             fields >> mode;
-            const bool known = mode == "resident" || mode == "host" || mode == "upload";
+            std::string realisation;
+            const bool  known = mode == "resident" || mode == "host" || mode == "upload";
             if (mode == "stream" && !(fields >> from && from >= 1)) {
                 throw bad("expected 'stream <tokens>', 1 or more");
             }
-            if (device.empty() || (!known && mode != "stream") || fields >> rest) {
-                throw bad("expected 'tensor <name> <device> resident|host|upload|stream <tokens>'");
+            fields >> realisation;
+            const bool fits = realisation.empty() || realisation == "plain" || realisation == "repacked";
+            if (device.empty() || (!known && mode != "stream") || !fits || fields >> rest) {
+                throw bad("expected 'tensor <name> <device> resident|host|upload|stream <tokens> [plain|repacked]'");
             }
-            if (!map->tensors.emplace(name, tensor_entry{ device, mode == "host", from }).second) {
+            if (!realisation.empty() && mode == "resident") {
+                throw bad("a resident weight has no realisation");
+            }
+            if (!map->tensors.emplace(name, tensor_entry{ device, mode == "host", from, realisation }).second) {
                 throw bad("tensor listed twice");
             }
         } else if (kind == "segment") {
@@ -136,6 +146,12 @@ std::shared_ptr<const backend_map> parse(const std::string & table) {
     }
     if (number == 0) {
         throw std::invalid_argument("backend map: empty table");
+    }
+    for (const auto & [name, tensor] : map->tensors) {
+        const bool uploads = !tensor.host && tensor.stream_from == 0;
+        if (uploads && tensor.realisation == "repacked" && map->segments.count(name) == 0) {
+            throw std::invalid_argument("backend map: '" + name + "' may be uploaded, so it is plain");
+        }
     }
     for (const auto & [name, segment] : map->segments) {
         if (map->tensors.count(name) == 0) {
@@ -233,10 +249,26 @@ ggml_backend_dev_t oa_backend_map_tensor(const std::string & name, bool tied, in
     const std::string key = tied ? tied_output : name;
     t_load.seen.insert(key);
     const tensor_entry & entry = find_tensor(key);
+    t_load.weight              = key;
+    t_load.realisation         = entry.realisation;
     if (entry.stream_from && ggml_backend_dev_type(find_device(entry.device)) != GGML_BACKEND_DEVICE_TYPE_CPU) {
         fail("'" + key + "' is streamed from '" + entry.device + "'; streamed weights live on the CPU");
     }
     return copy_of >= 0 ? oa_backend_map_layer(copy_of, t_load.n_layer) : find_device(entry.device);
+}
+
+oa_buft_list oa_backend_map_realised(const oa_buft_list & list) {
+    if (t_load.realisation.empty()) {
+        return list;
+    }
+    oa_buft_list kept;
+    std::copy_if(list.begin(), list.end(), std::back_inserter(kept), [](const auto & entry) {
+        return ggml_backend_buft_is_host(entry.second) == (t_load.realisation == "plain");
+    });
+    if (kept.empty()) {
+        fail("'" + t_load.weight + "' is to be repacked, and this load has no buffer type for that");
+    }
+    return kept;
 }
 
 ggml_backend_buffer_type_t oa_backend_map_host_buft(ggml_backend_buffer_type_t buft, const ggml_tensor * weight,
@@ -276,13 +308,13 @@ oa_segment oa_backend_map_segment(const ggml_tensor * weight, bool tied) {
 
 bool oa_backend_map_part(ggml_backend_buffer_type_t buft, const ggml_tensor * weight, const ggml_tensor * part,
                          ggml_backend_dev_t dev, bool mapped) {
-    oa_backend_map_require(buft != nullptr, weight->name, dev ? dev : find_device("CPU"));
     if (dev) {
+        oa_backend_map_require(buft != nullptr, weight->name, dev);
         return true;
     }
     // Beside a weight that is read from the file into memory a copy of its part would be memory twice.
     const size_t nbytes = ggml_nbytes(part);
-    if (ggml_backend_buft_is_host(buft) || !mapped || nbytes > t_load.repackable) {
+    if (!buft || ggml_backend_buft_is_host(buft) || !mapped || nbytes > t_load.repackable) {
         return false;
     }
     t_load.repackable -= nbytes;
@@ -335,6 +367,9 @@ void oa_backend_map_mark_cache(const ggml_tensor * embedding, ggml_backend_buffe
 }
 
 void oa_backend_map_require(bool ok, const std::string & what, ggml_backend_dev_t dev) {
+    if (!ok && !t_load.realisation.empty()) {
+        fail("'" + what + "' cannot be repacked: the CPU has no faster layout for its type, shape or operator");
+    }
     if (!ok) {
         fail("device '" + std::string(ggml_backend_dev_name(dev)) + "' cannot take " + what +
              " (it is not among the model's devices or does not support the operator)");

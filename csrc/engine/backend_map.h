@@ -9,6 +9,11 @@
 #include "segments.h"
 
 #include <string>
+#include <utility>
+#include <vector>
+
+// As llama.cpp's buft_list_t: where a weight may lie, the preferred first.
+using oa_buft_list = std::vector<std::pair<ggml_backend_dev_t, ggml_backend_buffer_type_t>>;
 
 // Parses and keeps `table` for the model loads of this thread. Throws std::invalid_argument naming the bad line.
 LLAMA_API void oa_backend_map_set(const std::string & table);
@@ -32,6 +37,10 @@ ggml_backend_dev_t oa_backend_map_layer(int il, int n_layer);
 // `copy_of` >= 0: each layer reads a copy of its own (rope factors), which follows that layer instead of the table; on
 // the other device it would make the scheduler split the graph at every layer.
 ggml_backend_dev_t oa_backend_map_tensor(const std::string & name, bool tied, int copy_of);
+
+// Those of the CPU's buffer types `list` that are the realisation of the weight asked for last: plain ones, which
+// everybody can read, or repacked ones; all without a word in the table.
+oa_buft_list oa_backend_map_realised(const oa_buft_list & list);
 
 // The buffer type of a weight whose home is the CPU: `buft`, or plain memory, which stays in the mapped file, once the
 // repacked weights of this load would take more than the host has. Without a file mapping (`mapped`) it is `buft`.

@@ -10,4 +10,5 @@ set(OALLAMA_BASE_SOURCES
     ${OALLAMA_CSRC}/engine/stream_reader.cpp
     ${OALLAMA_CSRC}/engine/stream_source.cpp
     ${OALLAMA_CSRC}/engine/trace.cpp
+    ${OALLAMA_CSRC}/engine/tuned_limits.cpp
     ${OALLAMA_CSRC}/engine/weight_stream.cpp)

@@ -18,6 +18,7 @@ constexpr double graph_s          = 0.03; // a graph this long makes launch and 
 constexpr double longest_graph_s  = 0.2;  // even if that leaves some copies warm
 constexpr double min_measured_s   = 0.1;
 constexpr int    min_runs         = 5;
+constexpr auto   repacked         = "repacked";
 
 ggml_type parse_type(const std::string & name) {
     for (int i = 0; i < GGML_TYPE_COUNT; ++i) {
@@ -112,6 +113,24 @@ ggml_tensor * heads_of(ggml_context * ctx, ggml_tensor * cache, int64_t head_dim
     return ggml_permute(ctx, rows, 0, 2, 1, 3);
 }
 
+ggml_tensor * new_weight(ggml_context * ctx, const oa_mul_mat_spec & spec) {
+    const ggml_type type = parse_type(spec.type);
+    return spec.n_expert > 0 ? ggml_new_tensor_3d(ctx, type, spec.k, spec.m, spec.n_expert) :
+                               ggml_new_tensor_2d(ctx, type, spec.k, spec.m);
+}
+
+ggml_tensor * new_input(ggml_context * ctx, const oa_mul_mat_spec & spec) {
+    return spec.n_expert > 0 ? ggml_new_tensor_3d(ctx, GGML_TYPE_F32, spec.k, 1, spec.n_tokens) :
+                               ggml_new_tensor_2d(ctx, GGML_TYPE_F32, spec.k, spec.n_tokens);
+}
+
+ggml_tensor * new_mul_mat(ggml_context * ctx, const oa_mul_mat_spec & spec, ggml_tensor * weight, ggml_tensor * input) {
+    if (spec.n_expert == 0) {
+        return ggml_mul_mat(ctx, weight, input);
+    }
+    return ggml_mul_mat_id(ctx, weight, input, ggml_new_tensor_2d(ctx, GGML_TYPE_I32, spec.n_used, spec.n_tokens));
+}
+
 int copies_needed(size_t cold_bytes, size_t nbytes) {
     return int(std::clamp<size_t>((cold_bytes + nbytes - 1) / nbytes, 1, max_repeats));
 }
@@ -122,6 +141,14 @@ int most_repeats(size_t output_bytes) {
 }
 
 } // namespace
+
+bool oa_repacks(const std::string & device, const oa_mul_mat_spec & spec) {
+    ggml_backend_dev_t     dev    = oa_require_device(device);
+    const ggml_context_ptr ctx    = make_context(8);
+    ggml_tensor *          weight = new_weight(ctx.get(), spec);
+    ggml_tensor *          op     = new_mul_mat(ctx.get(), spec, weight, new_input(ctx.get(), spec));
+    return oa_weight_buffer_type(dev, weight, op, true) != ggml_backend_dev_buffer_type(dev);
+}
 
 oa_op_bench::oa_op_bench(const std::string & device, int n_threads, bool use_extra_bufts, size_t cold_bytes) :
     device_(oa_require_device(device)), backend_(oa_make_backend(device_, n_threads)),
@@ -183,23 +210,18 @@ oa_timing oa_op_bench::mul_mat(const oa_mul_mat_spec & spec, double max_s) {
     const ggml_context_ptr     weights_ctx = make_context(n_copies);
     std::vector<ggml_tensor *> weights;
     for (int i = 0; i < n_copies; ++i) {
-        weights.push_back(moe ? ggml_new_tensor_3d(weights_ctx.get(), type, spec.k, spec.m, n_exp) :
-                                ggml_new_tensor_2d(weights_ctx.get(), type, spec.k, spec.m));
+        weights.push_back(new_weight(weights_ctx.get(), spec));
     }
-    const auto new_input = [&](ggml_context * ctx) {
-        return moe ? ggml_new_tensor_3d(ctx, GGML_TYPE_F32, spec.k, 1, spec.n_tokens) :
-                     ggml_new_tensor_2d(ctx, GGML_TYPE_F32, spec.k, spec.n_tokens);
-    };
-    const auto new_op = [&](ggml_context * ctx, ggml_tensor * weight, ggml_tensor * input) {
-        return moe ? ggml_mul_mat_id(ctx, weight, input,
-                                     ggml_new_tensor_2d(ctx, GGML_TYPE_I32, spec.n_used, spec.n_tokens)) :
-                     ggml_mul_mat(ctx, weight, input);
-    };
     const ggml_context_ptr probe_ctx = make_context(8);
-    ggml_tensor *          probe     = new_op(probe_ctx.get(), weights[0], new_input(probe_ctx.get()));
+    ggml_tensor *          probe     = new_mul_mat(probe_ctx.get(), spec, weights[0], new_input(probe_ctx.get(), spec));
     require_support(probe);
-    const auto buft = oa_weight_buffer_type(device_, weights[0], probe, use_extra_bufts_);
-    buffer_type_    = ggml_backend_buft_name(buft);
+    const bool extra = spec.realisation.empty() ? use_extra_bufts_ : spec.realisation == repacked;
+    const auto buft  = oa_weight_buffer_type(device_, weights[0], probe, extra);
+    buffer_type_     = ggml_backend_buft_name(buft);
+    if (spec.realisation == repacked && buft == ggml_backend_dev_buffer_type(device_)) {
+        throw std::runtime_error(std::string(ggml_backend_dev_name(device_)) + " does not repack " + spec.type +
+                                 " of " + std::to_string(spec.k) + "x" + std::to_string(spec.m));
+    }
 
     const ggml_backend_buffer_ptr weights_buffer = allocate(weights_ctx.get(), buft);
     ggml_backend_buffer_set_usage(weights_buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
@@ -212,11 +234,11 @@ oa_timing oa_op_bench::mul_mat(const oa_mul_mat_spec & spec, double max_s) {
     const auto          build = [&](int n_ops) {
         auto                                       ctx = make_context(8 * n_ops + 16);
         ggml_cgraph *                              graph = ggml_new_graph_custom(ctx.get(), 4 * n_ops + 8, false);
-        ggml_tensor *                              input = new_input(ctx.get());
+        ggml_tensor *                              input = new_input(ctx.get(), spec);
         std::vector<std::pair<int, ggml_tensor *>> choices; // of which copy
         for (int i = 0; i < n_ops; ++i) {
             const int     copy = next++ % n_copies;
-            ggml_tensor * op   = new_op(ctx.get(), weights[copy], input);
+            ggml_tensor * op   = new_mul_mat(ctx.get(), spec, weights[copy], input);
             choices.emplace_back(copy, op->src[2]);
             ggml_build_forward_expand(graph, op);
         }

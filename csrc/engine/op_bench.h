@@ -14,6 +14,7 @@ struct oa_mul_mat_spec {
     int64_t     n_expert = 0; // 0: MUL_MAT, else MUL_MAT_ID
     int64_t     n_used   = 0; // experts per token
     int64_t     n_tokens = 1;
+    std::string realisation; // "plain", "repacked"; empty: what llama.cpp takes on a machine without accelerators
 };
 
 struct oa_attention_spec {
@@ -28,13 +29,17 @@ struct oa_attention_spec {
     bool        flash      = true; // where the device supports it, as in llama.cpp
 };
 
+// Whether a buffer type of `device` repacks such a weight for its operator. Throws std::invalid_argument for an unknown
+// device or type.
+bool oa_repacks(const std::string & device, const oa_mul_mat_spec & spec);
+
 class oa_op_bench {
   public:
     // `cold_bytes`: size the rotating copies must exceed together (twice the last-level cache is a good choice).
     oa_op_bench(const std::string & device, int n_threads, bool use_extra_bufts, size_t cold_bytes);
 
-    // Throws std::invalid_argument for an unknown type and std::runtime_error if the device lacks the operator or
-    // memory.
+    // Throws std::invalid_argument for an unknown type and std::runtime_error if the device lacks the operator, memory
+    // or the realisation.
     oa_timing mul_mat(const oa_mul_mat_spec & spec, double max_s);
     oa_timing attention(const oa_attention_spec & spec, double max_s);
 

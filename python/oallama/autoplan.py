@@ -35,6 +35,8 @@ from oallama.profiling.drift import check_drift, describe_drift
 from oallama.profiling.fingerprint import cpu_set, fingerprint
 from oallama.profiling.profile import REMEDY, Profile
 from oallama.profiling.profiler import profile_machine
+from oallama.profiling.tuner import tuned
+from oallama.profiling.tuning import Crossover
 from oallama.profiling.workload import UNFUSED_V_TYPES
 
 # Token counts measured: decode, the smallest batch that is worth uploading weights for, a full micro-batch.
@@ -67,6 +69,8 @@ class Choices:
         all_logits: logits of all rows may be wanted (embeddings, drafts, perplexity), not only of each sequence's last.
         streams: whether weights may be streamed (docs/streaming.md).
         offline_arenas: whether our own plans have their compute buffers laid out offline (docs/tensors.md).
+        repack: whether weights on the host may be repacked for faster kernels, which round differently. False: all are
+            plain, so that a matrix gives the same bits on every CPU device.
         reserve: bytes per device that others hold out of the same budget, a draft model planned before for example:
             `{name: memory.total for name, memory in draft.predicted.devices.items()}`. They are taken off budgets in
             bytes and "auto"; what is loaded already is not free, so "auto" knows of it. A share of the weights stays.
@@ -84,6 +88,7 @@ class Choices:
     all_logits: bool = False
     streams: bool = True
     offline_arenas: bool = False
+    repack: bool = True
     reserve: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -240,6 +245,8 @@ def candidates(
         free_ubatch=not choices.fixed_ubatch,
         streams=choices.streams,
         offline_arenas=choices.offline_arenas,
+        repack=choices.repack and settings.use_extra_bufts,
+        crossovers={} if choices.elsewhere else _crossovers(settings.n_threads),
         fit=(lambda: here.fit(limits)) if all(limits.values()) else None,
         paper=choices.paper,
         fraction=choices.fraction,
@@ -255,6 +262,11 @@ def read_arenas(path: PathOrText, plan: PlacementPlan, settings: Settings, choic
         elsewhere = load_profile(choices.profile, settings.n_threads, elsewhere=True)
     accelerators = tuple(name for name in plan.devices if name != HOST)
     return Here(path, settings, accelerators, elsewhere).arenas(plan)
+
+
+def _crossovers(n_threads: int) -> dict[str, Crossover]:
+    table = tuned(HOST, n_threads)
+    return table.of("repack") if table else {}
 
 
 def default_workload(n_ctx: int) -> Workload:

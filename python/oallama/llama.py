@@ -23,6 +23,7 @@ from oallama.plan import HOST, PlacementPlan
 from oallama.planning.budget import format_bytes
 from oallama.profiling.fingerprint import cpu_set
 from oallama.profiling.profile import Profile
+from oallama.profiling.tuner import apply_tuned
 
 _SIGNATURE = inspect.signature(UPSTREAM.__init__)
 _PLAN_DECIDES = ("n_gpu_layers", "split_mode", "main_gpu", "tensor_split", "vocab_only", "offload_kqv", "op_offload")
@@ -80,6 +81,7 @@ class Llama(PlacedLlama):
                 )
             _check_host_memory(self.plan, kwargs)
             planned = self.plan.context
+            apply_tuned(self.plan.devices)
             with engine.backend_map(self.plan.to_backend_map()):
                 super().__init__(
                     model_path,

@@ -38,6 +38,9 @@ class Segment:
     Modes: "resident" is computed on the device that holds it, "host" is computed on the CPU, "upload" lives on the CPU
     and is uploaded for large batches, "stream" lives on the CPU and is copied to the first accelerator ahead of its
     operator for batches of `stream_from` tokens and more (0 for all other modes).
+
+    realisation, of a weight on the CPU: "plain", as in the file, "repacked" for the CPU's faster kernels (in memory of
+    its own; streams are copied from the file), or "" for llama.cpp's own choice.
     """
 
     device: str
@@ -45,6 +48,7 @@ class Segment:
     rows: tuple[int, int] | None
     nbytes: int
     stream_from: int = 0
+    realisation: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,9 +71,10 @@ class TensorPlacement:
         mode: Mode,
         affinity: float | None = None,
         stream_from: int = 0,
+        realisation: str = "",
     ) -> TensorPlacement:
         """A tensor in one piece."""
-        return cls(type, nbytes, (Segment(device, mode, None, nbytes, stream_from),), affinity)
+        return cls(type, nbytes, (Segment(device, mode, None, nbytes, stream_from, realisation),), affinity)
 
     @classmethod
     def divided(cls, whole: TensorPlacement, device: str, count: int, width: int) -> TensorPlacement:
@@ -96,6 +101,11 @@ class TensorPlacement:
     def stream_from(self) -> int:
         """Tokens from which the first segment is streamed; 0 when it never is."""
         return self.segments[0].stream_from
+
+    @property
+    def realisation(self) -> str:
+        """Realisation of the first segment."""
+        return self.segments[0].realisation
 
 
 @dataclass(frozen=True)
@@ -172,6 +182,11 @@ class PlacementPlan:
     offline_arenas: bool = False
     measured: Mapping[str, Any] | None = None
     schema: str = field(default=SCHEMA)
+
+    @property
+    def repacked_nbytes(self) -> int:
+        """Bytes of weights that lie repacked on the host: memory of their own, beside a mapped file."""
+        return sum(s.nbytes for t in self.tensors.values() for s in t.segments if s.realisation == "repacked")
 
     # ---- identity -------------------------------------------------------------------------------------------------
 
@@ -332,6 +347,7 @@ def _tensor(content: Mapping[str, Any]) -> TensorPlacement:
             None if s["rows"] is None else (s["rows"][0], s["rows"][1]),
             s["nbytes"],
             s.get("stream_from", 0),
+            s.get("realisation", ""),
         )
         for s in content["segments"]
     )
@@ -348,7 +364,8 @@ def _home_of(segment: Segment) -> str:
     if segment.mode == "resident":
         return segment.device
     tokens = f" from {segment.stream_from} tokens" if segment.mode == "stream" else ""
-    return f"{segment.device} ({segment.mode}{tokens})"
+    realisation = f", {segment.realisation}" if segment.realisation else ""
+    return f"{segment.device} ({segment.mode}{tokens}{realisation})"
 
 
 def _short(value: object) -> str:

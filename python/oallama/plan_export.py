@@ -137,7 +137,8 @@ def _default_device(plan: PlacementPlan, name: str) -> str:
 
 
 def _mode(segment: Segment) -> str:
-    return f"stream {segment.stream_from}" if segment.mode == "stream" else segment.mode
+    mode = f"stream {segment.stream_from}" if segment.mode == "stream" else segment.mode
+    return f"{mode} {segment.realisation}".rstrip()
 
 
 def _part(name: str, segment: Segment) -> str:

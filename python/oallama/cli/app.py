@@ -28,6 +28,7 @@ from . import (
     run,
     serve,
     trace,
+    tune,
     weave,
 )
 
@@ -72,6 +73,7 @@ app.command("quantize")(quantize.quantize)
 app.command("quantize search")(quantize_search.search)
 app.command("compare-models")(compare_models.compare_models)
 app.command("profile")(profile.profile)
+app.command("tune")(tune.tune_command)
 app.command("plan")(plan.plan)
 app.command("run")(run.run)
 app.command("chat")(chat.chat)

@@ -85,6 +85,13 @@ def plan(
     memory: Annotated[
         bool, typer.Option("--memory", help="Show what the compute buffers hold and what they need at least.")
     ] = False,
+    repack: Annotated[
+        bool,
+        typer.Option(
+            "--repack/--no-repack",
+            help="Whether weights on the CPU may be repacked for faster kernels, which round differently.",
+        ),
+    ] = True,
     paper: Annotated[bool, typer.Option("--paper", help="OATO literally as published.")] = False,
     fraction: Annotated[float | None, typer.Option(help="Share of the memory that weights may take.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan (JSON) to this file.")] = None,
@@ -114,6 +121,7 @@ def plan(
         recheck=recheck,
         streams=streams,
         offline_arenas=offline_arenas,
+        repack=repack,
     )
     with progress_bar("profiling") as report:
         found = autoplan.candidates(model, graph, vram, wanted, choices, report)

@@ -18,6 +18,7 @@ from oallama.children import run_server
 from oallama.engine import Settings
 from oallama.errors import OallamaError
 from oallama.plan import HOST, PlacementPlan
+from oallama.profiling.tuner import tuned_variable
 from oallama.serve_limits import Limits
 
 from .options import (
@@ -151,4 +152,4 @@ def table_file(plan: PlacementPlan | None) -> Iterator[dict[str, str]]:
     with tempfile.NamedTemporaryFile("w", prefix="oallama-", suffix=".map") as table:
         table.write(plan.to_backend_map())
         table.flush()
-        yield environment | {MAP_VARIABLE: table.name}
+        yield environment | {MAP_VARIABLE: table.name} | tuned_variable(plan.devices)

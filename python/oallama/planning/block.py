@@ -77,6 +77,7 @@ class Block:
         streamed: Mask | None = None,
         price: float | None = None,
         stream_caches: Mask | None = None,
+        host: Floats | None = None,
     ) -> StageSeconds:
         """Seconds for placements (rows).
 
@@ -90,11 +91,14 @@ class Block:
                 that blocks may be added up: `price` (0 to 1) is the weight of "copies take longer" against "all else
                 takes longer"; any gives a lower bound of the whole graph's seconds.
             stream_caches: (placements, layers) attention reads a cache on the host; None: none does.
+            host: seconds on the host of the block's targets; None: the stage's own.
         """
         at, first = self.at, self.first
         own = ids[:, : self.n]
         moved, where = uploaded[:, self.target], own[:, self.target]
         resident = at.seconds[where, first + self.target]
+        if host is not None:
+            resident = np.where(where == 0, host, resident)
         targets = np.where(moved, at.upload[first + self.target], resident).sum(axis=1)
 
         attention = self.attention_seconds(costs, ids, depth)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -17,11 +17,12 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
 from ..plan import HOST, ContextSettings, PlacementPlan, TensorPlacement
-from ..profiling.profile import Profile
+from ..profiling.profile import REALISATIONS, Profile
 from .oato import Anchor, Edge
 from .operators import OUTPUT, AttentionShape, Operator, OperatorGraph
+from .realisation import NONE, PLAIN, Realisations
 from .reduced import Link, reduced_links
-from .stage import OFFLOAD_MIN_TOKENS, STREAMER, Mask, Placement, StageGraph
+from .stage import OFFLOAD_MIN_TOKENS, STREAMER, Ids, Ints, Mask, Placement, StageGraph
 
 Floats = NDArray[np.float64]
 # llama.cpp attends to the cache in multiples of this many positions. The fused form skips those beyond the last token.
@@ -61,7 +62,8 @@ class Workload:
 class StageCosts:
     """Seconds per operator (axis -1) when a stage runs with `n_tokens`; device ids as in stage.py.
 
-    seconds: (devices, operators) of target operators, 0 for others. upload: copying the weight to the uploader and
+    seconds: (devices, operators) of target operators, 0 for others. host: (realisations, operators) of target operators
+    on the host; seconds[0] has the chosen ones. upload: copying the weight to the uploader and
     computing there, infinite where that never happens. stream: copying the weight to the first accelerator, infinite
     without one. move: (from, to, operators) seconds to move the result.
     small_upload: (small weights,) copying one to the uploader. other: (devices,) one small operator.
@@ -71,11 +73,19 @@ class StageCosts:
     n_tokens: int
     tokens: NDArray[np.intp]
     seconds: Floats
+    host: Floats
     upload: Floats
     stream: Floats
     move: Floats
     small_upload: Floats
     other: Floats
+
+    def on_host(self, realised: Ids) -> StageCosts:
+        """The same with the host's seconds for these realisations, per target."""
+        at = self.graph.target >= 0
+        seconds = self.seconds.copy()
+        seconds[0, at] = self.host[realised[self.graph.target[at]], at]
+        return replace(self, seconds=seconds)
 
 
 @dataclass(frozen=True)
@@ -97,7 +107,7 @@ class CostModel:
     """Costs of one model on a machine: the host (device id 0) and its accelerators (1..).
 
     accelerators: names in the profile, none for a machine without one. context: micro-batch size, cache types and
-    attention form the times are for.
+    attention form the times are for. realisations: of weights on the host, should the planner choose them.
 
     `targets` are the weights to place, in execution order; `small` all other weights.
     """
@@ -109,6 +119,7 @@ class CostModel:
         accelerators: Sequence[str],
         context: ContextSettings,
         host: str = HOST,
+        realisations: Realisations = NONE,
     ) -> None:
         self.graph, self.profile, self.context = graph, profile, context
         self.names: tuple[str, ...] = (host, *accelerators)
@@ -118,6 +129,13 @@ class CostModel:
         read = (op.weight for tier in tiers for op in graph.targets(tier) if op.weight)
         self.targets: tuple[str, ...] = tuple(dict.fromkeys(read))
         self.small: tuple[str, ...] = tuple(t.name for t in graph.tensors if t.name not in set(self.targets))
+        self._host, self._moved = (
+            np.array([REALISATIONS.index(chosen.get(name, "")) for name in self.targets], dtype=np.int8)
+            for chosen in (realisations.host, realisations.moved)
+        )
+        # llama.cpp prefers memory that an accelerator can read fast, or the mapped file, to a faster layout.
+        pinned = any(link.memory == "pinned" for link in profile.links if link.device in accelerators)
+        self._unchosen = PLAIN if pinned else ""
         self.nbytes = np.array([graph.tensor[name].nbytes for name in self.targets], dtype=np.int64)
         self.sources: Counter[str] = Counter()  # how operator times were derived, for the notes of a prediction
         self._links: dict[tuple[str, str, int, str], float] = {}
@@ -209,10 +227,12 @@ class CostModel:
         tokens = graph.tokens(n_tokens)
         n, devices = len(graph.operators), range(len(self.names))
         seconds, upload, stream = np.zeros((len(devices), n)), np.full(n, np.inf), np.full(n, np.inf)
+        host = np.zeros((len(REALISATIONS), n))
         for op, count in zip(graph.operators, tokens.tolist(), strict=True):
             if not op.is_target:
                 continue
             seconds[:, op.index] = [self._op_seconds(d, op.op, op.weight, count, op.n_used) for d in devices]
+            host[:, op.index] = self._host_seconds(op, count)
             weight_bytes = self.graph.tensor[op.weight or ""].nbytes
             if len(devices) > 1:
                 stream[op.index] = self.link_s(STREAMER, "h2d", weight_bytes, "pinned")
@@ -225,15 +245,39 @@ class CostModel:
             for name in self.small
         ]
         other = [self.profile.other_op_time(name, n_tokens, self.width) or 0.0 for name in self.names]
-        return StageCosts(graph, n_tokens, tokens, seconds, upload, stream, move, np.array(uploads), np.array(other))
+        rest = (move, np.array(uploads), np.array(other))
+        return StageCosts(graph, n_tokens, tokens, seconds, host, upload, stream, *rest)
 
     def _op_seconds(self, device: int, op: str, weight: str | None, n_tokens: int, n_used: int) -> float:
         tensor = self.graph.tensor[weight or ""]
-        estimate = self.profile.op_time(self.names[device], op, tensor.type, tensor.ne, n_tokens, n_used)
+        realisation = "" if device else REALISATIONS[self._host[self._at[tensor.name]]] or self._unchosen
+        estimate = self.profile.op_time(self.names[device], op, tensor.type, tensor.ne, n_tokens, n_used, realisation)
         self.sources[estimate.source] += 1
         return estimate.seconds
 
+    def _host_seconds(self, op: Operator, n_tokens: int) -> list[float]:
+        """By realisation."""
+        tensor = self.graph.tensor[op.weight or ""]
+        key = (self.names[0], op.op, tensor.type, tensor.ne, n_tokens, op.n_used)
+        return [self.profile.op_time(*key, name or self._unchosen).seconds for name in REALISATIONS]
+
     # ---- placements -----------------------------------------------------------------------------------------------
+
+    def realised(self, placement: Placement) -> Ids:
+        """Per target, the position of its realisation in REALISATIONS, should it live on the host."""
+        if placement.realisation is not None:
+            return placement.realisation
+        realised = self.realised_as(placement.upload, placement.stream)
+        if placement.split is None:
+            return realised
+        # The host's part of a divided weight is a copy; what is uploaded is the whole one.
+        return np.where((placement.split > 0) & placement.upload, self._moved, realised).astype(np.int8)
+
+    def realised_as(self, upload: Mask, stream: Ints | None) -> Ids:
+        """The chosen realisations; a weight that may be uploaded is plain, one that is streamed is there for decode."""
+        moved = np.zeros_like(upload) if stream is None else stream > 0
+        plain = np.where(self._host > 0, REALISATIONS.index(PLAIN), 0)
+        return np.where(upload, plain, np.where(moved, self._moved, self._host)).astype(np.int8)
 
     def placement(self, plan: PlacementPlan) -> Placement:
         """A plan as arrays. Raises KeyError when the plan is not for this model (check_model comes first)."""
@@ -251,6 +295,7 @@ class CostModel:
             stream=np.array([tensors[name].stream_from for name in self.targets], dtype=np.intp),
             stream_caches=plan.stream_caches,
             split=np.array([_divided(tensors[name]) for name in self.targets], dtype=np.intp),
+            realisation=np.array([REALISATIONS.index(tensors[n].realisation) for n in self.targets], dtype=np.int8),
         )
 
     def cache_s(self, shape: AttentionShape, depth: int) -> float:
@@ -296,10 +341,14 @@ class CostModel:
         return np.array([self.link_s(STREAMER, "h2d", size, "pinned") for size in self.nbytes.tolist()])
 
     @cached_property
+    def _at(self) -> dict[str, int]:
+        return {name: i for i, name in enumerate(self.targets)}
+
+    @cached_property
     def _alike(self) -> list[tuple[str, int, list[int]]]:
         """(operator, experts used, targets) for all targets of one type and shape but the output matrix."""
         groups: dict[tuple[object, ...], list[int]] = {}
-        at = {name: i for i, name in enumerate(self.targets)}
+        at = self._at
         for op in self.graph.targets(self.prefill_tier):
             if op.weight and op.weight != OUTPUT:
                 tensor = self.graph.tensor[op.weight]

@@ -100,12 +100,14 @@ def _first_matrices(down: Operator, operators: Sequence[Operator]) -> tuple[str,
 class _Whole:
     """Seconds of each group as a whole in one stage: (groups,) arrays.
 
-    first: its first operator, -1 where none of it runs. down: its input to the host. up: its result to the accelerator.
+    ops, group: its operators and which group each belongs to. first: a group's first operator, -1 where none of it
+    runs. down: its input to the host. up: its result to the accelerator.
     """
 
+    ops: Ints
+    group: Ints
     first: Ints
     device: Floats
-    host: Floats
     down: Floats
     up: Floats
     is_output: Mask
@@ -128,7 +130,8 @@ class DividedCosts:
         whole, costs = self._whole(at), self.costs
         active = (whole.first >= 0) & divided[whole.first]
         share = placement.split[self._lead] / self._width
-        a, b = share * whole.device, (1 - share) * whole.host
+        host = at.host[costs.realised(placement)[at.graph.target[whole.ops]], whole.ops]
+        a, b = share * whole.device, (1 - share) * np.bincount(whole.group, host, len(self.groups))
         together = a + b - costs.profile.concurrent(costs.names[STREAMER]) * np.minimum(a, b)
         # Of the output matrix the host's rows alone come back.
         moved = whole.down + whole.up * np.where(whole.is_output, 1 - share, 1.0)
@@ -142,19 +145,18 @@ class DividedCosts:
         if key not in self._stages:
             n = len(self.groups)
             first: Ints = np.full(n, -1, dtype=np.intp)
-            device, host, down, up = (np.zeros(n) for _ in range(4))
-            for op in np.flatnonzero(at.graph.target >= 0).tolist():
-                g = self._of_target.get(int(at.graph.target[op]))
-                if g is None:
-                    continue
+            device, down, up = (np.zeros(n) for _ in range(3))
+            ops = [op for op, t in enumerate(at.graph.target.tolist()) if t in self._of_target]
+            group = [self._of_target[int(at.graph.target[op])] for op in ops]
+            for op, g in zip(ops, group, strict=True):
                 if first[g] < 0:
                     first[g] = op
                     producers = at.graph.operators[op].producers
                     down[g] = at.move[STREAMER, 0, producers[0]] if producers else 0.0
                 device[g] += at.seconds[STREAMER, op]
-                host[g] += at.seconds[0, op]
                 up[g] = at.move[0, STREAMER, op]
-            self._stages[key] = _Whole(first, device, host, down, up, at.graph.is_output[first] & (first >= 0))
+            is_output = at.graph.is_output[first] & (first >= 0)
+            self._stages[key] = _Whole(np.array(ops), np.array(group), first, device, down, up, is_output)
         return self._stages[key]
 
 

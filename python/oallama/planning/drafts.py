@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from ..plan import HOST, DeviceMemory, Mode, PlacementPlan, Prediction, TensorPlacement, is_divided_by_columns
+from ..profiling.profile import REALISATIONS
 from .budget import Budget, format_bytes
 from .cost import CostModel, Workload
 from .predict import Predictor
+from .realisation import PLAIN, REPACKED
 from .stage import STREAMER, Ids, Mask, Placement
 from .stock import StockFlags, homes
 
@@ -107,6 +109,7 @@ class Drafts:
     def by_placement(self, placement: Placement, affinity: Sequence[float] | None = None) -> PlacementPlan:
         """A plan from homes as device ids."""
         costs, tensors = self.costs, {}
+        realised = costs.realised(placement)
         target = {name: i for i, name in enumerate(costs.targets)}
         small = {name: i for i, name in enumerate(costs.small)}
         for t in costs.graph.tensors:
@@ -116,7 +119,8 @@ class Drafts:
             start = 0 if i is None or home or placement.stream is None else int(placement.stream[i])
             mode: Mode = "resident" if home else "stream" if start else "upload" if upload else "host"
             weight = None if affinity is None or i is None else float(affinity[i])
-            placed = TensorPlacement.whole(t.type, t.nbytes, costs.names[home], mode, weight, start)
+            realisation = "" if i is None or home else REALISATIONS[realised[i]]
+            placed = TensorPlacement.whole(t.type, t.nbytes, costs.names[home], mode, weight, start, realisation)
             if i is not None and placement.split is not None and (count := int(placement.split[i])):
                 width = t.ne[0] if is_divided_by_columns(t.name) else t.ne[1]
                 placed = TensorPlacement.divided(placed, costs.names[STREAMER], count, width)
@@ -176,7 +180,7 @@ class Drafts:
                 tpot_s={n: predictor.tpot(placement, n, work.n_parallel) for n in depths},
                 workload=(work.n_prompt, work.n_generate),
                 request_s=measured.seconds,
-                notes=(*predictor.notes(), *self._stream_notes(plan)),
+                notes=(*predictor.notes(), *self._stream_notes(plan), *self._realisation_notes(measured)),
                 parts=self._parts(placement),
             ),
         )
@@ -187,6 +191,24 @@ class Drafts:
         return [
             f"copies to {self.accelerators[0]} do not overlap with computing there: streams work one after the other"
         ]
+
+    def _realisation_notes(self, measured: Measured) -> list[str]:
+        """What repacking takes and gains: the request predicted with the same homes, all plain."""
+        on_host = [t for t in measured.plan.tensors.values() if t.realisation == REPACKED]
+        if not on_host:
+            return []
+        placement = self.costs.placement(measured.plan)
+        assert placement.realisation is not None
+        plain = replace(placement, realisation=np.minimum(placement.realisation, REALISATIONS.index(PLAIN)))
+        gain = self.predictor.request(plain, self.workload) / measured.seconds - 1
+        streamed = sum(t.nbytes for t in on_host if t.mode == "stream")
+        note = (
+            f"{len(on_host)} weights on the host are repacked: {format_bytes(measured.plan.repacked_nbytes)} of its "
+            f"memory that the mapped file does not serve; with all of them plain the request takes {gain:.1%} longer"
+        )
+        if streamed:
+            note += f"; {format_bytes(streamed)} of them are read from the file as well, when they are streamed"
+        return [note]
 
     def _parts(self, placement: Placement) -> dict[str, dict[str, float]]:
         """Seconds of the request by stage and cause."""

@@ -41,6 +41,7 @@ class Predictor:
         uploaded = (ids > 0) & (lives == 0) & ~divided
         streamed = np.zeros(len(ids), dtype=bool)
         streamed[block.target] = placement.streamed(graph.target[block.target], at.tokens[block.target])
+        realised = self.costs.realised(placement)[graph.target[block.target]]
         caches = (placement.layers == 0)[None, :] if placement.stream_caches else None
         seconds = block.seconds(
             self.costs,
@@ -50,6 +51,7 @@ class Predictor:
             None,
             streamed=streamed[None, :] if streamed.any() else None,
             stream_caches=caches,
+            host=at.host[realised, block.target],
         )
         if not divided.any():
             return seconds

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise, product
 
@@ -80,7 +80,10 @@ class Segments:
         price: float | None = None,
     ) -> None:
         self.costs, self.upload, self.kv_bytes, self.price = costs, upload, kv_bytes, price
-        self.steps = _steps(costs, workload)
+        # What is moved in prefill lies on the host for the sake of decode.
+        nothing, always = np.zeros(len(upload), dtype=bool), upload.astype(np.intp)
+        realised = costs.realised_as(nothing, always) if price is not None else costs.realised_as(upload, None)
+        self.steps = [replace(s, at=s.at.on_host(realised)) for s in _steps(costs, workload)]
         # Where host weights go in large batches, and how many tokens those have at least.
         sizes = [n for n, _ in workload.chunks(costs.context.n_ubatch)] or [costs.context.n_ubatch]
         self.mover = costs.uploader if price is None else STREAMER

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -10,10 +11,12 @@ import numpy as np
 from ..errors import OallamaError
 from ..plan import STREAM_SLOTS, ContextSettings
 from ..profiling.profile import Profile
+from ..profiling.tuning import Crossover
 from .budget import Budget
 from .cost import CostModel, Workload
 from .drafts import Drafts, Measured, MemoryDryRun
 from .operators import OperatorGraph
+from .realisation import Realisations, realise
 from .stage import Mask
 from .stock import StockFlags
 
@@ -38,6 +41,8 @@ class Space:
         free_ubatch: whether the micro-batch may be smaller than requested.
         streams: whether weights may be streamed.
         offline_arenas: whether our own plans have their compute buffers laid out offline.
+        repack: whether weights on the host may be repacked.
+        crossovers: of the host, by weight type, where `oallama tune` recorded them.
         fit: llama.cpp's own `--fit` under the budgets; None where it cannot be asked.
         paper, fraction: of OATO, see make_plans.
         gap, time_limit_s: of the exact planner.
@@ -54,6 +59,8 @@ class Space:
     free_ubatch: bool = False
     streams: bool = True
     offline_arenas: bool = False
+    repack: bool = True
+    crossovers: Mapping[str, Crossover] = field(default_factory=dict)
     fit: Callable[[], StockFlags] | None = None
     paper: bool = False
     fraction: float | None = None
@@ -101,9 +108,20 @@ class Space:
         key = (context, host_only)
         if key not in self._drafts:
             names = () if host_only else self.accelerators
-            costs = CostModel(self.graphs[context.flash_attn], self.profile, names, context)
+            graph = self.graphs[context.flash_attn]
+            costs = CostModel(
+                graph, self.profile, names, context, realisations=self.workload_realisations(graph, context)
+            )
             self._drafts[key] = Drafts(costs, self.memory, self.budgets, self.workload, self.offline_arenas)
         return self._drafts[key]
+
+    def workload_realisations(self, graph: OperatorGraph, context: ContextSettings) -> Realisations:
+        """How weights on the host lie there, chosen for the stages of the workload."""
+        work = self.workload
+        prefill = Counter(n for n, _ in work.chunks(context.n_ubatch))
+        decode = [(work.n_parallel, float(max(1, work.n_generate - 1)))]
+        known = self.crossovers
+        return realise(graph, self.profile, decode, sorted(prefill.items()), repack=self.repack, crossovers=known)
 
     def whole(self, drafts: Drafts, device: int, moved: Mask, streams: bool = False) -> Measured:
         """Everything on one accelerator, dry-run once; weights that may be moved there need room for those in flight.

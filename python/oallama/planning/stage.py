@@ -38,7 +38,8 @@ class Placement:
     `upload` and `small_upload` mark host weights that may be uploaded for large batches. stream: per target, tokens
     from which it is streamed when it lives on the host, 0 for never; None: none is. stream_caches: attention over
     caches on the host runs on the first accelerator. split: per target that lives on the host, values (rows or columns,
-    divided.py) that also live on the first accelerator, 0 for none; None: none has any.
+    divided.py) that also live on the first accelerator, 0 for none; None: none has any. realisation: per target, its
+    position in REALISATIONS, should it live on the host; None: as the cost model chose.
     """
 
     targets: Ids
@@ -49,6 +50,7 @@ class Placement:
     stream: Ints | None = None
     stream_caches: bool = False
     split: Ints | None = None
+    realisation: Ids | None = None
 
     def divided(self, targets: Ints, tokens: Ints | int, uploader: int) -> Mask:
         """Which of these targets (positions) are computed in two parts at so many tokens: those that do not move."""

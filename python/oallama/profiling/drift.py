@@ -104,5 +104,6 @@ def _task(entry: OperatorTime) -> Task:
         "n_tokens": entry.n_tokens,
         "n_expert": n_expert if moe else 0,
         "n_used": entry.n_used if moe else 0,
+        "realisation": entry.realisation,
     }
     return Task("mul_mat", tuple(sorted(arguments.items())), cost=float(k) * m * entry.n_used)

@@ -25,6 +25,9 @@ SCHEMA = "oallama.profile/1"
 REMEDY = "record one with `oallama profile MODEL.gguf`"
 # Pseudo operator: the median time of one of the small operators (norm, add, rope, ...) at a token count.
 OTHER = "OTHER"
+# How a weight on the CPU may lie: as in the file, or in a buffer type with a layout of its own (ggml-cpu's repacking,
+# AMX). "" is what llama.cpp takes on a machine without accelerators: repacked where it can be.
+REALISATIONS = ("", "plain", "repacked")
 RECORDED = HERE / "recorded"
 # Where the times of a profile come from.
 SOURCES = ("measured", "datasheet")
@@ -51,7 +54,10 @@ class DeviceInfo:
 
 @dataclass(frozen=True)
 class OperatorTime:
-    """One matrix multiplication: `ne` = (k, m, n_expert) of its weight, n_expert and n_used are 1 for dense."""
+    """One matrix multiplication: `ne` = (k, m, n_expert) of its weight, n_expert and n_used are 1 for dense.
+
+    realisation: of REALISATIONS; "" where the device has only one.
+    """
 
     device: str
     op: str
@@ -62,6 +68,7 @@ class OperatorTime:
     median_s: float
     spread_s: float = 0.0
     repeats: int = 1
+    realisation: str = ""
 
 
 @dataclass(frozen=True)
@@ -123,6 +130,7 @@ class Concurrency:
 Timed = TypeVar("Timed", OperatorTime, AttentionTime, LinkTime, SwitchTime)
 Entry = TypeVar("Entry", DeviceInfo, OperatorTime, AttentionTime, LinkTime, SwitchTime, Overlap, Concurrency)
 Shape = tuple[int, int, int, int]  # k, m, n_expert, n_used
+Curves = dict[tuple[str, str, str], dict[Shape, list[tuple[int, float]]]]  # by device, op and type
 
 
 def _shape(ne: Sequence[int], n_used: int) -> Shape:
@@ -159,15 +167,25 @@ class Profile:
         have = ", ".join(d.name for d in self.devices) or "none"
         raise OallamaError(f"the profile has no device {name!r} (it has {have}); {self._how_to_add(name)}")
 
-    def op_time(self, device: str, op: str, type: str, ne: Sequence[int], n_tokens: int, n_used: int = 1) -> Estimate:
+    def op_time(
+        self,
+        device: str,
+        op: str,
+        type: str,
+        ne: Sequence[int],
+        n_tokens: int,
+        n_used: int = 1,
+        realisation: str = "",
+    ) -> Estimate:
         """Seconds of one mul_mat / mul_mat_id with a weight of shape `ne` = (k, m[, n_expert]) for `n_tokens` tokens.
 
         Exact point: "measured". Between measured token counts of the same shape: log-log "interpolated". Otherwise the
         nearest measured shape of the same type, "scaled" by the weight values touched (bytes when few tokens, flops
-        when many: both are proportional to k*m at equal tokens). Raises OallamaError when the type was not measured.
+        when many: both are proportional to k*m at equal tokens). `realisation` is preferred where it was measured.
+        Raises OallamaError when the type was not measured.
         """
         shape = _shape(ne, n_used)
-        curves = self._curves.get((device, op, type), {})
+        curves = (self._plain_curves if realisation == "plain" else self._curves).get((device, op, type), {})
         if shape in curves:
             return _on_curve(curves[shape], n_tokens)
         if curves:
@@ -180,12 +198,18 @@ class Profile:
             k, m, _, used = shape
             active = _active(shape, n_tokens)
             rows = max(1, round(n_tokens * used / active))
-            return Estimate(self.op_time(device, "MUL_MAT", type, (k, m), rows).seconds * active, "scaled")
+            one = self.op_time(device, "MUL_MAT", type, (k, m), rows, realisation=realisation)
+            return Estimate(one.seconds * active, "scaled")
         have = ", ".join(sorted({t for d, o, t in self._curves if (d, o) == (device, op)})) or "none"
         raise OallamaError(
             f"the profile has no {op} of type {type} on {device} (wanted for a weight of {'x'.join(map(str, ne))}; it "
             f"has types {have}); {self._how_to_add(device)}"
         )
+
+    def realisations(self, device: str, op: str, type: str, ne: Sequence[int], n_used: int = 1) -> tuple[str, ...]:
+        """The realisations of a weight of this very shape that were measured; () where there is no choice."""
+        shape, key = _shape(ne, n_used), (device, op, type)
+        return tuple(r for r in REALISATIONS if r and shape in self._realised[r].get(key, {}))
 
     def attention_time(
         self,
@@ -291,11 +315,24 @@ class Profile:
     # ---- indexes (built once, at the first look-up) ---------------------------------------------------------------
 
     @cached_property
-    def _curves(self) -> dict[tuple[str, str, str], dict[Shape, list[tuple[int, float]]]]:
-        index: dict[tuple[str, str, str], dict[Shape, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+    def _realised(self) -> dict[str, Curves]:
+        index: dict[str, dict[tuple[str, str, str], dict[Shape, dict[int, float]]]]
+        index = {r: defaultdict(lambda: defaultdict(dict)) for r in REALISATIONS}
         for e in self.operators:
-            index[e.device, e.op, e.type][_shape(e.ne, e.n_used)][e.n_tokens] = e.median_s
-        return {key: {s: sorted(c.items()) for s, c in shapes.items()} for key, shapes in index.items()}
+            index[e.realisation][e.device, e.op, e.type][_shape(e.ne, e.n_used)][e.n_tokens] = e.median_s
+        return {
+            r: {key: {s: sorted(c.items()) for s, c in shapes.items()} for key, shapes in found.items()}
+            for r, found in index.items()
+        }
+
+    @cached_property
+    def _curves(self) -> Curves:
+        """What llama.cpp takes without accelerators: repacked curves where there are any."""
+        return _merged(self._realised, ("plain", "", "repacked"))
+
+    @cached_property
+    def _plain_curves(self) -> Curves:
+        return _merged(self._realised, ("repacked", "", "plain"))
 
     @cached_property
     def _attention(self) -> dict[tuple[str, Shape, str, str, bool], dict[int, list[tuple[int, float]]]]:
@@ -365,6 +402,15 @@ def _entries(kind: type[Entry], section: str, rows: Sequence[Mapping[str, Any]])
             raise ValueError(f"{section}[{i}] has no {', '.join(missing)}")
         entries.append(kind(**values))
     return tuple(entries)
+
+
+def _merged(realised: Mapping[str, Curves], order: Sequence[str]) -> Curves:
+    """One curve per shape, of the last realisation in `order` that has it."""
+    merged: Curves = defaultdict(dict)
+    for realisation in order:
+        for key, shapes in realised[realisation].items():
+            merged[key].update(shapes)
+    return dict(merged)
 
 
 def _on_curve(points: Sequence[tuple[int, float]], n_tokens: int) -> Estimate:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,14 @@ def profile_machine(
             name,
             [
                 task
-                for task in tasks_for(graph, depths=depths, type_k=type_k, type_v=type_v, accelerator=name != "CPU")
+                for task in tasks_for(
+                    graph,
+                    depths=depths,
+                    type_k=type_k,
+                    type_v=type_v,
+                    accelerator=name != "CPU",
+                    repacks=partial(_repacks, name),
+                )
                 if not (alone and task.kind in ("links", "overlap", "concurrency"))
             ],
         )
@@ -123,6 +131,10 @@ def forget(devices: Sequence[str], n_threads: int = 0, cache: Path | None = None
         path.unlink(missing_ok=True)
     except OSError as err:
         raise OallamaError(f"cannot remove the cached profile {path}: {err.strerror}") from err
+
+
+def _repacks(device: str, weight: Mapping[str, Any]) -> bool:
+    return bool(engine.core().repacks(device, **weight))
 
 
 def _cache_file(mark: dict[str, Any], cache: Path | None) -> Path:
@@ -184,7 +196,7 @@ class _Recorder:
 def _key(entry: Any) -> tuple[Any, ...]:
     if isinstance(entry, OperatorTime):
         k, m, n_expert = (*entry.ne, 1, 1)[:3]
-        return (entry.device, entry.op, entry.type, k, m, n_expert, entry.n_used, entry.n_tokens)
+        return (entry.device, entry.op, entry.type, k, m, n_expert, entry.n_used, entry.n_tokens, entry.realisation)
     if isinstance(entry, AttentionTime):
         shape = (entry.n_head, entry.n_head_kv, entry.head_dim_k, entry.head_dim_v)
         return (entry.device, shape, entry.type_k, entry.type_v, entry.n_tokens, entry.depth, entry.flash)
@@ -198,12 +210,13 @@ def _task_key(device: str, task: Task) -> tuple[Any, ...]:
     a = task.args
     if task.kind == "mul_mat":
         op = "MUL_MAT_ID" if a["n_expert"] else "MUL_MAT"
-        return (device, op, a["type"], a["k"], a["m"], max(1, a["n_expert"]), max(1, a["n_used"]), a["n_tokens"])
+        weight = (a["k"], a["m"], max(1, a["n_expert"]))
+        return (device, op, a["type"], *weight, max(1, a["n_used"]), a["n_tokens"], a["realisation"])
     if task.kind == "attention":
         shape = (a["n_head"], a["n_head_kv"], a["head_dim_k"], a["head_dim_v"])
         return (device, shape, a["type_k"], a["type_v"], a["n_tokens"], a["depth"], a["flash"])
     if task.kind == "small":
-        return (device, OTHER, "f32", a["n_embd"], 1, 1, 1, a["n_tokens"])
+        return (device, OTHER, "f32", a["n_embd"], 1, 1, 1, a["n_tokens"], "")
     return (device, _SINGLE[task.kind])
 
 
@@ -237,6 +250,7 @@ class Probe:
             t = self._bench.mul_mat(max_s=self._max_s, **a)
             op = "MUL_MAT_ID" if a["n_expert"] else "MUL_MAT"
             ne = (a["k"], a["m"], max(1, a["n_expert"]))
+            t["realisation"] = a["realisation"]
             return [OperatorTime(device, op, a["type"], ne, max(1, a["n_used"]), a["n_tokens"], **t)]
         if task.kind == "attention":
             t = self._bench.attention(max_s=self._max_s, **a)

@@ -23,7 +23,7 @@ _SMALLEST = {
     "depth": 0,
     "bytes": 1,
 }
-_CHOICES = {"direction": ("h2d", "d2h"), "memory": ("pageable", "pinned")}
+_CHOICES = {"direction": ("h2d", "d2h"), "memory": ("pageable", "pinned"), "realisation": ("", "plain", "repacked")}
 _SECTIONS = ("operators", "attention", "links", "switches", "overlaps", "concurrency")
 
 
@@ -47,7 +47,9 @@ def check_entry(where: str, row: Mapping[str, Any], *, may_be_zero: bool) -> Non
         raise ValueError(f"{here}: ne is {row['ne']!r}, expected (k, m) or (k, m, n_expert), each at least 1")
     for name, choices in _CHOICES.items():
         if name in row and row[name] not in choices:
-            raise ValueError(f"{here}: {name} is {row[name]!r}, expected {' or '.join(choices)}")
+            raise ValueError(
+                f"{here}: {name} is {row[name]!r}, expected {' or '.join(c or 'nothing' for c in choices)}"
+            )
 
 
 def check_profile(profile: Profile) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -32,7 +32,7 @@ class Task:
     def describe(self) -> str:
         a = self.args
         if self.kind == "mul_mat":
-            return f"{a['type']} {a['k']}x{a['m']} n={a['n_tokens']}"
+            return f"{a['type']} {a['k']}x{a['m']} n={a['n_tokens']} {a['realisation']}".rstrip()
         if self.kind == "attention":
             return f"attention n={a['n_tokens']} depth={a['depth']}{'' if a['flash'] else ' unfused'}"
         return {
@@ -48,14 +48,25 @@ def _task(kind: str, cost: float, **arguments: Any) -> Task:
     return Task(kind, tuple(sorted(arguments.items())), cost)
 
 
+# Of mul_mat arguments (type, k, m, n_expert): whether the device repacks such a weight.
+Repacks = Callable[[Mapping[str, Any]], bool]
+
+
 def tasks_for(
-    graph: OperatorGraph, *, depths: Sequence[int], type_k: str, type_v: str, accelerator: bool
+    graph: OperatorGraph,
+    *,
+    depths: Sequence[int],
+    type_k: str,
+    type_v: str,
+    accelerator: bool,
+    repacks: Repacks = lambda weight: False,
 ) -> list[Task]:
     """The tasks of one device in the order they are best measured: cheap and decisive ones first.
 
     Token counts are those of the graph's tiers: an operator that sees one row at every tier (the output head) is
     measured for one row. `depths` are KV rows; a prefill tier is measured at depths of at least its own token count.
-    Attention is measured fused and, where the cache allows it, unfused: the plan chooses.
+    Attention is measured fused and, where the cache allows it, unfused, weights plain and, where the device `repacks`
+    them, repacked: the plan chooses.
     """
     shapes: dict[Task, None] = {}
     for tier in graph.tiers:
@@ -63,17 +74,24 @@ def tasks_for(
             k, m, n_expert = (*graph.tensor[op.weight or ""].ne, 1, 1)[:3]
             moe = op.op == "MUL_MAT_ID"
             rows = op.n_tokens * (op.n_used if moe else 1)
-            task = _task(
-                "mul_mat",
-                float(k) * m * rows,
-                type=graph.tensor[op.weight or ""].type,
-                k=k,
-                m=m,
-                n_tokens=op.n_tokens,
-                n_expert=n_expert if moe else 0,
-                n_used=op.n_used if moe else 0,
-            )
-            shapes[task] = None
+            weight = {
+                "type": graph.tensor[op.weight or ""].type,
+                "k": k,
+                "m": m,
+                "n_expert": n_expert if moe else 0,
+            }
+            n_used = op.n_used if moe else 0
+            for realisation in ("plain", "repacked") if repacks(weight) else ("",):
+                shapes[
+                    _task(
+                        "mul_mat",
+                        float(k) * m * rows,
+                        **weight,
+                        n_tokens=op.n_tokens,
+                        n_used=n_used,
+                        realisation=realisation,
+                    )
+                ] = None
     tiers = {*graph.tiers, min(ATTENTION_TIER, max(graph.tiers))}
     forms = (True, False) if type_v in UNFUSED_V_TYPES else (True,)
     for attention in {a: None for a in graph.attention if a is not None}:

@@ -1,0 +1,119 @@
+"""How each weight on the host lies there: plain, as in the file, or repacked for the CPU's faster kernels.
+
+Chosen from the profile's times of this machine alone; a weight that was measured in one realisation only is left to
+llama.cpp. Pure functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
+
+from ..plan import HOST
+from ..profiling.profile import Profile
+from ..profiling.tuning import Crossover
+from .operators import OUTPUT, OperatorGraph
+
+PLAIN, REPACKED = "plain", "repacked"
+Tiers = Sequence[tuple[int, float]]
+
+
+class Weight(NamedTuple):
+    """What decides how fast a target operator is: ggml's operator, type and shape (k, m[, n_expert]), experts used."""
+
+    op: str
+    type: str
+    ne: tuple[int, ...]
+    n_used: int = 1
+
+
+@dataclass(frozen=True)
+class Choice:
+    """seconds: by realisation, over all tiers; empty where there was nothing to choose from."""
+
+    weight: Weight
+    realisation: str
+    seconds: Mapping[str, float]
+
+    def __str__(self) -> str:
+        """
+        >>> print(choose(Weight("MUL_MAT", "q4_K", (4096, 4096)), [(1, 127.0), (512, 1.0)], profile))
+        q4_K 4096x4096: repacked (plain 120 ms, repacked 85 ms)
+        """
+        times = ", ".join(f"{name} {1e3 * s:.3g} ms" for name, s in self.seconds.items())
+        shape = "x".join(map(str, self.weight.ne))
+        return f"{self.weight.type} {shape}: {self.realisation or 'as llama.cpp likes'} ({times or 'no choice'})"
+
+
+def choose(
+    weight: Weight, tiers: Tiers, profile: Profile, device: str = HOST, crossover: Crossover | None = None
+) -> Choice:
+    """The realisation in which the tiers take least time, plain in a tie.
+
+    tiers: (tokens, how often) of the stages that compute the operator on `device`. crossover: of this type, by
+    `oallama tune`; it says how repacked compares with plain at token counts that the profile did not measure.
+    """
+    names = profile.realisations(device, weight.op, weight.type, weight.ne, weight.n_used)
+    if len(names) < 2:
+        return Choice(weight, "", {})
+
+    def seconds(name: str, n_tokens: int) -> float:
+        key = (device, weight.op, weight.type, weight.ne, n_tokens, weight.n_used)
+        found = profile.op_time(*key, name)
+        if name == PLAIN or found.source == "measured" or crossover is None:
+            return found.seconds
+        return profile.op_time(*key, PLAIN).seconds * crossover.ratio(n_tokens)
+
+    total = {name: sum(times * seconds(name, n) for n, times in tiers) for name in names}
+    return Choice(weight, min(names, key=total.__getitem__), total)
+
+
+@dataclass(frozen=True)
+class Realisations:
+    """The realisation of each weight, should it live on the host, by name; weights not named are left to llama.cpp.
+
+    host: where all stages compute it there. moved: where its prefill runs elsewhere, because it is streamed.
+    """
+
+    host: Mapping[str, str]
+    moved: Mapping[str, str]
+
+
+NONE = Realisations({}, {})
+
+
+def realise(
+    graph: OperatorGraph,
+    profile: Profile,
+    decode: Tiers,
+    prefill: Tiers,
+    *,
+    repack: bool = True,
+    crossovers: Mapping[str, Crossover] = MappingProxyType({}),
+) -> Realisations:
+    """Choices for all targets of a model.
+
+    decode, prefill: (tokens, how often) of a request. repack=False: all plain, so that a matrix gives the same bits on
+    every CPU device. crossovers: by type, as in `choose`.
+    """
+    host: dict[str, str] = {}
+    moved: dict[str, str] = {}
+    chosen: dict[tuple[Weight, bool], tuple[str, str]] = {}
+    for op in graph.targets(max(graph.tiers)):
+        tensor, is_output = graph.tensor[op.weight or ""], op.weight == OUTPUT
+        if not repack:
+            host[tensor.name] = moved[tensor.name] = PLAIN
+            continue
+        weight = Weight(op.op, tensor.type, tensor.ne, op.n_used)
+        if (weight, is_output) not in chosen:
+            # A prompt has one row of logits.
+            stages = [*decode, (1, 1.0)] if is_output and prefill else [*decode, *prefill]
+            on_host, moved_away = (
+                choose(weight, tiers, profile, crossover=crossovers.get(tensor.type)).realisation
+                for tiers in (stages, decode)
+            )
+            chosen[weight, is_output] = (on_host, moved_away)
+        host[tensor.name], moved[tensor.name] = chosen[weight, is_output]
+    return Realisations(host, moved)
