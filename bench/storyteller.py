@@ -1,11 +1,11 @@
 """The demo model: trains it, compares the export with llama.cpp, and measures what it knows.
 
-python bench/storyteller.py [--train NEW.gguf [--steps N]] [--model FILE.gguf] [--out FILE.jsonl]
+python bench/storyteller.py [--train NEW.gguf] [--model FILE.gguf] [--out FILE.jsonl]
 
 --train needs `pip install oallama[train]` (JAX on the CPU) and writes a model from nothing: text, tokenizer, weights.
-One JSON line for it: loss, minutes; tokens of the held-out text by the tokenizers library against llama.cpp's; logits of
-JAX against llama.cpp's. One line for what the model (a new one, --model, or the shipped one) knows: perplexity of the
-held-out text, right answers by kind of question, true sentences and answers of pages that it writes.
+One JSON line for it: loss, minutes; tokens of the held-out text by the tokenizers library against llama.cpp's; logits
+of JAX against llama.cpp's. One line for what the model (a new one, --model, or the shipped one) knows: perplexity of
+the held-out text, right answers by kind of question, true sentences and answers of pages that it writes.
 """
 
 from __future__ import annotations
@@ -29,27 +29,26 @@ from oallama.storyteller.exam import mark, right_answers, tell
 
 EXAM_SEED = 3
 N_STORIES = 60
-MATCHED_TOKENS = 512
+N_CTX = 512
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--train", type=Path)
-    parser.add_argument("--steps", type=int, help="fewer for a trial; default: those of the shipped model")
     parser.add_argument("--model", type=Path, default=demo_model())
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if options.train:
-        save_lines([{**train(options.train, options.steps), **describe(sys.argv)}], options.out, append=True)
+        save_lines([{**train(options.train), **describe(sys.argv)}], options.out, append=True)
     save_lines([{**knowledge(options.train or options.model), **describe(sys.argv)}], options.out, append=True)
 
 
-def train(path: Path, steps: int | None) -> dict[str, Any]:
+def train(path: Path) -> dict[str, Any]:
     """Write a new model; how that went."""
     from oallama.storyteller import export, tokenizer
     from oallama.storyteller import train as trainer
 
-    steps = steps or trainer.STEPS
+    steps = sum(trainer.STEPS.values())
     start, losses = time.perf_counter(), []
 
     def report(step: int, loss: float) -> None:
@@ -57,7 +56,7 @@ def train(path: Path, steps: int | None) -> dict[str, Any]:
         print(f"step {step + 1} of {steps}: loss {loss:.4f}", file=sys.stderr, flush=True)
 
     words = trainer.make_tokenizer()
-    weights = trainer.train(words, trainer.SEED, steps, report)
+    weights = trainer.train(words, trainer.SEED, report)
     export.write_gguf(path, trainer.SHAPE, weights, tokenizer.gguf_keys(words))
     return {
         "bench": "storyteller-training",
@@ -82,27 +81,27 @@ def compare(path: Path, words: Any, weights: dict[str, Any]) -> dict[str, Any]:
 
     text = held_out_text()
     expected = words.encode(text).ids
-    llm = Llama(str(path), n_ctx=MATCHED_TOKENS, logits_all=True, verbose=False)
+    llm = Llama(str(path), n_ctx=N_CTX, logits_all=True, verbose=False)
     tokens = llm.tokenize(text.encode(), add_bos=False)
-    llm.eval(tokens[:MATCHED_TOKENS])
+    llm.eval(tokens[:N_CTX])
     stored = {name: w.astype(jnp.float16).astype(jnp.float32) if w.ndim == 2 else w for name, w in weights.items()}
-    batch = jnp.array([tokens[:MATCHED_TOKENS]], jnp.int32)
+    batch = jnp.array([tokens[:N_CTX]], jnp.int32)
     ours = np.asarray(jax.jit(llama_jax.logits, static_argnums=2)(stored, batch, trainer.SHAPE))[0]
-    theirs = llm.scores[:MATCHED_TOKENS]
-    held_out = trainer.loss_of(weights, np.array(tokens[:MATCHED_TOKENS], np.int32)[None])
+    theirs = llm.scores[:N_CTX]
+    held_out = trainer.loss_of(weights, np.array(tokens[:N_CTX], np.int32)[None])
     return {
         "held_out_tokens": len(expected),
         "same_tokens_as_llama_cpp": tokens == expected,
         "text_comes_back": llm.detokenize(tokens) == text.encode(),
         "logits_nmse": float(((theirs - ours) ** 2).sum() / (ours**2).sum()),
-        "logits_rows": MATCHED_TOKENS,
+        "logits_rows": N_CTX,
         "held_out_loss": round(float(held_out), 4),
     }
 
 
 def knowledge(path: Path) -> dict[str, Any]:
     """What a model knows of stories that it has not seen."""
-    llm = Llama(str(path), n_ctx=MATCHED_TOKENS, verbose=False)
+    llm = Llama(str(path), n_ctx=N_CTX, n_threads=1, n_threads_batch=1, verbose=False)
     author = Author(EXAM_SEED)
     stories = [author.story() for _ in range(N_STORIES)]
     marks = [mark(tell(llm, story.text[: story.text.index(".") + 1])) for story in stories]
@@ -123,7 +122,19 @@ def perplexity(path: Path) -> float:
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write(held_out_text())
         file.flush()
-        command = [runtime.program("llama-perplexity"), "-m", path, "-f", file.name, "-c", "512", "-fit", "off"]
+        command = [
+            runtime.program("llama-perplexity"),
+            "-m",
+            path,
+            "-f",
+            file.name,
+            "-c",
+            "512",
+            "-t",
+            "1",
+            "-fit",
+            "off",
+        ]
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True)
     return float(re.findall(r"Final estimate: PPL = ([\d.]+)", done.stdout + done.stderr)[0])
 

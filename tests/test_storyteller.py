@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import json
 import os
@@ -28,7 +27,11 @@ from test_placement import VULKAN, has_vulkan
 ROOT = Path(__file__).parents[1]
 MIB = 1 << 20
 EXAM_SEED = 4
-CONTEXT: dict[str, Any] = {"n_ctx": 512, "verbose": False}
+HELD_OUT_SHA256 = "8b2e1f439b69d4bc1555f95121ef1645ebe6f570fb88b8b0b02fe7a3149d6ce2"
+TOKENS_SHA256 = "b1a1438dfc73655c8d030a5e75dbf92cc212cabcb7d4778bfe10a83e25f2b8dc"
+MOST_PERPLEXITY = 9.0
+LEAST_RIGHT = 0.9
+CONTEXT: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
 OPENINGS = (
     "One sunny day, Anna and Ben were in the garden.",
     "One rainy day, Leo and Mia were in the library. Mia had three apples.",
@@ -43,7 +46,7 @@ def stories(n: int) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def llm() -> Any:
-    return Llama(str(demo_model()), n_threads=2, **CONTEXT)
+    return Llama(str(demo_model()), **CONTEXT)
 
 
 # ---- the text --------------------------------------------------------------------------------------------------------
@@ -112,7 +115,7 @@ def test_text_is_cut_as_in_training_and_comes_back(llm: Any) -> None:
 
 
 def perplexity(model: Path, text: Path) -> float:
-    command = [runtime.program("llama-perplexity"), "-m", model, "-f", text, "-c", "512", "-fit", "off", "-t", "2"]
+    command = [runtime.program("llama-perplexity"), "-m", model, "-f", text, "-c", "512", "-fit", "off", "-t", "1"]
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     return float(re.findall(r"Final estimate: PPL = ([\d.]+)", done.stdout + done.stderr)[0])
@@ -127,7 +130,9 @@ def test_held_out_text_is_no_surprise(tiny: Callable[..., Path], tmp_path: Path)
 
 def test_answers_agree_with_the_story(llm: Any) -> None:
     counts = right_answers(llm, stories(25))
-    assert sum(right for right, _ in counts.values()) >= LEAST_RIGHT * sum(asked for _, asked in counts.values()), counts
+    assert sum(right for right, _ in counts.values()) >= LEAST_RIGHT * sum(asked for _, asked in counts.values()), (
+        counts
+    )
     assert all(asked for _, asked in counts.values())
 
 
@@ -141,35 +146,38 @@ def test_a_page_is_grammatical_and_agrees_with_itself(opening: str, llm: Any) ->
 # ---- everywhere the same ---------------------------------------------------------------------------------------------
 
 WORKER = """
-import json, sys
+import json
 from oallama import Llama
 from oallama.storyteller import demo_model
-from oallama.storyteller.exam import ask
-from test_storyteller import CONTEXT, stories
-llm = Llama(str(demo_model()), n_gpu_layers=int(sys.argv[1]), n_threads=2, **CONTEXT)
-print(json.dumps([ask(llm, story, question) for story in stories(4) for question, _ in story.questions]))
+from test_storyteller import CONTEXT, said
+print(json.dumps(said(Llama(str(demo_model()), n_gpu_layers=99, **CONTEXT))))
 """
 
 
-def answers(llm: Any) -> list[str]:
-    return [ask(llm, story, question) for story in stories(4) for question, _ in story.questions]
+def said(llm: Any) -> list[str]:
+    return [tell(llm, OPENINGS[0])] + [ask(llm, story, q) for story in stories(2) for q, _ in story.questions]
 
 
-@pytest.mark.parametrize("budget", ["0%", "50%", "100%"])
-def test_a_plan_changes_no_word(budget: str, llm: Any, rpc: Any) -> None:
-    device, settings = rpc.devices[0], Settings(n_ctx=512, n_batch=512, n_ubatch=512, n_threads=2)
+@pytest.fixture(scope="module")
+def plainly_said(llm: Any) -> list[str]:
+    return said(llm)
+
+
+@pytest.mark.parametrize("budget", ["30%", "100%"])
+def test_a_plan_changes_no_word(budget: str, plainly_said: list[str], rpc: Any) -> None:
+    device, settings = rpc.devices[0], Settings(n_ctx=512, n_batch=512, n_ubatch=512, n_threads=1)
     choices = Choices(device=device, profile=made_profile(demo_model(), device, settings), planner="oato")
     plan = autoplan.plan_model(demo_model(), budget, settings, choices)
-    placed = Llama(str(demo_model()), plan=plan, n_threads=2, **CONTEXT)
-    assert answers(placed) == answers(llm)
-    assert [tell(placed, opening) for opening in OPENINGS] == [tell(llm, opening) for opening in OPENINGS]
+    assert device in plan.devices
+    placed = Llama(str(demo_model()), plan=plan, **CONTEXT)
+    assert said(placed) == plainly_said
     placed.close()
 
 
 @pytest.mark.skipif(not has_vulkan(), reason="no Vulkan backend or no software Vulkan device on this machine")
-def test_vulkan_gives_the_same_answers(llm: Any) -> None:
+def test_vulkan_gives_the_same_answers(plainly_said: list[str]) -> None:
+    """A page has choices that are almost equal, where a rounding error may decide; answers have not."""
     environment = {**os.environ, **VULKAN, "PYTHONPATH": str(ROOT / "tests")}
-    command = [sys.executable, "-c", WORKER, "99"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", WORKER], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert json.loads(done.stdout) == answers(llm)
+    assert json.loads(done.stdout)[1:] == plainly_said[1:]

@@ -16,19 +16,26 @@ from ..modelmaker.shapes import Shape
 from ..modelmaker.tensors import tensors_of
 
 Params = dict[str, Any]
+_EMBEDDING_STD = 0.25
 
 
 def initial(shape: Shape, seed: int) -> Params:
-    """Return random weights: the scale of GPT-2, less for what is added to the residual stream."""
+    """Return random weights: what is added to the residual stream starts as nothing, so that tokens are seen in it.
+
+    Signs in the last norm take away that a token, its embedding being the output matrix too, predicts itself.
+    """
     rng = np.random.default_rng(seed)
     params = {}
     for spec in tensors_of(shape):
-        if len(spec.ne) == 1:
+        if spec.name == "output_norm.weight":
+            params[spec.name] = rng.choice(np.array([-_EMBEDDING_STD, _EMBEDDING_STD], np.float32), spec.ne)
+        elif len(spec.ne) == 1:
             params[spec.name] = np.ones(spec.ne, np.float32)
-            continue
-        adds = spec.name.endswith(("attn_output.weight", "ffn_down.weight"))
-        std = 0.02 if spec.name == "token_embd.weight" else spec.std / (2 * shape.n_layer) ** 0.5 if adds else spec.std
-        params[spec.name] = rng.standard_normal(spec.ne[::-1], np.float32) * np.float32(std)
+        elif spec.name.endswith(("attn_output.weight", "ffn_down.weight")):
+            params[spec.name] = np.zeros(spec.ne[::-1], np.float32)
+        else:
+            std = _EMBEDDING_STD if spec.name == "token_embd.weight" else spec.std
+            params[spec.name] = rng.standard_normal(spec.ne[::-1], np.float32) * np.float32(std)
     return params
 
 

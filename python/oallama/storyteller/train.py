@@ -1,7 +1,7 @@
 """Trains the demo model; `python bench/storyteller.py --train` runs it (needs `pip install oallama[train]`).
 
-The text is new in every step, so that nothing is learnt by heart: 2048 tokens a step, in rows of 256, for the last part
-in rows of 512. Muon for matrices, Adam for the rest; the rate rises, is constant, and falls to zero.
+The text is new in every step, so that nothing is learnt by heart: 2048 tokens a step, in rows of 128, then 256, then
+512. Muon for matrices, Adam for the rest; the rate rises, is constant, and falls to zero while rows are long.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from .tokenizer import learn
 
 SHAPE = Shape("llama", 4, 256, 512, 4, 2, 64, 640, 512, 10000.0, 1e-5, tied=True)
 SEED = 2
-STEPS = 240
 TOKENS_PER_STEP = 2048
-WARM, FALL, LONG = 0.03, 0.4, 0.1  # parts of all steps: the rate rises, the rate falls, rows are long
-RATES = {"muon": 0.02, "adam": 0.004}
+STEPS = {128: 40, 256: 28, 512: 12}  # tokens of a row -> steps
+WARM, FALL = 10, STEPS[256] + STEPS[512]  # steps in which the rate rises, and falls
+RATES = {"muon": 0.02, "adam": 0.01}
 _DOCUMENTS = 2000  # made at a time
 _TOKENIZER_PAGES = 4000
 
@@ -34,13 +34,12 @@ def make_tokenizer() -> Any:
     return learn(tokenizer_text(SEED, _TOKENIZER_PAGES), SHAPE.n_vocab)
 
 
-def batches(tokenizer: Any, seed: int, steps: int) -> Iterator[np.ndarray]:
+def batches(tokenizer: Any, seed: int) -> Iterator[np.ndarray]:
     """Yield [rows, length + 1] int32 for every step."""
-    n_long = int(steps * LONG)
-    for length, n in ((SHAPE.n_ctx_train // 2, steps - n_long), (SHAPE.n_ctx_train, n_long)):
+    for length, steps in STEPS.items():
         ready = np.zeros((0, length + 1), np.int32)
         size = TOKENS_PER_STEP // length
-        for _ in range(n):
+        for _ in range(steps):
             while len(ready) < size:
                 seed += 1
                 ready = np.concatenate([ready, rows(tokenizer, documents(seed, _DOCUMENTS), length + 1)])
@@ -48,9 +47,9 @@ def batches(tokenizer: Any, seed: int, steps: int) -> Iterator[np.ndarray]:
             ready = ready[size:]
 
 
-def factor(step: int, steps: int) -> float:
+def factor(step: int) -> float:
     """Return the part of the full rate at a step."""
-    return min(1.0, (step + 1) / (steps * WARM), (steps - step) / (steps * FALL))
+    return min(1.0, (step + 1) / WARM, (sum(STEPS.values()) - step) / FALL)
 
 
 def loss_of(params: Any, rows: Any) -> Any:
@@ -59,7 +58,7 @@ def loss_of(params: Any, rows: Any) -> Any:
     return optax.softmax_cross_entropy_with_integer_labels(logits, rows[:, 1:]).mean()
 
 
-def train(tokenizer: Any, seed: int, steps: int, report: Callable[[int, float], None]) -> Any:
+def train(tokenizer: Any, seed: int, report: Callable[[int, float], None]) -> Any:
     """Return the trained weights, float32; report(step, loss) is called after every step."""
     params = jax.tree.map(jnp.asarray, llama_jax.initial(SHAPE, seed))
     rule = optax.contrib.muon(
@@ -73,8 +72,8 @@ def train(tokenizer: Any, seed: int, steps: int, report: Callable[[int, float], 
         updates, state = rule.update(gradient, state, params)
         return jax.tree.map(lambda p, u: p + rate * u, params, updates), state, loss
 
-    for step, batch in enumerate(batches(tokenizer, 1000 * seed, steps)):
-        params, state, loss = advance(params, state, batch, factor(step, steps))
+    for step, batch in enumerate(batches(tokenizer, 1000 * seed)):
+        params, state, loss = advance(params, state, batch, factor(step))
         report(step, float(loss))
     return params
 
