@@ -33,16 +33,17 @@ sys.stdout.write(page["choices"][0]["text"])
 
 
 def speak(settings: Settings, choices: Choices) -> None:
-    """Let the demo model write a page with half of its weights on the device, and say how much of it is true."""
+    """Let the demo model write a page with up to half of its weights on the device, and say how much of it is true."""
     from oallama.llama import Llama
 
     path = demo_model()
     wanted = replace(settings, n_ctx=_CONTEXT, n_batch=_CONTEXT, n_ubatch=_CONTEXT)
+    shared = replace(choices, planner="oato")  # "auto" may leave a model of this size on the CPU
     with progress_bar("profiling") as report:
-        plan = autoplan.plan_model(path, BUDGET, wanted, choices, report)
+        plan = autoplan.plan_model(path, BUDGET, wanted, shared, report)
     with interruptible():
         llm = Llama(str(path), plan=plan, verbose=False, n_threads=settings.n_threads)
-    out.print(f"{path.name}, {BUDGET} of its weights on the device:", soft_wrap=True)
+    out.print(f"{path.name}, up to {BUDGET} of its weights on {' and '.join(plan.budgets)}:", soft_wrap=True)
     out.print(f"[dim]{START}[/]", end="")
     _, text = complete(llm, START, _TOKENS, 0.0, None, stop=[PAGE_END])
     llm.close()
