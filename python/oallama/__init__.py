@@ -17,10 +17,13 @@ if TYPE_CHECKING:
     from oallama.plan import PlacementPlan
     from oallama.profiling.profile import Profile
     from oallama.rpc import LocalRpcServer
+    from oallama.storyteller import demo_model
 
     __version__: str
 
-__all__ = ["Llama", "LocalRpcServer", "OallamaError", "Placement", "PlacementPlan", "Profile", "__version__"]
+__all__ = [
+    "Llama", "LocalRpcServer", "OallamaError", "Placement", "PlacementPlan", "Profile", "__version__", "demo_model"
+]  # fmt: skip
 
 _HOMES = {
     "Llama": "oallama.llama",
@@ -29,6 +32,7 @@ _HOMES = {
     "Placement": "oallama.placement",
     "PlacementPlan": "oallama.plan",
     "Profile": "oallama.profiling.profile",
+    "demo_model": "oallama.storyteller",
 }
 
 

@@ -29,6 +29,7 @@ from .devices import devices_table
 from .options import Rpc, Threads, connect, settings
 from .profile import profile_table
 from .run import complete
+from .speaking import speak
 from .terminal import interruptible, out, progress_bar, warn_if_busy
 
 MODEL = Path("models/demo-llama-247M-Q8_0.gguf")
@@ -74,7 +75,9 @@ def demo(
     _step(4, f"Plan under a budget of {vram}")
     rivals = run.plan(vram)
     _step(5, "Generate")
-    run.generate(rivals.plan)
+    run.generate(rivals.plan, readable=model is not None)
+    if model is None:
+        speak(run.settings, run.choices)
     _step(6, "Measure against unpatched llama.cpp at the same device bytes")
     run.measure(rivals, connection.endpoints, local)
 
@@ -133,13 +136,15 @@ class _Run:
         out.print(f"[bold]Verdict:[/] {escape(verdict.sentence)}.")
         return Rivals(plan, stock, vram)
 
-    def generate(self, plan: PlacementPlan) -> None:
+    def generate(self, plan: PlacementPlan, readable: bool) -> None:
+        """Complete a prompt under the plan; what random weights answer is not printed."""
         from oallama.llama import Llama
 
         with interruptible():
             llm = Llama(str(self.model), plan=plan, verbose=False, n_threads=self.settings.n_threads)
-        out.print(f"[dim]{PROMPT}[/]", end="")
-        clock, _ = complete(llm, PROMPT, 32, 0.0, None)
+        if readable:
+            out.print(f"[dim]{PROMPT}[/]", end="")
+        clock, _ = complete(llm, PROMPT, 32, 0.0, None, quiet=not readable)
         out.print(clock.summary(len(llm.tokenize(PROMPT.encode()))))
         out.print(llm.placement())
         llm.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -68,7 +69,13 @@ def run(
 
 
 def complete(
-    llm: Any, prompt: str, n_generate: int, temperature: float, seed: int | None, quiet: bool = False
+    llm: Any,
+    prompt: str,
+    n_generate: int,
+    temperature: float,
+    seed: int | None,
+    quiet: bool = False,
+    stop: Sequence[str] = (),
 ) -> tuple[TokenClock, str]:
     """Stream one completion to stdout (unless quiet); returns its clock and text."""
     import oallama
@@ -81,6 +88,7 @@ def complete(
             temperature=temperature,
             seed=seed,
             stream=True,
+            stop=list(stop),
             stopping_criteria=oallama.StoppingCriteriaList([clock]),
         )
         for chunk in stream:
