@@ -33,7 +33,7 @@ from oallama.planning.operators import OUTPUT, TOKEN_EMBEDDING, OperatorGraph
 from oallama.rpc import LocalRpcServer
 
 PLANNERS = ("exact", "divided", "layers")
-SHARE = 43  # percent on the server, which has attention, too
+SHARE = 50  # percent
 STEP = 256  # a multiple of every block of quantised values
 SWEEP = {"prompts": (16,), "gens": (24,), "interleave": "reload"}
 
@@ -42,7 +42,7 @@ SWEEP = {"prompts": (16,), "gens": (24,), "interleave": "reload"}
 
 
 def halved(graph: OperatorGraph, device: str) -> str:
-    """Feed-forwards and the output matrix on both sides, everything else on the device, which gets less of them."""
+    """Feed-forwards and the output matrix on both sides, everything else on the device."""
     targets = {op.weight for op in graph.targets(1)}
     lines = ["# oallama backend map v1", *(f"layer {il} {device}" for il in range(graph.n_layer + 1))]
     for tensor in graph.tensors:
