@@ -1,22 +1,27 @@
 """Measures divided weights: that both sides compute at once, and TPOT over budgets against plans of whole weights.
 
 python bench/divided.py twice|budgets --model FILE.gguf [--budgets 10%,25%,..] [--repeats N] [--out FILE.jsonl]
+python bench/divided.py predicted --shape NAME --datasheet NAME [--budgets ..] [--out FILE.jsonl] [--plot FILE.png]
 
 twice: TTFT and TPOT on one core, on two threads of one CPU device (what this machine's memory and cores give at best),
 and on two CPU devices of one thread each (the engine's own and a loopback RPC server) that share every feed-forward and
-the output matrix. budgets: plans of the planners `exact` (whole weights),
+the output matrix, each on a core of its own. budgets: plans of the planners `exact` (whole weights),
 `divided` and `layers` (-ngl) for shares of the weights, on a loopback RPC server of one thread beside a host of one
-thread. Runs are interleaved, the medians of rounds compared. Writes the machine, then one JSON line per measurement.
+thread. Runs are interleaved, the medians of rounds compared. predicted: the same planners for a published shape
+(Q4_K_M) on a datasheet's machine. Writes the machine, then one JSON line per measurement.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +30,14 @@ from oallama.autoplan import Choices
 from oallama.bench.engines import Engine, LoadParams
 from oallama.bench.machine import describe, save_lines
 from oallama.bench.planned import planned
+from oallama.bench.plot import COLOURS, MARKERS
 from oallama.bench.sweep import Sweep, run_bench
 from oallama.errors import OallamaError
+from oallama.modelmaker import make_sparse_model
 from oallama.plan import is_divided_by_columns
 from oallama.planning import Workload
 from oallama.planning.operators import OUTPUT, TOKEN_EMBEDDING, OperatorGraph
+from oallama.profiling.datasheet import Datasheet, make_profile
 from oallama.rpc import LocalRpcServer
 
 PLANNERS = ("exact", "divided", "layers")
@@ -61,15 +69,21 @@ def halved(graph: OperatorGraph, device: str) -> str:
 def twice(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     graph = autoplan.read_graph(args.model, engine.Settings(n_ctx=256))
     common = LoadParams(flash_attn="on", use_extra_bufts=False)  # an RPC server has plain kernels only
+    one, other, *_ = cpus = sorted(os.sched_getaffinity(0))
+    # What is started inherits its core: left to the system, a woken server begins on the core of who woke it.
+    os.sched_setaffinity(0, {other})
     with LocalRpcServer(threads=1, register=False) as server:
+        os.sched_setaffinity(0, {one})
         both = replace(common, n_gpu_layers=-1, n_threads=1, rpc_servers=(server.endpoint,), devices=("RPC0",))
         engines = [
             Engine("one core", runtime.lib_dir(), replace(common, n_threads=1, devices=()), baseline=True),
-            Engine("two threads", runtime.lib_dir(), replace(common, n_threads=2, devices=())),
             Engine("divided", runtime.lib_dir(), both, backend_map=halved(graph, "RPC0")),
         ]
         sweep = Sweep(prompts=(128,), gens=(24,), interleave="reload", repeats=args.repeats)
         results = run_bench(args.model, engines, sweep, progress=_progress)
+        os.sched_setaffinity(0, cpus)
+        threads = Engine("two threads", runtime.lib_dir(), replace(common, n_threads=2, devices=()), baseline=True)
+        results += run_bench(args.model, [threads], sweep, progress=_progress)
     for metric in ("ttft_s", "tpot_s"):
         samples = {r.engine: [getattr(s, metric) for s in r.samples] for r in results}
         medians = {name: statistics.median(values) for name, values in samples.items()}
@@ -112,22 +126,67 @@ def budgets(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             }  # fmt: skip
 
 
+# ---- a machine one does not have -----------------------------------------------------------------------------------
+
+
+def predicted(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    sheet, found = Datasheet.load(args.datasheet), {name: [] for name in PLANNERS}
+    settings = engine.Settings(n_ctx=4096, flash_attn="on", n_threads=sheet.cpu.cores)
+    with tempfile.TemporaryDirectory() as folder:
+        path = make_sparse_model(Path(folder) / "model.gguf", shape=args.shape, file_type="Q4_K_M")
+        graph = autoplan.read_graph(path, settings)
+        profile = make_profile(graph, sheet)
+        for budget, name in product(args.budgets, PLANNERS):
+            choices = Choices(planner=name, profile=profile, elsewhere=True, workload=Workload(512, 128))
+            line = {"what": "predicted", "shape": args.shape, "datasheet": args.datasheet, "budget": budget}
+            try:
+                plan = autoplan.plan_graph(path, graph, budget, settings, choices)
+            except OallamaError as error:
+                yield {**line, "planner": name, "refused": str(error)}
+                continue
+            times = plan.predicted
+            found[name].append((float(budget.rstrip("%")), 1e3 * times.tpot_s[512]))
+            yield {
+                **line, "planner": name, "request_s": times.request_s, "ttft_s": times.ttft_s[512],
+                "tpot_s": times.tpot_s[512], "params": dict(plan.planner["params"]),
+            }  # fmt: skip
+    if args.plot:
+        draw(found, f"{args.shape} Q4_K_M, {args.datasheet}", args.plot)
+
+
+def draw(found: dict[str, list[tuple[float, float]]], title: str, path: Path) -> None:
+    """TPOT (ms) over the budget (percent of the weights) by planner."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for (name, points), colour, marker in zip(found.items(), COLOURS, MARKERS, strict=False):
+        axes.plot(*zip(*points, strict=True), color=colour, marker=marker, markersize=4, label=name)
+    axes.set(xlabel="budget (% of the weights)", ylabel="predicted TPOT (ms)", title=title, ylim=(0, None))
+    axes.grid(alpha=0.3)
+    axes.legend(title="planner")
+    figure.savefig(path, dpi=150)
+
+
 def _progress(i: int, n: int, what: str) -> None:
     print(f"{i}/{n} {what}", file=sys.stderr)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("twice", "budgets"))
-    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("what", choices=("twice", "budgets", "predicted"))
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--shape", default="qwq-32b")
+    parser.add_argument("--datasheet", default="rtx4090-xeon4314")
     parser.add_argument(
         "--budgets", type=lambda text: text.split(","), default=["5%", "10%", "25%", "50%", "75%", "90%", "100%"]
     )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
     lines = [{"machine": describe(sys.argv)}]
-    for line in {"twice": twice, "budgets": budgets}[args.what](args):
+    for line in {"twice": twice, "budgets": budgets, "predicted": predicted}[args.what](args):
         lines.append(line)
         print(json.dumps({k: v for k, v in line.items() if not isinstance(v, list)}), flush=True)
     if args.out:
