@@ -33,4 +33,5 @@ def made_profile(model: Path, device: str, settings: Settings, name: str | None 
         links=rename(profile.links),
         switches=rename(profile.switches),
         overlaps=rename(profile.overlaps),
+        concurrency=rename(profile.concurrency),
     )
