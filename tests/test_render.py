@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from oallama.plan import HOST, PlacementPlan, Segment, TensorPlacement
+from oallama.plan import HOST, PlacementPlan, TensorPlacement
 from oallama.planning.render import ASCII, UNICODE, render_layers, render_plan, render_summary, render_times
 from synthetic import DEVICE, QWQ_32B, Shape, graph
 from test_plan import make
@@ -52,11 +52,10 @@ def test_runs_of_layers_and_ascii():
 def test_split_tensor_and_absent_kind():
     tensors = dict(make().tensors)
     del tensors["blk.0.ffn_up.weight"]
-    tensors["blk.1.ffn_up.weight"] = TensorPlacement(
-        "f16", 10, (Segment("GPU0", "resident", (0, 5), 5), Segment(HOST, "host", (5, 10), 5)), 0.5
-    )
+    whole = TensorPlacement.whole("f16", 10, HOST, "host", 0.5)
+    tensors["blk.1.ffn_up.weight"] = TensorPlacement.divided(whole, "GPU0", 5, 10)
     lines = picture(make(tensors=tensors))
-    assert "/" in lines[2] and lines[-1].endswith("/ split over devices")
+    assert "/" in lines[2] and lines[-1].endswith("/ split: GPU0 computes 50% of each while CPU computes the rest")
     assert lines[1].split() == ["0", "█", "█", "█"]
 
 

@@ -197,7 +197,7 @@ def test_bad_input(monkeypatch: pytest.MonkeyPatch, model: Path, on_cpu: Placeme
         ([on_cpu], {"rounds": 0}, "repeats >= 1"),
         ([on_cpu], {"workload": (4, 1)}, "at least 2"),
         ([on_cpu], {"workload": (300, 2)}, "too small"),
-        ([beyond], {}, "none of 1 plans.*split"),
+        ([beyond], {}, "none of 1 plans.*must begin with"),
     ):
         with pytest.raises(OallamaError, match=words):
             verify(model, plans, **options)
