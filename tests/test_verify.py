@@ -205,7 +205,7 @@ def test_bad_input(monkeypatch: pytest.MonkeyPatch, model: Path, on_cpu: Placeme
         verify(model.with_name("none.gguf"), [on_cpu])
     fake(monkeypatch, 1.0)
     good, bad = verify(model, [beyond, on_cpu])
-    assert good.hash == on_cpu.hash and "split" in bad.measured["error"]
+    assert good.hash == on_cpu.hash and "must begin with" in bad.measured["error"]
 
 
 # ---- predictions -----------------------------------------------------------------------------------------------------
