@@ -30,7 +30,7 @@ from oallama.autoplan import Choices
 from oallama.bench.engines import Engine, LoadParams
 from oallama.bench.machine import describe, save_lines
 from oallama.bench.planned import planned
-from oallama.bench.plot import COLOURS, MARKERS
+from oallama.bench.plot import COLOURS, MARKERS, save_figure
 from oallama.bench.sweep import Sweep, run_bench
 from oallama.errors import OallamaError
 from oallama.modelmaker import make_sparse_model
@@ -165,7 +165,7 @@ def draw(found: dict[str, list[tuple[float, float]]], title: str, path: Path) ->
     axes.set(xlabel="budget (% of the weights)", ylabel="predicted TPOT (ms)", title=title, ylim=(0, None))
     axes.grid(alpha=0.3)
     axes.legend(title="planner")
-    figure.savefig(path, dpi=150)
+    save_figure(figure, path)
 
 
 def _progress(i: int, n: int, what: str) -> None:

@@ -32,8 +32,9 @@ from oallama.modelmaker import make_model
 from oallama.plan import HOST, PlacementPlan
 from oallama.planning import Workload
 from oallama.planning.realisation import Weight, choose
+from oallama.profiling.entries import DeviceInfo, OperatorTime
 from oallama.profiling.fingerprint import cpu_set
-from oallama.profiling.profile import DeviceInfo, OperatorTime, Profile
+from oallama.profiling.profile import Profile
 from oallama.profiling.profiler import cold_bytes
 from oallama.rpc import LocalRpcServer
 

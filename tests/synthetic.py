@@ -12,10 +12,10 @@ from typing import Any
 
 from oallama.plan import HOST, ContextSettings, PlacementPlan
 from oallama.planning import OperatorGraph, Space, parse_budget
-from oallama.planning.cost import Workload
 from oallama.planning.drafts import MemoryDryRun
 from oallama.planning.planner import DEFAULT_WORKLOAD
-from oallama.profiling.profile import (
+from oallama.planning.workload import Workload
+from oallama.profiling.entries import (
     OTHER,
     AttentionTime,
     Concurrency,
@@ -23,9 +23,9 @@ from oallama.profiling.profile import (
     LinkTime,
     OperatorTime,
     Overlap,
-    Profile,
     SwitchTime,
 )
+from oallama.profiling.profile import Profile
 
 BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32, "q4_K": 144 / 256}
 

@@ -9,10 +9,11 @@ import pytest
 
 from oallama.errors import OallamaError
 from oallama.plan import ContextSettings
-from oallama.planning.cost import CostModel, Workload
+from oallama.planning.cost import CostModel
 from oallama.planning.predict import Predictor
 from oallama.planning.reduced import reduced_links
 from oallama.planning.stage import Placement
+from oallama.planning.workload import Workload
 from synthetic import DEVICE, GPU, SMALL, Shape, graph, profile
 
 CONTEXT = ContextSettings(n_ctx=4096)

@@ -14,8 +14,9 @@ from oallama import autoplan, engine
 from oallama.errors import OallamaError
 from oallama.profiling import profiler
 from oallama.profiling.drift import check_drift, describe_drift
+from oallama.profiling.entries import OTHER, OperatorTime
 from oallama.profiling.fingerprint import fingerprint
-from oallama.profiling.profile import OTHER, OperatorTime, Profile
+from oallama.profiling.profile import Profile
 from oallama.profiling.workload import Task, tasks_for
 
 

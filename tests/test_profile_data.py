@@ -12,15 +12,8 @@ from hypothesis import strategies as st
 
 from oallama.errors import OallamaError
 from oallama.profiling.curves import log_log, piecewise_linear
-from oallama.profiling.profile import (
-    RECORDED,
-    AttentionTime,
-    DeviceInfo,
-    LinkTime,
-    OperatorTime,
-    Profile,
-    SwitchTime,
-)
+from oallama.profiling.entries import AttentionTime, DeviceInfo, LinkTime, OperatorTime, SwitchTime
+from oallama.profiling.profile import RECORDED, Profile
 from synthetic import DEVICE, graph, profile
 
 

@@ -10,9 +10,10 @@ import pytest
 import synthetic
 from oallama.plan import HOST, PlacementPlan
 from oallama.planning import OperatorGraph, make_plans
-from oallama.planning.cost import Workload
 from oallama.planning.realisation import Weight, choose
-from oallama.profiling.profile import OTHER, OperatorTime, Profile
+from oallama.planning.workload import Workload
+from oallama.profiling.entries import OTHER, OperatorTime
+from oallama.profiling.profile import Profile
 from oallama.profiling.tuning import Crossover
 
 WEIGHT = Weight("MUL_MAT", "q4_K", (64, 128))

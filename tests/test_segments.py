@@ -14,7 +14,7 @@ from conftest import ARCHITECTURES
 from oallama import autoplan, engine
 from oallama.plan import ContextSettings
 from oallama.planning.block import Block
-from oallama.planning.cost import CostModel, Workload
+from oallama.planning.cost import CostModel
 from oallama.planning.exact import exact
 from oallama.planning.layered import Infeasible
 from oallama.planning.operators import OperatorGraph
@@ -23,6 +23,7 @@ from oallama.planning.predict import Predictor
 from oallama.planning.segments import NotLayered, Segments
 from oallama.planning.solve import solve
 from oallama.planning.stage import OFFLOAD_MIN_TOKENS, Placement, spread
+from oallama.planning.workload import Workload
 from oallama.profiling.profile import Profile
 from synthetic import CONTEXT, DEVICE, SMALL, FakeMemory, Shape, Speed, graph, profile, raw_graph, space
 

@@ -50,6 +50,11 @@ def write_plot(results: Sequence[Result], path: str | os.PathLike[str]) -> Path:
     handles, names = _legend(grid)
     figure.legend(handles, names, loc="outside lower center", ncols=min(3, len(names)), frameon=False)
     figure.suptitle(_title(measured), fontsize=11, x=0.01, ha="left")
+    return save_figure(figure, path)
+
+
+def save_figure(figure: Any, path: str | os.PathLike[str]) -> Path:
+    """Write a matplotlib figure as a PNG, folders included. Raises OallamaError when the path cannot be written."""
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150, format="png")

@@ -15,7 +15,7 @@ from oallama.autoplan import Choices
 from oallama.engine import Settings
 from oallama.planning import OperatorGraph
 from oallama.profiling.datasheet import Datasheet, make_profile
-from oallama.profiling.profile import OTHER, OperatorTime
+from oallama.profiling.entries import OTHER, OperatorTime
 from oallama.profiling.profile import Profile as MachineProfile
 from oallama.profiling.profiler import forget
 

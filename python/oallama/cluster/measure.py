@@ -18,7 +18,8 @@ from oallama.planning import OperatorGraph
 from oallama.planning.budget import format_bytes
 from oallama.planning.cost import CostModel
 from oallama.profiling.curves import Points
-from oallama.profiling.profile import AttentionTime, DeviceInfo, OperatorTime, Profile
+from oallama.profiling.entries import AttentionTime, DeviceInfo, OperatorTime
+from oallama.profiling.profile import Profile
 from oallama.profiling.profiler import profile_machine
 
 from .devices import ClusterFile

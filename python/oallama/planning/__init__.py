@@ -1,12 +1,12 @@
 """Decides where every weight lives: operators + profile -> PlacementPlan. Pure functions, no engine."""
 
 from .budget import Budget, format_bytes, parse_budget
-from .cost import Workload
 from .operators import AttentionShape, Operator, OperatorGraph, TensorInfo
 from .planner import Candidates, PlannerName, make_plans
 from .space import BudgetTooSmall, Space
 from .stock import StockFlags
 from .verdict import Verdict, compare
+from .workload import Workload
 
 __all__ = [
     "AttentionShape",

@@ -17,45 +17,20 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
 from ..plan import HOST, ContextSettings, PlacementPlan, TensorPlacement
-from ..profiling.profile import REALISATIONS, Profile
+from ..profiling.entries import REALISATIONS
+from ..profiling.profile import Profile
 from .oato import Anchor, Edge
 from .operators import OUTPUT, AttentionShape, Operator, OperatorGraph
 from .realisation import NONE, PLAIN, Realisations
 from .reduced import Link, reduced_links
 from .stage import OFFLOAD_MIN_TOKENS, STREAMER, Ids, Ints, Mask, Placement, StageGraph
+from .workload import Workload
 
 Floats = NDArray[np.float64]
 # llama.cpp attends to the cache in multiples of this many positions. The fused form skips those beyond the last token.
 KV_ROWS = 256
 # Rows of a weight, and of a batch's attention, that ggml-cpu computes at once, at most.
 WEIGHT_ROWS, ATTENTION_ROWS = 16, 64
-
-
-@dataclass(frozen=True)
-class Workload:
-    """The request a plan is optimised for, in tokens.
-
-    n_prompt = 0 optimises generation alone. depth: tokens in the KV cache before the prompt. n_parallel: sequences
-    that generate together, one token each in every step.
-    """
-
-    n_prompt: int = 512
-    n_generate: int = 128
-    depth: int = 0
-    n_parallel: int = 1
-
-    def chunks(self, n_ubatch: int) -> list[tuple[int, int]]:
-        """Prefill in micro-batches: (tokens, depth after them)."""
-        starts = range(0, self.n_prompt, n_ubatch)
-        return [
-            (min(n_ubatch, self.n_prompt - start), self.depth + min(start + n_ubatch, self.n_prompt))
-            for start in starts
-        ]
-
-    @property
-    def middle(self) -> int:
-        """The depth half-way through the answer, where the mean TPOT is predicted."""
-        return self.depth + self.n_prompt + self.n_generate // 2
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from ..plan import HOST, DeviceMemory, Mode, PlacementPlan, Prediction, TensorPlacement, is_divided_by_columns
-from ..profiling.profile import REALISATIONS
+from ..profiling.entries import REALISATIONS
 from .budget import Budget, format_bytes
-from .cost import CostModel, Workload
+from .cost import CostModel
 from .predict import Predictor
 from .realisation import PLAIN, REPACKED
 from .stage import STREAMER, Ids, Mask, Placement
 from .stock import StockFlags, homes
+from .workload import Workload
 
 # memory(plan) -> {device: {"weights", "kv", "compute"}} in bytes, from the engine's allocator without loading a weight.
 MemoryDryRun = Callable[[PlacementPlan], Mapping[str, Mapping[str, int]]]

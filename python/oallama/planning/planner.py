@@ -17,7 +17,6 @@ import numpy as np
 from ..errors import OallamaError
 from ..plan import HOST, PlacementPlan
 from .budget import format_bytes
-from .cost import Workload
 from .dividing import divided
 from .drafts import Drafts, Measured
 from .exact import exact
@@ -26,6 +25,7 @@ from .operators import layer_of
 from .space import Space, too_small
 from .stage import Ids, Ints
 from .stock import StockFlags, cpu_ffn, cpu_moe
+from .workload import Workload
 
 PlannerName = Literal[
     "auto",

@@ -8,9 +8,10 @@ import numpy as np
 
 from ..plan import HOST
 from .block import Block, StageSeconds
-from .cost import CostModel, Workload
+from .cost import CostModel
 from .divided import DividedCosts
 from .stage import Placement
+from .workload import Workload
 
 
 class Predictor:

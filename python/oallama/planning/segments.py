@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 
 from ..errors import OallamaError
 from .block import Block
-from .cost import CostModel, Floats, StageCosts, Workload
+from .cost import CostModel, Floats, StageCosts
 from .layered import Instance, LayerClass
 from .operators import Operator
 from .stage import OFFLOAD_MIN_TOKENS, STREAMER, Ids, Mask, Placement, spread
+from .workload import Workload
 
 # More ways than this per layer take too long to price: targets that read the same input then share a home.
 MOST_WAYS = 3000

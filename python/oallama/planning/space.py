@@ -13,12 +13,13 @@ from ..plan import STREAM_SLOTS, ContextSettings
 from ..profiling.profile import Profile
 from ..profiling.tuning import Crossover
 from .budget import Budget
-from .cost import CostModel, Workload
+from .cost import CostModel
 from .drafts import Drafts, Measured, MemoryDryRun
 from .operators import OperatorGraph
 from .realisation import Realisations, realise
 from .stage import Mask
 from .stock import StockFlags
+from .workload import Workload
 
 SMALLEST_UBATCH = 32
 

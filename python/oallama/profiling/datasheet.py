@@ -20,7 +20,8 @@ from ..jsonfile import read_json_object
 from ..plan import HOST
 from ..planning.operators import OperatorGraph
 from . import roofline
-from .profile import AttentionTime, Concurrency, DeviceInfo, OperatorTime, Overlap, Profile, SwitchTime
+from .entries import AttentionTime, Concurrency, DeviceInfo, OperatorTime, Overlap, SwitchTime
+from .profile import Profile
 from .roofline import Roofline
 from .shipped import HERE, find
 

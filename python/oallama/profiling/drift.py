@@ -7,7 +7,8 @@ from statistics import median
 from typing import Any, Protocol
 
 from oallama.errors import OallamaError
-from oallama.profiling.profile import OTHER, REMEDY, OperatorTime, Profile
+from oallama.profiling.entries import OTHER, OperatorTime
+from oallama.profiling.profile import REMEDY, Profile
 from oallama.profiling.profiler import Probe
 from oallama.profiling.workload import Task
 

@@ -18,16 +18,22 @@ from typing import Any, NamedTuple, TypeVar
 from ..errors import OallamaError
 from ..jsonfile import read_json_object, write_text_atomic
 from .curves import log_log, piecewise_linear
+from .entries import (
+    OTHER,
+    REALISATIONS,
+    AttentionTime,
+    Concurrency,
+    DeviceInfo,
+    LinkTime,
+    OperatorTime,
+    Overlap,
+    SwitchTime,
+)
 from .shipped import HERE, find
 from .validation import check_entry, check_profile
 
 SCHEMA = "oallama.profile/1"
 REMEDY = "record one with `oallama profile MODEL.gguf`"
-# Pseudo operator: the median time of one of the small operators (norm, add, rope, ...) at a token count.
-OTHER = "OTHER"
-# How a weight on the CPU may lie: as in the file, or in a buffer type with a layout of its own (ggml-cpu's repacking,
-# AMX). "" is what llama.cpp takes on a machine without accelerators: repacked where it can be.
-REALISATIONS = ("", "plain", "repacked")
 RECORDED = HERE / "recorded"
 # Where the times of a profile come from.
 SOURCES = ("measured", "datasheet")
@@ -38,93 +44,6 @@ class Estimate(NamedTuple):
 
     seconds: float
     source: str
-
-
-@dataclass(frozen=True)
-class DeviceInfo:
-    """A device of the profiled machine. `op_offload`: uploads host weights for large batches (upstream's rule)."""
-
-    name: str
-    description: str
-    type: str
-    memory_total: int
-    backend: str
-    op_offload: bool = False
-
-
-@dataclass(frozen=True)
-class OperatorTime:
-    """One matrix multiplication: `ne` = (k, m, n_expert) of its weight, n_expert and n_used are 1 for dense.
-
-    realisation: of REALISATIONS; "" where the device has only one.
-    """
-
-    device: str
-    op: str
-    type: str
-    ne: tuple[int, ...]
-    n_used: int
-    n_tokens: int
-    median_s: float
-    spread_s: float = 0.0
-    repeats: int = 1
-    realisation: str = ""
-
-
-@dataclass(frozen=True)
-class AttentionTime:
-    """Attention of one layer for `n_tokens` queries over `depth` cached positions.
-
-    flash: one fused operator where the device has it; else K*q, softmax and V*p one after the other.
-    """
-
-    device: str
-    n_head: int
-    n_head_kv: int
-    head_dim_k: int
-    head_dim_v: int
-    type_k: str
-    type_v: str
-    n_tokens: int
-    depth: int
-    median_s: float
-    spread_s: float = 0.0
-    flash: bool = True
-
-
-@dataclass(frozen=True)
-class LinkTime:
-    """One copy of `bytes` between the host and `device`; direction "h2d" or "d2h", memory "pageable" or "pinned"."""
-
-    device: str
-    direction: str
-    memory: str
-    bytes: int
-    median_s: float
-
-
-@dataclass(frozen=True)
-class SwitchTime:
-    """What one change of device inside a graph costs beyond the copies themselves."""
-
-    device: str
-    median_s: float
-
-
-@dataclass(frozen=True)
-class Overlap:
-    """How far copies to `device` from another thread hide behind what it computes: 0 not at all, 1 fully."""
-
-    device: str
-    share: float
-
-
-@dataclass(frozen=True)
-class Concurrency:
-    """How far the computing of `device` and of the host hide behind each other: 0 not at all, 1 fully."""
-
-    device: str
-    share: float
 
 
 Timed = TypeVar("Timed", OperatorTime, AttentionTime, LinkTime, SwitchTime)

@@ -20,8 +20,7 @@ from typing import Any
 from oallama import engine
 from oallama.errors import OallamaError
 from oallama.planning.operators import OperatorGraph
-from oallama.profiling.fingerprint import cpu_set, fingerprint
-from oallama.profiling.profile import (
+from oallama.profiling.entries import (
     OTHER,
     AttentionTime,
     Concurrency,
@@ -29,9 +28,10 @@ from oallama.profiling.profile import (
     LinkTime,
     OperatorTime,
     Overlap,
-    Profile,
     SwitchTime,
 )
+from oallama.profiling.fingerprint import cpu_set, fingerprint
+from oallama.profiling.profile import Profile
 from oallama.profiling.workload import LINK_SIZES, Task, tasks_for
 
 DEPTHS = (128, 1024, 4096)

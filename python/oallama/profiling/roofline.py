@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..planning.operators import AttentionShape, OperatorGraph
-from .profile import OTHER, AttentionTime, LinkTime, OperatorTime
+from .entries import OTHER, AttentionTime, LinkTime, OperatorTime
 from .workload import LINK_SIZES, SMALL_OP_TIERS, UNFUSED_V_TYPES
 
 # Bytes per value of the KV cache types: block bytes / block values of ggml.

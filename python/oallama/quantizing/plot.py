@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..bench.plot import COLOURS, MARKERS
+from ..bench.plot import COLOURS, MARKERS, save_figure
 from ..errors import OallamaError
 from .search import Trial
 
@@ -30,12 +30,7 @@ def write_frontier(trials: Sequence[Trial], path: str | os.PathLike[str], title:
         _panel(panels[1], trials, [(trial.tpot_s or 0.0) * 1e3 for trial in trials], "predicted TPOT in ms")
     panels[0].legend(frameon=False)
     figure.suptitle(title, fontsize=11, x=0.01, ha="left")
-    try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150, format="png")
-    except OSError as error:
-        raise OallamaError(f"cannot write the plot {path}: {error.strerror}") from None
-    return Path(path)
+    return save_figure(figure, path)
 
 
 def _panel(plot: Any, trials: Sequence[Trial], costs: Sequence[float], label: str) -> None:

@@ -1,0 +1,98 @@
+"""What a profile is made of: a device, and one measured time or share. Times are seconds, sizes bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# Pseudo operator: the median time of one of the small operators (norm, add, rope, ...) at a token count.
+OTHER = "OTHER"
+# How a weight on the CPU may lie: as in the file, or in a buffer type with a layout of its own (ggml-cpu's repacking,
+# AMX). "" is what llama.cpp takes on a machine without accelerators: repacked where it can be.
+REALISATIONS = ("", "plain", "repacked")
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """A device of the profiled machine. `op_offload`: uploads host weights for large batches (upstream's rule)."""
+
+    name: str
+    description: str
+    type: str
+    memory_total: int
+    backend: str
+    op_offload: bool = False
+
+
+@dataclass(frozen=True)
+class OperatorTime:
+    """One matrix multiplication: `ne` = (k, m, n_expert) of its weight, n_expert and n_used are 1 for dense.
+
+    realisation: of REALISATIONS; "" where the device has only one.
+    """
+
+    device: str
+    op: str
+    type: str
+    ne: tuple[int, ...]
+    n_used: int
+    n_tokens: int
+    median_s: float
+    spread_s: float = 0.0
+    repeats: int = 1
+    realisation: str = ""
+
+
+@dataclass(frozen=True)
+class AttentionTime:
+    """Attention of one layer for `n_tokens` queries over `depth` cached positions.
+
+    flash: one fused operator where the device has it; else K*q, softmax and V*p one after the other.
+    """
+
+    device: str
+    n_head: int
+    n_head_kv: int
+    head_dim_k: int
+    head_dim_v: int
+    type_k: str
+    type_v: str
+    n_tokens: int
+    depth: int
+    median_s: float
+    spread_s: float = 0.0
+    flash: bool = True
+
+
+@dataclass(frozen=True)
+class LinkTime:
+    """One copy of `bytes` between the host and `device`; direction "h2d" or "d2h", memory "pageable" or "pinned"."""
+
+    device: str
+    direction: str
+    memory: str
+    bytes: int
+    median_s: float
+
+
+@dataclass(frozen=True)
+class SwitchTime:
+    """What one change of device inside a graph costs beyond the copies themselves."""
+
+    device: str
+    median_s: float
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """How far copies to `device` from another thread hide behind what it computes: 0 not at all, 1 fully."""
+
+    device: str
+    share: float
+
+
+@dataclass(frozen=True)
+class Concurrency:
+    """How far the computing of `device` and of the host hide behind each other: 0 not at all, 1 fully."""
+
+    device: str
+    share: float
