@@ -30,8 +30,8 @@ EXAM_SEED = 4
 HELD_OUT_SHA256 = "8b2e1f439b69d4bc1555f95121ef1645ebe6f570fb88b8b0b02fe7a3149d6ce2"
 TOKENS_SHA256 = "b1a1438dfc73655c8d030a5e75dbf92cc212cabcb7d4778bfe10a83e25f2b8dc"
 # What the shipped model reaches, with a margin (bench/results/*-storyteller.jsonl); one that knows less fails.
-MOST_PERPLEXITY = 2.2
-LEAST_RIGHT, LEAST_TRUE = 0.25, 0.3
+MOST_PERPLEXITY = 2.05
+LEAST_RIGHT, LEAST_TRUE = 0.45, 0.4
 CONTEXT: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
 OPENINGS = (
     "One sunny day, Anna and Ben were in the garden.",

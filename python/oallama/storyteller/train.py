@@ -22,7 +22,7 @@ from .tokenizer import learn
 SHAPE = Shape("llama", 4, 256, 512, 4, 2, 64, 640, 512, 10000.0, 1e-5, tied=True)
 SEED = 2
 TOKENS_PER_STEP = 2048
-STEPS = {128: 140, 256: 60, 512: 30}  # tokens of a row -> steps
+STEPS = {128: 420, 256: 190, 512: 90}  # tokens of a row -> steps
 WARM, FALL = 10, STEPS[256] + STEPS[512]  # steps in which the rate rises, and falls
 RATES = {"muon": 0.02, "adam": 0.01}
 _DOCUMENTS = 2000  # made at a time
