@@ -1,14 +1,21 @@
 """Measures divided weights: that both sides compute at once, and TPOT over budgets against plans of whole weights.
 
-python bench/divided.py twice|budgets --model FILE.gguf [--budgets 10%,25%,..] [--repeats N] [--out FILE.jsonl]
+python bench/divided.py twice --model FILE.gguf [--repeats N] [--out FILE.jsonl]
+python bench/divided.py budgets --model FILE.gguf [--device NAME] [--budgets ..] [--out FILE.jsonl] [--plot FILE.png]
 python bench/divided.py predicted --shape NAME --datasheet NAME [--budgets ..] [--out FILE.jsonl] [--plot FILE.png]
 
 twice: TTFT and TPOT on one core, on two threads of one CPU device (what this machine's memory and cores give at best),
 and on two CPU devices of one thread each (the engine's own and a loopback RPC server) that share every feed-forward and
-the output matrix, each on a core of its own. budgets: plans of the planners `exact` (whole weights),
-`divided` and `layers` (-ngl) for shares of the weights, on a loopback RPC server of one thread beside a host of one
-thread. Runs are interleaved, the medians of rounds compared. predicted: the same planners for a published shape
-(Q4_K_M) on a datasheet's machine. Writes the machine, then one JSON line per measurement.
+the output matrix. budgets: TPOT of plans of the planners `exact` (whole weights), `divided` and `layers` (-ngl) for
+shares of the weights, on such a server beside such a host, or on --device. predicted: the same planners for a published
+shape (Q4_K_M) on a datasheet's machine. Runs are interleaved, the medians of rounds compared. Server and host have a
+core each. Writes the machine, then one JSON line per measurement.
+
+Two cores of one machine are equally fast. For a host that is slow beside its accelerator give this process a ggml-cpu
+without vector instructions (the server keeps its own), for example of
+    cmake -S . -B build/plain-x86 -DGGML_NATIVE=OFF -DGGML_{SSE42,AVX,AVX2,FMA,F16C,BMI2}=OFF -DOALLAMA_{VULKAN,MPI}=OFF
+    cmake --build build/plain-x86 --target ggml-cpu
+    LD_LIBRARY_PATH=build/plain-x86/bin python bench/divided.py budgets ..
 """
 
 from __future__ import annotations
@@ -20,6 +27,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -43,7 +51,30 @@ from oallama.rpc import LocalRpcServer
 PLANNERS = ("exact", "divided", "layers")
 SHARE = 50  # percent
 STEP = 256  # a multiple of every block of quantised values
-SWEEP = {"prompts": (16,), "gens": (24,), "interleave": "reload"}
+BUDGETS = [f"{percent}%" for percent in range(5, 101, 5)]
+LIBRARIES = "LD_LIBRARY_PATH"
+
+
+@contextmanager
+def two_cores(names: tuple[str, ...], register: bool = False) -> Iterator[dict[str, LocalRpcServer]]:
+    """An RPC server of one thread per name on one core; this process and what it starts then is on another.
+
+    register: this process plans with the first one's device.
+    """
+    one, other, *_ = cpus = sorted(os.sched_getaffinity(0))
+    libraries = os.environ.pop(LIBRARIES, None)
+    with ExitStack() as stack:
+        stack.callback(os.sched_setaffinity, 0, cpus)
+        # What is started inherits its core: left to the system, a woken server begins on the core of who woke it.
+        os.sched_setaffinity(0, {other})
+        servers = {
+            name: stack.enter_context(LocalRpcServer(threads=1, register=register and name == names[0]))
+            for name in names
+        }
+        os.sched_setaffinity(0, {one})
+        if libraries is not None:
+            os.environ[LIBRARIES] = libraries
+        yield servers
 
 
 # ---- twice the processors ------------------------------------------------------------------------------------------
@@ -69,21 +100,17 @@ def halved(graph: OperatorGraph, device: str) -> str:
 def twice(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     graph = autoplan.read_graph(args.model, engine.Settings(n_ctx=256))
     common = LoadParams(flash_attn="on", use_extra_bufts=False)  # an RPC server has plain kernels only
-    one, other, *_ = cpus = sorted(os.sched_getaffinity(0))
-    # What is started inherits its core: left to the system, a woken server begins on the core of who woke it.
-    os.sched_setaffinity(0, {other})
-    with LocalRpcServer(threads=1, register=False) as server:
-        os.sched_setaffinity(0, {one})
-        both = replace(common, n_gpu_layers=-1, n_threads=1, rpc_servers=(server.endpoint,), devices=("RPC0",))
+    with two_cores(("divided",)) as servers:
+        endpoint = servers["divided"].endpoint
+        both = replace(common, n_gpu_layers=-1, n_threads=1, rpc_servers=(endpoint,), devices=("RPC0",))
         engines = [
             Engine("one core", runtime.lib_dir(), replace(common, n_threads=1, devices=()), baseline=True),
             Engine("divided", runtime.lib_dir(), both, backend_map=halved(graph, "RPC0")),
         ]
         sweep = Sweep(prompts=(128,), gens=(24,), interleave="reload", repeats=args.repeats)
         results = run_bench(args.model, engines, sweep, progress=_progress)
-        os.sched_setaffinity(0, cpus)
-        threads = Engine("two threads", runtime.lib_dir(), replace(common, n_threads=2, devices=()), baseline=True)
-        results += run_bench(args.model, [threads], sweep, progress=_progress)
+    threads = Engine("two threads", runtime.lib_dir(), replace(common, n_threads=2, devices=()), baseline=True)
+    results += run_bench(args.model, [threads], sweep, progress=_progress)
     for metric in ("ttft_s", "tpot_s"):
         samples = {r.engine: [getattr(s, metric) for s in r.samples] for r in results}
         medians = {name: statistics.median(values) for name, values in samples.items()}
@@ -102,28 +129,47 @@ def twice(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def budgets(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    server = LocalRpcServer(threads=1)
-    settings = engine.Settings(n_ctx=256, n_threads=1)
+    if args.device:
+        params = dict.fromkeys(PLANNERS, LoadParams(n_threads=args.threads))
+        yield from at_budgets(args, args.device, params, "reload")  # together they may not fit
+        return
+    with two_cores(PLANNERS, register=True) as servers, tempfile.TemporaryDirectory() as cache:
+        os.environ["XDG_CACHE_HOME"] = cache  # a profile of these cores and libraries, for nobody else
+        params = {name: LoadParams(n_threads=1, rpc_servers=(s.endpoint,)) for name, s in servers.items()}
+        yield from at_budgets(args, servers[PLANNERS[0]].devices[0], params, "loaded")
+
+
+def at_budgets(
+    args: argparse.Namespace, device: str, params: dict[str, LoadParams], interleave: str
+) -> Iterator[dict[str, Any]]:
+    settings = engine.Settings(n_ctx=256, n_batch=32, n_ubatch=32, n_threads=params[PLANNERS[0]].n_threads)
+    sweep = Sweep((4,), gens=(12,), repeats=args.repeats, interleave=interleave)
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in PLANNERS}
     for budget in args.budgets:
+        line = {"what": "budgets", "model": args.model.stem, "device": device, "budget": budget}
         plans = {}
         for name in PLANNERS:
-            choices = Choices(device=server.devices[0], planner=name, workload=Workload(16, 128), streams=False)
+            choices = Choices(device=device, planner=name, workload=Workload(16, 128), streams=False)
             try:
                 plans[name] = autoplan.plan_model(args.model, budget, settings, choices)
             except OallamaError as error:
-                yield {"what": "budgets", "budget": budget, "planner": name, "refused": str(error)}
-        params = LoadParams(n_threads=1, rpc_servers=(server.endpoint,))
-        engines = [planned(plan, runtime.lib_dir(), params, name=name) for name, plan in plans.items()]
-        results = run_bench(args.model, engines, Sweep(repeats=args.repeats, **SWEEP), progress=_progress)
-        for result in results:
-            name, values = result.engine, [sample.tpot_s for sample in result.samples]
-            plan = plans[name]
+                yield {**line, "planner": name, "refused": str(error)}
+        engines = [planned(plan, runtime.lib_dir(), params[name], name) for name, plan in plans.items()]
+        for result in run_bench(args.model, engines, sweep):
+            plan, values = plans[result.engine], [sample.tpot_s for sample in result.samples]
+            found[result.engine].append((percent(budget), 1e3 * statistics.median(values)))
             yield {
-                "what": "budgets", "budget": budget, "planner": name, "tpot_s": statistics.median(values),
+                **line, "planner": result.engine, "tpot_s": statistics.median(values),
                 "predicted_s": plan.predicted.tpot_s[min(plan.predicted.tpot_s)],
-                "weights_bytes": plan.predicted.devices[server.devices[0]].weights,
-                "params": dict(plan.planner["params"]), "samples": values,
+                "weights_bytes": plan.predicted.devices[device].weights, "params": dict(plan.planner["params"]),
+                "host_libraries": os.environ.get(LIBRARIES), "samples": values,
             }  # fmt: skip
+    if args.plot:
+        draw(found, f"{args.model.stem}, {device}", "TPOT (ms)", args.plot)
+
+
+def percent(budget: str) -> float:
+    return float(budget.rstrip("%"))
 
 
 # ---- a machine one does not have -----------------------------------------------------------------------------------
@@ -145,16 +191,16 @@ def predicted(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 yield {**line, "planner": name, "refused": str(error)}
                 continue
             times = plan.predicted
-            found[name].append((float(budget.rstrip("%")), 1e3 * times.tpot_s[512]))
+            found[name].append((percent(budget), 1e3 * times.tpot_s[512]))
             yield {
                 **line, "planner": name, "request_s": times.request_s, "ttft_s": times.ttft_s[512],
                 "tpot_s": times.tpot_s[512], "params": dict(plan.planner["params"]),
             }  # fmt: skip
     if args.plot:
-        draw(found, f"{args.shape} Q4_K_M, {args.datasheet}", args.plot)
+        draw(found, f"{args.shape} Q4_K_M, {args.datasheet}", "predicted TPOT (ms)", args.plot)
 
 
-def draw(found: dict[str, list[tuple[float, float]]], title: str, path: Path) -> None:
+def draw(found: dict[str, list[tuple[float, float]]], title: str, quantity: str, path: Path) -> None:
     """TPOT (ms) over the budget (percent of the weights) by planner."""
     from matplotlib.figure import Figure
 
@@ -162,7 +208,7 @@ def draw(found: dict[str, list[tuple[float, float]]], title: str, path: Path) ->
     axes = figure.subplots()
     for (name, points), colour, marker in zip(found.items(), COLOURS, MARKERS, strict=False):
         axes.plot(*zip(*points, strict=True), color=colour, marker=marker, markersize=4, label=name)
-    axes.set(xlabel="budget (% of the weights)", ylabel="predicted TPOT (ms)", title=title, ylim=(0, None))
+    axes.set(xlabel="budget (% of the weights)", ylabel=quantity, title=title, ylim=(0, None))
     axes.grid(alpha=0.3)
     axes.legend(title="planner")
     save_figure(figure, path)
@@ -178,9 +224,9 @@ def main() -> None:
     parser.add_argument("--model", type=Path)
     parser.add_argument("--shape", default="qwq-32b")
     parser.add_argument("--datasheet", default="rtx4090-xeon4314")
-    parser.add_argument(
-        "--budgets", type=lambda text: text.split(","), default=["5%", "10%", "25%", "50%", "75%", "90%", "100%"]
-    )
+    parser.add_argument("--budgets", type=lambda text: text.split(","), default=BUDGETS)
+    parser.add_argument("--device", help="of the budgets, in place of a loopback RPC server")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of the host beside --device")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--plot", type=Path)

@@ -31,7 +31,7 @@ from oallama.bench.sweep import Sweep, order, run_bench
 from oallama.modelmaker import make_model
 from oallama.plan import HOST, PlacementPlan
 from oallama.planning import Workload
-from oallama.planning.realisation import Weight, choose
+from oallama.planning.realisation import Weight, choose, usual_realisation
 from oallama.profiling.entries import DeviceInfo, OperatorTime
 from oallama.profiling.fingerprint import cpu_set
 from oallama.profiling.profile import Profile
@@ -64,7 +64,8 @@ def operators(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             # Half of the rounds decide, the other half judges.
             half = {way: statistics.median(times[0::2]) for way, times in samples.items()}
             seconds = {way: statistics.median(times[1::2]) for way, times in samples.items()}
-            chosen = choose(Weight("MUL_MAT", kind, (k, m)), [(n, 1.0)], profile_of(kind, (k, m), n, half))
+            profile = profile_of(kind, (k, m), n, half)
+            chosen = choose(Weight("MUL_MAT", kind, (k, m)), [(n, 1.0)], profile, usual=usual_realisation(profile, ()))
             taken = seconds[chosen.realisation or "plain"]
             yield {
                 "what": "operator", "type": kind, "ne": [k, m], "n_tokens": n, "threads": threads,

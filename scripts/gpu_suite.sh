@@ -2,9 +2,9 @@
 # On a GPU host without network, inside the unpacked bundle (bundle.sh): builds the engine and the baseline, runs the
 # tests on CUDA, then the benches. Ends within 10 minutes; a failing stage does not stop the next one.
 #
-# usage: scripts/gpu_suite.sh [STAGE ...]     build model tests-cuda tests memcheck ranks weave streams bench; default: all, in this order
+# usage: scripts/gpu_suite.sh [STAGE ...]     build model tests-cuda tests memcheck ranks weave streams divided bench; default: all, in this order
 # Leaves in $OUT (default ./gpu-out): summary.jsonl (the host, then one line per stage), STAGE.log, bench.jsonl,
-# streaming.jsonl, device_allreduce.jsonl, weave_cuda.jsonl, trace.json and trace.png.
+# streaming.jsonl, divided.jsonl, device_allreduce.jsonl, weave_cuda.jsonl, and trace and divided .json and .png.
 #
 # Environment: OUT; GPU_SUITE_SECONDS (whole run, 570); GPU_SUITE_SHAPE, GPU_SUITE_TYPE (model of the bench, llama3-8b
 # Q4_K_M); GPU_SUITE_BENCH (more arguments of `oallama bench`); OALLAMA_CUDA=OFF rehearses on a machine without a GPU.
@@ -162,6 +162,16 @@ stage_streams() {
     .venv/bin/oallama trace $model --vram minimal --n-prompt 2048 --out "$OUT/trace.json" --picture "$OUT/trace.png"
 }
 
+# One weight on both sides: TPOT against plans of whole weights, and the overlap in a trace.
+stage_divided() {
+    [ "$OALLAMA_CUDA" != OFF ] || { echo "SKIPPED: CUDA is off"; return; }
+    local plan=build/gpu-suite/divided.json
+    .venv/bin/python bench/divided.py budgets --model $model --device CUDA0 --budgets 25%,50%,75% --repeats 3 \
+        --threads "$(nproc)" --out "$OUT/divided.jsonl"
+    .venv/bin/oallama plan $model --vram 75% --planner divided -o $plan
+    .venv/bin/oallama trace $model --plan $plan --n-prompt 32 --out "$OUT/divided.json" --picture "$OUT/divided.png"
+}
+
 stage_bench() {
     # shellcheck disable=SC2086 # several arguments in one variable
     .venv/bin/oallama bench $model --baseline --vram 50% --out "$OUT" ${GPU_SUITE_BENCH:-}
@@ -187,9 +197,9 @@ if [ "${1:-}" = --stage ]; then
     exit
 fi
 
-declare -A limits=([build]=400 [model]=90 [tests-cuda]=120 [tests]=120 [memcheck]=60 [ranks]=200 [weave]=300 [streams]=200 [bench]=240)
+declare -A limits=([build]=400 [model]=90 [tests-cuda]=120 [tests]=120 [memcheck]=60 [ranks]=200 [weave]=300 [streams]=200 [divided]=200 [bench]=240)
 stages=("$@")
-[ $# -gt 0 ] || stages=(build model tests-cuda tests memcheck ranks weave streams bench)
+[ $# -gt 0 ] || stages=(build model tests-cuda tests memcheck ranks weave streams divided bench)
 for name in "${stages[@]}"; do
     [ -n "${limits[$name]:-}" ] || { echo "gpu_suite: no stage '$name'; there are: ${!limits[*]}" >&2; exit 2; }
 done

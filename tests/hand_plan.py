@@ -7,7 +7,15 @@ from pathlib import Path
 
 from oallama import autoplan
 from oallama.engine import Settings
-from oallama.plan import HOST, ContextSettings, DeviceMemory, PlacementPlan, Prediction, TensorPlacement
+from oallama.plan import (
+    HOST,
+    ContextSettings,
+    DeviceMemory,
+    PlacementPlan,
+    Prediction,
+    TensorPlacement,
+    is_divided_by_columns,
+)
 
 CONTEXT = ContextSettings(n_ctx=256, n_batch=256, n_ubatch=256)
 
@@ -45,6 +53,17 @@ def hand_plan(
         ),
         tied_output=graph.tied_output,
     )
+
+
+def divided_plan(model: Path, device: str) -> PlacementPlan:
+    """Half of every feed-forward beside the other half, which stays on the host."""
+    plan, graph = hand_plan(model, device), autoplan.read_graph(model, Settings(n_ctx=CONTEXT.n_ctx))
+    tensors = dict(plan.tensors)
+    for t in graph.tensors:
+        if tensors[t.name].device == HOST and "ffn" in t.name:
+            width = t.ne[0 if is_divided_by_columns(t.name) else 1]
+            tensors[t.name] = TensorPlacement.divided(tensors[t.name], device, width // 2, width)
+    return replace(plan, tensors=tensors)
 
 
 def streamed_plan(model: Path, device: str) -> PlacementPlan:

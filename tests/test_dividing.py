@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from oallama.errors import OallamaError
 from oallama.plan import HOST, PlacementPlan
 from oallama.planning import Workload, make_plans
 from oallama.planning.cost import CostModel
-from oallama.planning.divided import Group, bytes_of, fill, groups
+from oallama.planning.divided import Group, bytes_of, groups, top_up
 from oallama.planning.planner import BESIDE
 from oallama.planning.predict import Predictor
 from oallama.planning.space import BudgetTooSmall
@@ -53,19 +54,18 @@ def test_other_operators_between_the_matrices_keep_them_whole():
     assert len(found) == 1  # the output matrix
 
 
-@given(st.integers(0, 10**6), st.floats(0, 1), st.lists(st.integers(2, 40), min_size=1, max_size=8))
-def test_fill_keeps_to_bytes_steps_and_shares(capacity: int, share: float, sizes: list[int]):
-    wanted = [Group((i,), 32 * n, 32, 1000 * n + 7) for i, n in enumerate(sizes)]
-    counts = fill(wanted, capacity, share)
-    assert sum(bytes_of(g, n) for g, n in zip(wanted, counts, strict=True)) <= capacity or not any(counts)
-    pairs = [*zip(wanted, counts, strict=True)]
-    assert all(n % g.step == 0 and 0 <= n <= min(g.width, share * g.width + g.step) for g, n in pairs)
-    total = sum(g.nbytes for g in wanted)
-    if capacity < share * total:  # to the last step
-        room = capacity - sum(bytes_of(g, n) for g, n in pairs)
-        assert room < max(bytes_of(g, g.step) + 1 for g in wanted) or all(
-            n + g.step > capacity / total * g.width for g, n in pairs
-        )
+@given(st.integers(0, 10**6), st.lists(st.tuples(st.integers(2, 40), st.data()), min_size=1, max_size=8))
+def test_topping_up_keeps_to_bytes_steps_and_ends(room: int, sizes: list[tuple[int, st.DataObject]]):
+    wanted = [Group((i,), 32 * n, 32, 1000 * n + 7) for i, (n, _) in enumerate(sizes)]
+    before = [32 * data.draw(st.integers(1, n - 1)) for n, data in sizes]
+    most = [32 * data.draw(st.integers(1, n - 1)) for n, data in sizes]
+    counts = top_up(wanted, before, most, room)
+    taken = sum(bytes_of(g, n) - bytes_of(g, old) for g, n, old in zip(wanted, counts, before, strict=True))
+    assert 0 <= taken <= room
+    for group, old, count, end in zip(wanted, before, counts, most, strict=True):
+        assert count % group.step == 0 and old <= count <= max(old, end)
+        # To the last step.
+        assert count + group.step > end or room - taken < bytes_of(group, count + group.step) - bytes_of(group, count)
 
 
 @pytest.mark.parametrize("concurrency", [0.0, 0.5, 1.0])
@@ -101,8 +101,8 @@ def test_budgets_hold_and_plans_survive_their_file(percent: int, concurrency: fl
     machine = profile(MODEL, cpu=HOST_SPEED, concurrency=concurrency)
     try:
         result = plan(f"{percent}%", "divided", machine)
-    except (BudgetTooSmall, OallamaError):
-        assert percent < 40  # attention and small weights do not fit
+    except BudgetTooSmall:
+        assert percent < 10  # compute buffers do not fit
         return
     assert result.predicted.devices[DEVICE].weights <= MODEL.weights_bytes * percent / 100
     assert PlacementPlan.from_json(result.to_json()) == result
@@ -117,6 +117,13 @@ def test_it_is_smooth_where_whole_weights_make_steps_and_wins():
     assert all(b <= a * 1.001 for a, b in zip(seconds["divided"], seconds["divided"][1:], strict=False))
     assert all(d < e for d, e in zip(seconds["divided"], seconds["exact"], strict=True))
     assert max(e / d for d, e in zip(seconds["divided"], seconds["exact"], strict=True)) > 1.1
+
+
+def test_it_never_loses_to_whole_weights():
+    for concurrency, budget in product((0.3, 1.0), range(10, 100, 20)):
+        machine = profile(MODEL, cpu=HOST_SPEED, concurrency=concurrency)
+        seconds = {name: plan(f"{budget}%", name, machine).predicted.request_s for name in ("exact", "divided")}
+        assert seconds["divided"] <= seconds["exact"] * 1.005  # what both may leave unproven
 
 
 def test_auto_takes_it_where_it_wins_and_not_where_the_sides_wait_for_each_other():

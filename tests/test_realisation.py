@@ -10,7 +10,7 @@ import pytest
 import synthetic
 from oallama.plan import HOST, PlacementPlan
 from oallama.planning import OperatorGraph, make_plans
-from oallama.planning.realisation import Weight, choose
+from oallama.planning.realisation import Weight, choose, usual_realisation
 from oallama.planning.workload import Workload
 from oallama.profiling.entries import OTHER, OperatorTime
 from oallama.profiling.profile import Profile
@@ -62,6 +62,23 @@ def test_the_choice_is_what_the_stages_sum_up_to() -> None:
     assert str(both) == "q4_K 64x128: plain (plain 1.8e+04 ms, repacked 1.9e+04 ms)"
     even = times(("plain", 1, 1.0), ("repacked", 1, 1.0))
     assert choose(WEIGHT, [(1, 1.0)], even).realisation == "plain"
+    assert choose(WEIGHT, [(1, 1.0)], even, usual="repacked").realisation == "repacked"
+
+
+@pytest.mark.parametrize(("usual", "other"), [("plain", "repacked"), ("repacked", "plain")])
+def test_what_llama_cpp_takes_gives_way_to_more_than_noise_only(usual: str, other: str) -> None:
+    for seconds, expected in ((0.96, usual), (0.94, other)):
+        profile = times((usual, 1, 1.0), (other, 1, seconds))
+        assert choose(WEIGHT, [(1, 1.0)], profile, usual=usual).realisation == expected
+
+
+def test_beside_host_memory_of_an_accelerator_plain_is_usual() -> None:
+    base = synthetic.profile(GRAPH)
+    host, accelerator, *_ = base.devices
+    for backend, expected in (("CUDA", "plain"), ("Vulkan", "plain"), ("RPC[127.0.0.1:5000]", "repacked")):
+        profile = replace(base, devices=(host, replace(accelerator, backend=backend)))
+        assert usual_realisation(profile, [accelerator.name]) == expected
+    assert usual_realisation(base, []) == "repacked"
 
 
 def test_without_both_times_nothing_is_chosen() -> None:

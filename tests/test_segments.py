@@ -15,13 +15,16 @@ from oallama import autoplan, engine
 from oallama.plan import ContextSettings
 from oallama.planning.block import Block
 from oallama.planning.cost import CostModel
+from oallama.planning.cutting import NotLayered
+from oallama.planning.divided import bytes_of
 from oallama.planning.exact import exact
 from oallama.planning.layered import Infeasible
 from oallama.planning.operators import OperatorGraph
 from oallama.planning.planner import make_plans
 from oallama.planning.predict import Predictor
-from oallama.planning.segments import NotLayered, Segments
+from oallama.planning.segments import Segments
 from oallama.planning.solve import solve
+from oallama.planning.space import BudgetTooSmall
 from oallama.planning.stage import OFFLOAD_MIN_TOKENS, Placement, spread
 from oallama.planning.workload import Workload
 from oallama.profiling.profile import Profile
@@ -57,19 +60,32 @@ def random_arcs(segments: Segments, rng: np.random.Generator) -> list[int]:
     return arcs
 
 
-def assert_equal_seconds(costs: CostModel, work: Workload, uploads: bool, n: int, seed: int = 0) -> None:
-    """n random placements: the sum over segments is the predictor's request."""
+def assert_equal_seconds(
+    costs: CostModel, work: Workload, uploads: bool, n: int, seed: int = 0, divides: bool = False
+) -> None:
+    """n random placements: the sum over segments is the predictor's request, and their bytes are the placement's."""
     rng, predictor = np.random.default_rng(seed), Predictor(costs)
     upload = np.zeros(len(costs.targets), bool)
     if uploads:  # not only those that pay
         upload = rng.random(len(upload)) < 0.7
-    segments = Segments(costs, work, upload, [0] * costs.graph.n_layer)
+    segments = Segments(costs, work, upload, [0] * costs.graph.n_layer, divides=divides)
     instance = segments.instance([10**15] * (len(costs.names) - 1))
+    n_divided = 0
     for _ in range(n):
         arcs = random_arcs(segments, rng)
         placement = segments.placement(arcs, everything_on_the_host(costs))
+        if placement.split is not None:
+            parts = [(g, int(placement.split[g.targets[0]])) for g in segments.divided.groups]
+            n_divided += sum(count > 0 for _, count in parts)
+            whole = int(costs.nbytes[placement.targets > 0].sum())
+            small = sum(
+                costs.graph.tensor[name].nbytes for name, d in zip(costs.small, placement.small, strict=True) if d
+            )
+            taken = sum(instance.classes[c].nbytes[arc, 0] for c, arc in zip(instance.layers, arcs, strict=True))
+            assert taken == whole + small + sum(bytes_of(g, count) for g, count in parts if count)
         total = sum(instance.classes[c].seconds[arc] for c, arc in zip(instance.layers, arcs, strict=True))
         assert total == pytest.approx(predictor.request(placement, work), rel=1e-12)
+    assert bool(n_divided) == divides
 
 
 @pytest.mark.parametrize("accelerators", [(DEVICE,), (DEVICE, "GPU1")])
@@ -85,6 +101,16 @@ def test_segments_add_up_to_the_prediction(shape: Shape, uploads: bool, accelera
         assert_equal_seconds(costs, work, uploads, n=8)
 
 
+@pytest.mark.parametrize("concurrency", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("uploads", [False, True])
+@pytest.mark.parametrize("shape", [SMALL, Shape(tied=True), Shape(n_expert=8, n_layer=3)])
+def test_so_do_those_with_divided_weights(shape: Shape, uploads: bool, concurrency: float) -> None:
+    model = graph(shape)
+    costs = CostModel(model, profile(model, concurrency=concurrency), (DEVICE,), CONTEXT)
+    for work in WORKLOADS:
+        assert_equal_seconds(costs, work, uploads, n=24, divides=True)
+
+
 @pytest.mark.parametrize("flash_attn", ["auto", "off"])
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_segments_of_the_engines_graphs_add_up_to_the_prediction(arch: str, flash_attn: str, tiny) -> None:
@@ -97,6 +123,8 @@ def test_segments_of_the_engines_graphs_add_up_to_the_prediction(arch: str, flas
         costs = CostModel(model, machine, accelerators, context)
         assert costs.flash == (flash_attn != "off")
         assert_equal_seconds(costs, work, uploads, n=4)
+        if len(accelerators) == 1:
+            assert_equal_seconds(costs, work, uploads, n=24, divides=True)
 
 
 def test_an_empty_request_costs_nothing() -> None:
@@ -256,6 +284,29 @@ def test_the_exact_planner_finds_the_optimum_of_the_dry_runs() -> None:
         assert found.measured.seconds == pytest.approx(seconds.min(), rel=1e-9)
         assert found.measured.on(DEVICE).total <= budget
         assert found.choice.params["gap"] == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize(("percent", "compute"), [(15, 0.5), (15, 1.0), (50, 1.0)])
+def test_a_small_budget_is_shared_with_the_compute_buffers_at_best(percent: int, compute: float) -> None:
+    """compute: buffers of a micro-batch of 512 as a share of the budget."""
+    model = graph(Shape(6, 1024, 8, 2, 128, 2816, 4096, "q4_K"))
+    budget = model.weights_bytes * percent // 100
+    asked = {
+        "machine": profile(model, overlap=0.9),
+        "memory": FakeMemory(model, compute=int(compute * budget)),
+        "workload": Workload(256, 64),
+    }
+
+    def seconds(n_ubatch: int, streams: bool, free: bool) -> float:
+        context = replace(CONTEXT, n_ubatch=n_ubatch)
+        try:
+            request = space(model, budget, context=context, streams=streams, free_ubatch=free, **asked)
+            return exact(request)[1].measured.seconds
+        except BudgetTooSmall:
+            return math.inf
+
+    fixed = [seconds(n, streams, False) for n, streams in product((64, 128, 256, 512), (False, True))]
+    assert seconds(512, True, True) <= 1.002 * min(fixed)
 
 
 # ---- graphs that cannot be cut -------------------------------------------------------------------------------------

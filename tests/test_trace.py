@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hand_plan import streamed_plan
+from hand_plan import divided_plan, hand_plan, streamed_plan
 from oallama import Llama, engine
 from oallama.errors import OallamaError
 from oallama.plan import PlacementPlan
@@ -44,6 +44,13 @@ def test_lanes_are_added_up_by_stage() -> None:
     assert copies.gb_per_s == pytest.approx(1.0) and copies.overlap == pytest.approx(1 / 3)
     decode = timeline.use(timeline.stages[1])
     assert [use.busy_s for use in decode] == [1.0, 0.0] and decode[1].gb_per_s is None
+
+
+def test_a_device_is_not_beside_itself() -> None:
+    rows = ("GPU0", "compute", 0, 0.0, 4.0), ("CPU", "compute", 0, 3.0, 5.0), ("GPU0", "compute", 0, 4.0, 6.0)
+    timeline = Timeline(spans(*rows), (Stage("decode", 0.0, 8.0),))
+    cpu, gpu = timeline.use(timeline.stages[0])
+    assert (cpu.lane, cpu.overlap, gpu.overlapped_s) == ("CPU", 1.0, 2.0)
 
 
 def test_intervals_are_those_of_a_grid() -> None:
@@ -89,6 +96,15 @@ def test_every_streamed_weight_of_a_prefill_is_copied_once(tiny: Callable[..., P
     assert all(s.nbytes == plan.tensors[s.name].nbytes and s.begin < s.end for s in streamed)
     # Both slots are filled once more, for a micro-batch that never comes; the first two were filled before.
     assert abs(len(streamed) - 4 * len(weights)) <= plan.stream_slots
+
+
+def test_both_sides_of_a_divided_weight_compute_at_once(tiny: Callable[..., Path], rpc: Any) -> None:
+    path, (device,) = tiny("llama"), rpc.devices
+    for plan, beside in ((hand_plan(path, device), False), (divided_plan(path, device), True)):
+        timeline = record(path, plan, n_prompt=200)
+        computing = [u for stage in timeline.stages for u in timeline.use(stage) if u.lane in (device, "CPU")]
+        assert len(computing) == 4 and all(u.busy_s > 0 for u in computing)
+        assert [u.overlapped_s > 0 for u in computing] == [beside] * 4
 
 
 @pytest.mark.skipif(not has_vulkan(), reason="needs Vulkan with lavapipe")

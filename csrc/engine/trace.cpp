@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <future>
 #include <mutex>
 #include <utility>
 
@@ -12,6 +13,9 @@ namespace {
 std::atomic<bool>          g_enabled{ false };
 std::mutex                 g_mutex;
 std::vector<oa_trace_span> g_spans;
+
+// Waits for the split that this thread let run beside its next one.
+thread_local std::future<void> t_beside;
 
 int64_t now_ns() {
     const auto since = std::chrono::steady_clock::now().time_since_epoch();
@@ -30,6 +34,12 @@ void read_a_byte(const ggml_tensor * tensor) {
         char byte;
         ggml_backend_tensor_get(tensor, &byte, 0, sizeof(byte));
     }
+}
+
+void wait_computed(int64_t begin, ggml_backend_t backend, const ggml_cgraph * graph) {
+    ggml_backend_synchronize(backend);
+    read_a_byte(graph->nodes[graph->n_nodes - 1]);
+    oa_trace_add(device_name(backend), "compute", graph->nodes[0]->name, 0, begin);
 }
 
 } // namespace
@@ -54,11 +64,17 @@ int64_t oa_trace_now(void) {
     return g_enabled.load(std::memory_order_relaxed) ? now_ns() : 0;
 }
 
-void oa_trace_computed(int64_t begin, ggml_backend_t backend, const ggml_cgraph * graph) {
-    if (begin != 0 && graph->n_nodes > 0) {
-        ggml_backend_synchronize(backend);
-        read_a_byte(graph->nodes[graph->n_nodes - 1]);
-        oa_trace_add(device_name(backend), "compute", graph->nodes[0]->name, 0, begin);
+void oa_trace_computed(int64_t begin, ggml_backend_t backend, const ggml_cgraph * graph, bool beside) {
+    if (begin == 0 || graph->n_nodes == 0) {
+        return;
+    }
+    if (beside) {
+        t_beside = std::async(std::launch::async, wait_computed, begin, backend, graph);
+        return;
+    }
+    wait_computed(begin, backend, graph);
+    if (t_beside.valid()) {
+        t_beside.get();
     }
 }
 

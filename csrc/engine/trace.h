@@ -2,7 +2,8 @@
 // Off (the default) it costs one relaxed load per split and per input of a split.
 //
 // While it is on, every split and every copy is waited for where it is handed to its device: what runs after one
-// another without the trace still does, and what the copier of a weight stream does meanwhile is seen beside it.
+// another without the trace still does. What the copier of a weight stream does meanwhile is seen beside it, and so is
+// an accelerator's part of a divided weight, which another thread waits for while the host computes its own.
 #pragma once
 
 #include "ggml-backend.h"
@@ -34,8 +35,8 @@ extern "C" {
 // Nanoseconds of the monotonic clock; 0 while the trace is off, which the functions below take as "not begun".
 GGML_API int64_t oa_trace_now(void);
 
-// `graph` was handed to `backend`: waits until it is done.
-GGML_API void oa_trace_computed(int64_t begin, ggml_backend_t backend, const struct ggml_cgraph * graph);
+// `graph` was handed to `backend`: waits until it is done; `beside`: until it and the next one are, in the next call.
+GGML_API void oa_trace_computed(int64_t begin, ggml_backend_t backend, const struct ggml_cgraph * graph, bool beside);
 
 // `input` was copied to `backend`: waits until it is there.
 GGML_API void oa_trace_copied(int64_t begin, ggml_backend_t backend, const struct ggml_tensor * input);

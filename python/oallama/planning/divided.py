@@ -13,7 +13,7 @@ In a placement a divided group counts as resident on the accelerator, where its 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -40,6 +40,10 @@ class Group:
     width: int
     step: int
     nbytes: int
+
+    def values(self, share: float) -> int:
+        """Values of a share, rounded down to a step: one step at least, all but one at most."""
+        return min(max(1, int(share * self.width / self.step)) * self.step, self.width - self.step)
 
 
 @dataclass(frozen=True)
@@ -114,12 +118,12 @@ class _Whole:
 
 
 class DividedCosts:
-    """What divided groups add to the seconds of a stage."""
+    """What divided groups add to the seconds of a stage. of_target: group of each target that is in one."""
 
     def __init__(self, costs: CostModel) -> None:
         self.costs = costs
         self.groups = groups(costs)
-        self._of_target = {t: g for g, group in enumerate(self.groups) for t in group.targets}
+        self.of_target = {t: g for g, group in enumerate(self.groups) for t in group.targets}
         self._lead = np.array([group.targets[0] for group in self.groups], dtype=np.intp)
         self._width = np.array([group.width for group in self.groups], dtype=np.float64)
         self._stages: dict[tuple[int, int], _Whole] = {}
@@ -131,14 +135,47 @@ class DividedCosts:
         active = (whole.first >= 0) & divided[whole.first]
         share = placement.split[self._lead] / self._width
         host = at.host[costs.realised(placement)[at.graph.target[whole.ops]], whole.ops]
-        a, b = share * whole.device, (1 - share) * np.bincount(whole.group, host, len(self.groups))
-        together = a + b - costs.profile.concurrent(costs.names[STREAMER]) * np.minimum(a, b)
-        # Of the output matrix the host's rows alone come back.
-        moved = whole.down + whole.up * np.where(whole.is_output, 1 - share, 1.0)
-        switches = float(costs.switch[STREAMER, 0] + costs.switch[0, STREAMER])
-        return Extra(
-            float((together - whole.device)[active].sum()), float(moved[active].sum()), switches * int(active.sum())
-        )
+        on_host = np.bincount(whole.group, host, len(self.groups)).astype(np.float64)
+        targets = self._longer(whole.device, on_host, share)
+        moved = self._moved(whole, share)
+        return Extra(float(targets[active].sum()), float(moved[active].sum()), self._switches * int(active.sum()))
+
+    def extra(self, at: StageCosts, group: int, share: Floats) -> Floats:
+        """Seconds that shares of a group on the accelerator add to the whole group there, with `at`'s host seconds."""
+        whole = self._whole(at)
+        host = float(at.seconds[0, whole.ops[whole.group == group]].sum())
+        targets = self._longer(whole.device[group], host, share)
+        return targets + self._moved(whole, share, group) + self._switches
+
+    def first(self, at: StageCosts, group: int) -> int:
+        """The group's first operator in a stage, -1 where none of it runs."""
+        return int(self._whole(at).first[group])
+
+    def balanced(self, at: StageCosts, group: int) -> float:
+        """The share at which both sides take equally long; 0 where nothing of the group runs."""
+        whole = self._whole(at)
+        host, device = float(at.seconds[0, whole.ops[whole.group == group]].sum()), float(whole.device[group])
+        return host / (host + device) if host + device > 0 else 0.0
+
+    @property
+    def concurrency(self) -> float:
+        return self.costs.profile.concurrent(self.costs.names[STREAMER])
+
+    @property
+    def _switches(self) -> float:
+        switch = self.costs.switch
+        return float(switch[STREAMER, 0] + switch[0, STREAMER])
+
+    def _longer(self, device: Floats, host: Floats | float, share: Floats) -> Floats:
+        """Seconds that computing in two parts adds to `device`, the accelerator's for the whole."""
+        a, b = share * device, (1 - share) * host
+        hidden = self.concurrency * np.minimum(a, b)
+        return np.asarray(a + b - hidden - device)
+
+    def _moved(self, whole: _Whole, share: Floats, group: int | slice = slice(None)) -> Floats:
+        """Seconds of the copies: of the output matrix the host's rows alone come back."""
+        back = np.where(whole.is_output[group], 1 - share, 1.0)
+        return np.asarray(whole.down[group] + whole.up[group] * back)
 
     def _whole(self, at: StageCosts) -> _Whole:
         key = (at.n_tokens, at.graph.tier)
@@ -146,8 +183,8 @@ class DividedCosts:
             n = len(self.groups)
             first: Ints = np.full(n, -1, dtype=np.intp)
             device, down, up = (np.zeros(n) for _ in range(3))
-            ops = [op for op, t in enumerate(at.graph.target.tolist()) if t in self._of_target]
-            group = [self._of_target[int(at.graph.target[op])] for op in ops]
+            ops = [op for op, t in enumerate(at.graph.target.tolist()) if t in self.of_target]
+            group = [self.of_target[int(at.graph.target[op])] for op in ops]
             for op, g in zip(ops, group, strict=True):
                 if first[g] < 0:
                     first[g] = op
@@ -160,20 +197,50 @@ class DividedCosts:
         return self._stages[key]
 
 
-def fill(groups: Sequence[Group], capacity: int, share: float = 1.0) -> list[int]:
-    """Values on the accelerator per group: `share` of each, or as large a share as `capacity` bytes hold.
+def topped_up(tables: DividedCosts, placement: Placement, at: StageCosts, room: int) -> tuple[Placement, int]:
+    """The placement with larger parts on the accelerator, as far as `room` bytes go and that takes less time.
 
-    Then the first groups get a step more than the others, until the last step that fits.
+    at: the stage that counts. Returns the bytes taken, too.
     """
-    total = sum(group.nbytes for group in groups)
-    counts = [int(min(share, capacity / total) * g.width / g.step) * g.step for g in groups]
-    left = capacity - sum(bytes_of(g, n) for g, n in zip(groups, counts, strict=True))
-    for i, group in enumerate(groups):
-        more = bytes_of(group, counts[i] + group.step) - bytes_of(group, counts[i])
-        if share * total > capacity and more <= left and counts[i] + group.step <= group.width:
-            counts[i] += group.step
-            left -= more
-    return counts
+    if placement.split is None:
+        return placement, 0
+    split = placement.split.copy()
+    inside = [g for g, group in enumerate(tables.groups) if split[group.targets[0]]]
+    divided, counts = [tables.groups[g] for g in inside], [int(split[tables.groups[g].targets[0]]) for g in inside]
+    most = [tables.groups[g].values(tables.balanced(at, g)) for g in inside]
+    raised = top_up(divided, counts, most, room)
+    for group, count in zip(divided, raised, strict=True):
+        split[list(group.targets)] = count
+    taken = sum(bytes_of(g, n) - bytes_of(g, old) for g, n, old in zip(divided, raised, counts, strict=True))
+    return replace(placement, split=split), taken
+
+
+def shares_of(tables: DividedCosts, placement: Placement) -> list[float]:
+    """The different shares of divided groups on the accelerator, rounded."""
+    if placement.split is None:
+        return []
+    return sorted({round(int(placement.split[g.targets[0]]) / g.width, 3) for g in tables.groups} - {0.0})
+
+
+def top_up(groups: Sequence[Group], counts: Sequence[int], most: Sequence[int], room: int) -> list[int]:
+    """Counts of divided groups raised, evenly, up to `most` of each, by what `room` bytes hold.
+
+    Then the first ones get a step more than the others, until the last step that fits.
+    """
+    found = list(counts)
+    missing = sum(bytes_of(g, m) - bytes_of(g, n) for g, n, m in zip(groups, counts, most, strict=True) if m > n)
+    if missing <= 0:
+        return found
+    part = min(1.0, room / missing)
+    for i, (group, count, end) in enumerate(zip(groups, counts, most, strict=True)):
+        found[i] = count + int(part * max(0, end - count) / group.step) * group.step
+        room -= bytes_of(group, found[i]) - bytes_of(group, count)
+    for i, (group, end) in enumerate(zip(groups, most, strict=True)):
+        more = bytes_of(group, found[i] + group.step) - bytes_of(group, found[i])
+        if found[i] + group.step <= end and more <= room:
+            found[i] += group.step
+            room -= more
+    return found
 
 
 def bytes_of(group: Group, count: int) -> int:

@@ -17,7 +17,6 @@ import numpy as np
 from ..errors import OallamaError
 from ..plan import HOST, PlacementPlan
 from .budget import format_bytes
-from .dividing import divided
 from .drafts import Drafts, Measured
 from .exact import exact
 from .greedy import oato
@@ -142,7 +141,7 @@ def _makers(space: Space) -> dict[str, Callable[[], PlacementPlan]]:
     if len(space.accelerators) <= 1:
         makers["oato"] = lambda: _finish("oato", *_choice(oato(space)))
         if _computes_beside(space):
-            makers["divided"] = lambda: _finish("divided", *_choice(divided(space, *best())))
+            makers["divided"] = lambda: _finish("divided", *_choice(exact(space, divides=True)))
     if space.fit is not None:
         makers["fit"] = lambda: _fit(space)
     if any(op.op == "MUL_MAT_ID" for op in space.graph.targets(min(space.graph.tiers))):

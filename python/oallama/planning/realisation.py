@@ -17,6 +17,10 @@ from ..profiling.tuning import Crossover
 from .operators import OUTPUT, OperatorGraph
 
 PLAIN, REPACKED = "plain", "repacked"
+# What llama.cpp takes gives way to nothing that is faster by less: times of one machine come and go by as much.
+NOISE = 0.05
+# Backends without host memory of their own: beside these alone llama.cpp repacks what it can, beside others nothing.
+HOSTLESS = ("RPC", "BLAS", "Metal")
 Tiers = Sequence[tuple[int, float]]
 
 
@@ -47,13 +51,25 @@ class Choice:
         return f"{self.weight.type} {shape}: {self.realisation or 'as llama.cpp likes'} ({times or 'no choice'})"
 
 
+def usual_realisation(profile: Profile, accelerators: Sequence[str]) -> str:
+    """What llama.cpp makes of a weight on the host beside these accelerators, where it can be repacked."""
+    hostless = all(profile.device(name).backend.startswith(HOSTLESS) for name in accelerators)
+    return REPACKED if hostless else PLAIN
+
+
 def choose(
-    weight: Weight, tiers: Tiers, profile: Profile, device: str = HOST, crossover: Crossover | None = None
+    weight: Weight,
+    tiers: Tiers,
+    profile: Profile,
+    device: str = HOST,
+    crossover: Crossover | None = None,
+    usual: str = PLAIN,
 ) -> Choice:
-    """The realisation in which the tiers take least time, plain in a tie.
+    """The realisation in which the tiers take least time; the usual one unless another saves more than `NOISE`.
 
     tiers: (tokens, how often) of the stages that compute the operator on `device`. crossover: of this type, by
-    `oallama tune`; it says how repacked compares with plain at token counts that the profile did not measure.
+    `oallama tune`; it says how repacked compares with plain at token counts that the profile did not measure. usual: by
+    `usual_realisation`.
     """
     names = profile.realisations(device, weight.op, weight.type, weight.ne, weight.n_used)
     if len(names) < 2:
@@ -67,7 +83,8 @@ def choose(
         return profile.op_time(*key, PLAIN).seconds * crossover.ratio(n_tokens)
 
     total = {name: sum(times * seconds(name, n) for n, times in tiers) for name in names}
-    return Choice(weight, min(names, key=total.__getitem__), total)
+    fastest = min(names, key=total.__getitem__)
+    return Choice(weight, fastest if total[fastest] < (1 - NOISE) * total[usual] else usual, total)
 
 
 @dataclass(frozen=True)
@@ -90,14 +107,16 @@ def realise(
     decode: Tiers,
     prefill: Tiers,
     *,
+    accelerators: Sequence[str] = (),
     repack: bool = True,
     crossovers: Mapping[str, Crossover] = MappingProxyType({}),
 ) -> Realisations:
     """Choices for all targets of a model.
 
-    decode, prefill: (tokens, how often) of a request. repack=False: all plain, so that a matrix gives the same bits on
-    every CPU device. crossovers: by type, as in `choose`.
+    decode, prefill: (tokens, how often) of a request. accelerators: beside the host. repack=False: all plain, so that a
+    matrix gives the same bits on every CPU device. crossovers: by type, as in `choose`.
     """
+    usual = usual_realisation(profile, accelerators)
     host: dict[str, str] = {}
     moved: dict[str, str] = {}
     chosen: dict[tuple[Weight, bool], tuple[str, str]] = {}
@@ -111,7 +130,7 @@ def realise(
             # A prompt has one row of logits.
             stages = [*decode, (1, 1.0)] if is_output and prefill else [*decode, *prefill]
             on_host, moved_away = (
-                choose(weight, tiers, profile, crossover=crossovers.get(tensor.type)).realisation
+                choose(weight, tiers, profile, crossover=crossovers.get(tensor.type), usual=usual).realisation
                 for tiers in (stages, decode)
             )
             chosen[weight, is_output] = (on_host, moved_away)

@@ -5,61 +5,46 @@ unpinned operators that carry the residual on. Where these run follows from the 
 the first one after it: the state of a cut is that pair of devices. A segment's seconds depend on its own homes and on
 the states of its two cuts alone, so the sum over segments is the predictor's request time, to the last digit.
 
-Homes within a segment: one per target, one for the KV cache (attention runs there), one for its small weights.
+Homes within a segment: one per target, one for the KV cache (attention runs there), one for its small weights. A
+target may also live on the host and in part on the first accelerator (divided.py): in a way it then counts as there,
+where its result arrives.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise, product
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import OallamaError
 from .block import Block
-from .cost import CostModel, Floats, StageCosts
+from .cost import CostModel, Floats
+from .cutting import NotLayered, Segment, Step, cuts_of, reads, segments_of, steps_of
+from .divided import DividedCosts, bytes_of
 from .layered import Instance, LayerClass
-from .operators import Operator
-from .stage import OFFLOAD_MIN_TOKENS, STREAMER, Ids, Mask, Placement, spread
+from .stage import OFFLOAD_MIN_TOKENS, STREAMER, Ids, Ints, Mask, Placement, spread
 from .workload import Workload
 
 # More ways than this per layer take too long to price: targets that read the same input then share a home.
 MOST_WAYS = 3000
-
-
-class NotLayered(OallamaError):
-    """The graph cannot be cut into layers; the exact planner does not apply."""
-
-
-@dataclass(frozen=True)
-class _Step:
-    """One stage of the request: how often it runs, and at which depths."""
-
-    at: StageCosts
-    depths: tuple[tuple[int, float], ...]  # (depth, times)
-    logits: bool
-
-
-@dataclass(frozen=True)
-class Segment:
-    """A layer (or the head): its weights as positions in CostModel.targets and .small, and its KV layer (-1: none)."""
-
-    targets: tuple[int, ...]
-    small: tuple[int, ...]
-    layer: int
+# Shares of a divided group that are tried, beside the one at which both sides take equally long.
+SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
 
 
 @dataclass(frozen=True)
 class Ways:
-    """Homes of a segment, one row per way: (ways, targets), (ways,) of the small weights, (ways,) of the KV cache."""
+    """Homes of a segment, one row per way: (ways, targets), (ways,) of the small weights, (ways,) of the KV cache.
+
+    split: (ways, targets) values on the first accelerator of targets that live on the host, too; 0: the home says all.
+    """
 
     targets: Ids
     small: Ids
     cache: Ids
+    split: Ints
 
 
 class Segments:
@@ -68,7 +53,7 @@ class Segments:
     upload: per target, whether it is uploaded, or streamed when `price` is given, when it lives on the host. price: the
     weight of copies against everything else in a micro-batch that streams (Block.seconds), which makes the objective a
     lower bound instead of the predicted request. kv_bytes: bytes of the KV cache by layer, counted against the capacity
-    (zeros where it comes on top of the budget).
+    (zeros where it comes on top of the budget). divides: weights may be divided.
     Raises NotLayered for graphs with more than a residual between layers.
     """
 
@@ -79,19 +64,21 @@ class Segments:
         upload: Mask,
         kv_bytes: Sequence[int],
         price: float | None = None,
+        divides: bool = False,
     ) -> None:
         self.costs, self.upload, self.kv_bytes, self.price = costs, upload, kv_bytes, price
+        self.divided, self._divides = DividedCosts(costs), divides
         # What is moved in prefill lies on the host for the sake of decode.
         nothing, always = np.zeros(len(upload), dtype=bool), upload.astype(np.intp)
         realised = costs.realised_as(nothing, always) if price is not None else costs.realised_as(upload, None)
-        self.steps = [replace(s, at=s.at.on_host(realised)) for s in _steps(costs, workload)]
+        self.steps = [replace(s, at=s.at.on_host(realised)) for s in steps_of(costs, workload)]
         # Where host weights go in large batches, and how many tokens those have at least.
         sizes = [n for n, _ in workload.chunks(costs.context.n_ubatch)] or [costs.context.n_ubatch]
         self.mover = costs.uploader if price is None else STREAMER
         self.moved_from = OFFLOAD_MIN_TOKENS if price is None else min(sizes)
-        self._cuts = [_cuts(step.at, costs.graph.n_layer) for step in self.steps]
-        self.segments = _segments(self.steps[0].at, self._cuts[0], costs)
-        if any(_segments(s.at, c, costs) != self.segments for s, c in zip(self.steps, self._cuts, strict=True)):
+        self._cuts = [cuts_of(step.at, costs.graph.n_layer) for step in self.steps]
+        self.segments = segments_of(self.steps[0].at, self._cuts[0], costs)
+        if any(segments_of(s.at, c, costs) != self.segments for s, c in zip(self.steps, self._cuts, strict=True)):
             raise NotLayered("prefill and decode read the weights in different layers")
         # In the state of a cut, a host weight that is moved counts as a device of its own.
         self._state_devices = len(costs.names) + bool(self.mover and upload.any())
@@ -113,18 +100,20 @@ class Segments:
     def placement(self, arcs: Sequence[int], rest: Placement) -> Placement:
         """The placement of a solution (one arc per segment); `rest` gives weights outside of all segments."""
         targets, small, layers = rest.targets.copy(), rest.small.copy(), rest.layers.copy()
+        split: Ints = np.zeros(len(targets), dtype=np.intp)
         for segment, cls, arc in zip(self.segments, self._layers, arcs, strict=True):
             ways, of_arc, _ = self.classes[cls]
             way = of_arc[arc]
-            targets[list(segment.targets)] = ways.targets[way]
+            split[list(segment.targets)] = ways.split[way]
+            targets[list(segment.targets)] = np.where(ways.split[way] > 0, 0, ways.targets[way])
             small[list(segment.small)] = ways.small[way]
             layers[segment.layer] = ways.cache[way] if segment.layer >= 0 else ways.small[way]
         moved = self.upload & (targets == 0)
-        nothing = np.zeros(len(small), dtype=bool)
+        nothing, parts = np.zeros(len(small), dtype=bool), split if split.any() else None
         if self.price is None:
-            return Placement(targets, moved, small, nothing, layers)
+            return Placement(targets, moved, small, nothing, layers, split=parts)
         stream = np.where(moved, self.moved_from, 0).astype(np.intp)
-        return Placement(targets, np.zeros_like(moved), small, nothing, layers, stream)
+        return Placement(targets, np.zeros_like(moved), small, nothing, layers, stream, split=parts)
 
     # ---- classes --------------------------------------------------------------------------------------------------
 
@@ -145,7 +134,7 @@ class Segments:
         shape = graph.attention[segment.layer] if segment.layer >= 0 else None
         cache = self.kv_bytes[segment.layer] if segment.layer >= 0 else 0
         structure = tuple(
-            tuple((op.op, op.n_tokens, op.nbytes_out, _reads(op, step.at)) for op in step.at.graph.operators[start:end])
+            tuple((op.op, op.n_tokens, op.nbytes_out, reads(op, step.at)) for op in step.at.graph.operators[start:end])
             for step, cuts in zip(self.steps, self._cuts, strict=True)
             for start, end in (cuts[i : i + 2],)
         )
@@ -162,7 +151,34 @@ class Segments:
         targets = np.zeros((len(rows), len(segment.targets)), dtype=np.int8)
         for column, members in enumerate(groups):
             targets[:, members] = rows[:, [column]]
-        return Ways(targets, rows[:, -2], rows[:, -1])
+        split: Ints = np.zeros(targets.shape, dtype=np.intp)
+        return self._with_divided(segment, Ways(targets, rows[:, -2], rows[:, -1], split))
+
+    def divisible(self, segment: Segment) -> dict[int, list[int]]:
+        """Groups that may be divided -> their columns in the segment's targets."""
+        found: dict[int, list[int]] = {}
+        for column, target in enumerate(segment.targets if self._divides else ()):
+            if target in self.divided.of_target:
+                found.setdefault(self.divided.of_target[target], []).append(column)
+        return found
+
+    def _with_divided(self, segment: Segment, ways: Ways) -> Ways:
+        """The ways, and those in which what is on the first accelerator as a whole is divided, all at one share."""
+        groups = self.divisible(segment)
+        if not groups:
+            return ways
+        columns = [column for inside in groups.values() for column in inside]
+        there = np.flatnonzero((ways.targets[:, columns] == STREAMER).all(axis=1))
+        balanced = {self.divided.balanced(self.steps[0].at, g) for g in groups}
+        parts = []
+        for share in sorted({*SHARES, *balanced}):
+            split = np.zeros(len(segment.targets), dtype=np.intp)
+            for g, inside in groups.items():
+                split[inside] = self.divided.groups[g].values(share)
+            parts.append(np.tile(split, (len(there), 1)))
+        again = np.concatenate([np.arange(len(ways.small)), np.tile(there, len(parts))])
+        split = np.concatenate([ways.split, *parts])
+        return Ways(ways.targets[again], ways.small[again], ways.cache[again], split)
 
     def _grouped(self, segment: Segment) -> list[list[int]]:
         """Targets by the operator whose result they read."""
@@ -189,6 +205,7 @@ class Segments:
             piece = _Piece(self, step, i, cuts)
             pins, uploaded = piece.pins(ways)
             seconds += piece.seconds(pins[way], uploaded[way], piece.beyond(enter, -1), piece.beyond(follow, 1))
+            seconds += piece.divided(ways, uploaded)[way]
             first, end = piece.ends(ways)
         enter_state = self._state(enter, first[way].astype(np.intp))
         leave_state = np.zeros_like(enter_state) if last else self._state(end[way].astype(np.intp), follow)
@@ -210,7 +227,12 @@ class Segments:
             ((ways.targets == d) * sizes).sum(axis=1) + small * (ways.small == d) + cache * (ways.cache == d)
             for d in range(1, len(costs.names))
         ]
-        return np.stack(columns, axis=1).astype(np.int64) if columns else np.zeros((len(ways.small), 0), np.int64)
+        taken = np.stack(columns, axis=1).astype(np.int64) if columns else np.zeros((len(ways.small), 0), np.int64)
+        for g, inside in self.divisible(segment).items():
+            group, counts = self.divided.groups[g], ways.split[:, inside[0]]
+            for count in np.unique(counts[counts > 0]).tolist():
+                taken[counts == count, STREAMER - 1] -= group.nbytes - bytes_of(group, count)
+        return taken
 
     # ---- states ---------------------------------------------------------------------------------------------------
 
@@ -222,7 +244,7 @@ class Segments:
 class _Piece:
     """A segment in one stage."""
 
-    def __init__(self, segments: Segments, step: _Step, i: int, cuts: Sequence[int]) -> None:
+    def __init__(self, segments: Segments, step: Step, i: int, cuts: Sequence[int]) -> None:
         self.all, self.step, self.costs = segments, step, segments.costs
         start, end = (0 if i == 0 else cuts[i]), cuts[i + 1]
         self.block = Block(step.at, start, end, step.logits)
@@ -279,8 +301,32 @@ class _Piece:
             may, column = home == len(self.costs.names), op - self.start
             moves = may & (mover > 0) & (self.step.at.tokens[op] >= self.all.moved_from)
             pins[:, column] = np.where(moves, mover, np.where(may, 0, home))
-            uploaded[:, column] = moves
+            uploaded[:, column] = moves | self._moves_whole(ways, op)
         return pins, uploaded
+
+    def _moves_whole(self, ways: Ways, op: int) -> Mask:
+        """(ways,) the operator's weight is divided in general, but moved as a whole in this stage."""
+        target = int(self.graph.target[op])
+        if target < 0 or not self.all.mover or self.step.at.tokens[op] < self.all.moved_from:
+            return np.zeros(len(ways.small), dtype=bool)
+        divided: Mask = ways.split[:, self.target[target]] > 0
+        return divided & bool(self.all.upload[target])
+
+    def divided(self, ways: Ways, uploaded: Mask) -> Floats:
+        """(ways,) seconds that divided weights add to whole ones on the accelerator, in all runs of the stage."""
+        seconds = np.zeros(len(ways.small))
+        for g, inside in self.all.divisible(self.segment).items():
+            tables, counts = self.all.divided, ways.split[:, inside[0]]
+            first = tables.first(self.step.at, g)
+            if first < 0 or not self.block.runs[first - self.start]:
+                continue
+            extra = tables.extra(self.step.at, g, counts / tables.groups[g].width)
+            seconds += np.where((counts > 0) & ~uploaded[:, first - self.start], extra, 0.0)
+        return self.runs * seconds
+
+    @property
+    def runs(self) -> float:
+        return sum(times for _, times in self.step.depths)
 
     def seconds(self, pins: Ids, uploaded: Mask, enter: Ids, follow: Ids) -> Floats:
         """(arcs,) seconds of all runs of the stage; `enter` and `follow` are the devices beyond the two cuts."""
@@ -305,8 +351,7 @@ class _Piece:
             once = self.block.seconds(self.costs, ids, uploaded, depth, following)
         # What streamed copies hide makes everything else, attention too, cheaper.
         share = 1 - price * self.costs.overlap if streams and price is not None else 1.0
-        runs = times + sum(times for _, times in others)
-        total = runs * (once.total - share * once.attention) + times * share * once.attention
+        total = self.runs * (once.total - share * once.attention) + times * share * once.attention
         for depth, times in others:
             total += times * share * self.block.attention_seconds(self.costs, ids, depth)
         return total
@@ -326,55 +371,3 @@ class _Piece:
             return enter
         first = pins[:, int(graph.after[self.start]) - self.start]
         return np.where(enter > 0, enter, first)
-
-
-# ---- cutting -------------------------------------------------------------------------------------------------------
-
-
-def _steps(costs: CostModel, workload: Workload) -> list[_Step]:
-    n = max(0, workload.n_generate - 1)
-    chunks = workload.chunks(costs.context.n_ubatch)
-    steps = []
-    if n or not chunks:
-        steps = [_Step(costs.stage(workload.n_parallel, decode=True), ((workload.middle, float(n)),), True)]
-    for tokens, times in Counter(tokens for tokens, _ in chunks[:-1]).items():
-        depths = tuple((depth, 1.0) for size, depth in chunks[:-1] if size == tokens)
-        assert len(depths) == times
-        steps.append(_Step(costs.stage(tokens), depths, False))
-    if chunks:
-        steps.append(_Step(costs.stage(chunks[-1][0]), ((chunks[-1][1], 1.0),), True))
-    return steps
-
-
-def _reads(op: Operator, at: StageCosts) -> tuple[int, ...]:
-    """How far back each producer is; rows of an embedding are the same for all layers, wherever they were read."""
-    return tuple(-1 if at.graph.pinned[p] and at.graph.gets_rows[p] else op.index - p for p in op.producers)
-
-
-def _cuts(at: StageCosts, n_layer: int) -> list[int]:
-    """Operators before which the graph is cut: the first pinned one of every layer and of the head; then the end."""
-    graph = at.graph
-    first: dict[int, int] = {}
-    last = -1
-    for op in graph.operators:
-        if graph.pinned[op.index] and not graph.gets_rows[op.index] and op.layer is not None:
-            first.setdefault(op.layer, op.index)
-            last = op.index
-    head = next((op for op in range(last + 1, len(graph.operators)) if graph.pinned[op]), None)
-    cuts = [first.get(il, -1) for il in range(n_layer)] + ([] if head is None else [head])
-    if -1 in cuts or sorted(cuts) != cuts or head is None:
-        raise NotLayered("the layers of this model are not computed one after the other")
-    return [*cuts, len(graph.operators)]
-
-
-def _segments(at: StageCosts, cuts: Sequence[int], costs: CostModel) -> list[Segment]:
-    graph = at.graph
-    result = []
-    for i, (start, end) in enumerate(pairwise(cuts)):
-        inside = slice(start, end)
-        targets = tuple(sorted({int(t) for t in graph.target[inside] if t >= 0}))
-        rows = graph.gets_rows[inside]
-        small = tuple(sorted({int(s) for s, r in zip(graph.small[inside], rows, strict=True) if s >= 0 and not r}))
-        layer = i if i < costs.graph.n_layer else -1
-        result.append(Segment(targets, small, layer))
-    return result

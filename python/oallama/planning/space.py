@@ -121,8 +121,15 @@ class Space:
         work = self.workload
         prefill = Counter(n for n, _ in work.chunks(context.n_ubatch))
         decode = [(work.n_parallel, float(max(1, work.n_generate - 1)))]
-        known = self.crossovers
-        return realise(graph, self.profile, decode, sorted(prefill.items()), repack=self.repack, crossovers=known)
+        return realise(
+            graph,
+            self.profile,
+            decode,
+            sorted(prefill.items()),
+            accelerators=self.accelerators,
+            repack=self.repack,
+            crossovers=self.crossovers,
+        )
 
     def whole(self, drafts: Drafts, device: int, moved: Mask, streams: bool = False) -> Measured:
         """Everything on one accelerator, dry-run once; weights that may be moved there need room for those in flight.

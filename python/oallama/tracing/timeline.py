@@ -64,7 +64,10 @@ class Stage:
 
 @dataclass(frozen=True)
 class LaneUse:
-    """One lane in one stage: seconds busy, bytes copied, and the seconds of it in which some device computed."""
+    """One lane in one stage: seconds busy, bytes copied, and the seconds of it in which some device computed.
+
+    A device's own computing is not beside itself: there `overlapped_s` counts the other devices'.
+    """
 
     lane: str
     busy_s: float
@@ -79,7 +82,7 @@ class LaneUse:
 
     @property
     def overlap(self) -> float:
-        """Share of the busy time in which some device computed."""
+        """Share of the busy time in which some device, for a device's own lane some other, computed."""
         return self.overlapped_s / self.busy_s if self.busy_s else 0.0
 
 
@@ -100,12 +103,12 @@ class Timeline:
     def use(self, stage: Stage) -> tuple[LaneUse, ...]:
         """How each lane spent the stage."""
         inside = [s for s in self.spans if s.end > stage.begin and s.begin < stage.end]
-        computing = union((s.begin, s.end) for s in inside if s.what == "compute")
         result = []
         for lane in self.lanes:
             spans = [s for s in inside if s.lane == lane]
             busy = clip(union((s.begin, s.end) for s in spans), stage.begin, stage.end)
             busy_s = length(busy)
+            computing = union((s.begin, s.end) for s in inside if s.what == "compute" and s.lane != lane)
             nbytes = sum(s.nbytes for s in spans if s.begin >= stage.begin)
             result.append(LaneUse(lane, busy_s, stage.seconds - busy_s, nbytes, length(intersection(busy, computing))))
         return tuple(result)
@@ -163,7 +166,7 @@ class Timeline:
             if use.busy_s:
                 copied = f"{use.nbytes / 2**20:.1f}" if use.nbytes else ""
                 speed = f"{use.gb_per_s:.2f}" if use.gb_per_s else ""
-                overlap = f"{use.overlap:.0%}" if use.nbytes else ""
+                overlap = f"{use.overlap:.0%}" if use.nbytes or use.overlapped_s else ""
                 busy = f"{_seconds(use.busy_s)} {use.busy_s / stage.seconds:4.0%}"
                 table.add_row(use.lane, busy, _seconds(use.idle_s), copied, speed, overlap)
         return table
