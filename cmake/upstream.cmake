@@ -46,6 +46,7 @@ target_sources(ggml-base PRIVATE ${OALLAMA_BASE_SOURCES})
 target_include_directories(ggml-cpu PRIVATE ${OALLAMA_CSRC}/engine ${OALLAMA_CSRC}/os ${OALLAMA_CSRC}/weave)
 include(${OALLAMA_CSRC}/weave/weave.cmake)
 target_sources(ggml-cpu PRIVATE ${OALLAMA_WEAVE_SOURCES})
+target_compile_options(ggml-cpu PRIVATE "SHELL:-include ${CMAKE_CURRENT_SOURCE_DIR}/cmake/amx_tile_config.h")
 target_include_directories(llama PRIVATE ${OALLAMA_CSRC}/engine ${OALLAMA_CSRC}/os ${OALLAMA_CSRC}/weave)
 target_sources(llama PRIVATE
     ${OALLAMA_CSRC}/engine/backend_map.cpp

@@ -22,6 +22,8 @@ options=(
     # Else llama.cpp asks git, and reports commits of the checkout around it.
     "-DLLAMA_BUILD_COMMIT=$(python -c "import json; print(json.load(open('$llama_cpp/pin.json'))['llama_cpp_commit'])")"
     -DLLAMA_BUILD_NUMBER=0
+    # Works around a fault of some versions of GCC.
+    "-DCMAKE_CXX_FLAGS=-include $PWD/cmake/amx_tile_config.h"
 )
 if [ "${OALLAMA_CUDA:-AUTO}" != OFF ] && command -v nvcc >/dev/null && nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then
     options+=(-DGGML_CUDA=ON "-DCMAKE_CUDA_COMPILER=$(command -v nvcc)")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import http.client
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -87,6 +89,31 @@ def test_a_server_that_ends_answers_first(models: list[Path]) -> None:
             assert late.answer.status == 503 and time.monotonic() < end
         assert late.answer.status == 503 and int(late.answer.headers["Retry-After"]) > 0
         assert all('"finish_reason":"length"' in call.rest() for call in calls) and process.wait(60) == 0
+
+
+def test_a_burst_is_let_in_at_once(models: list[Path]) -> None:
+    """More requests at one moment than the server has threads: none waits for another's answer to be read."""
+    n = 40
+    body = json.dumps({"model": models[0].stem, "prompt": "a", "max_tokens": LONG, "ignore_eos": True}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    metrics = ["--", "--metrics"] if len(models) == 1 else []  # a router's models have them
+    with server(models, "--queue", n, "--drain", 0.2, *metrics) as (_, port), ExitStack() as stack:
+        for _ in range(n):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+            client.sendall(f"{head}\r\n\r\n".encode() + body)
+        known: set[float] = set()
+        end = time.monotonic() + 60
+        while n not in known:
+            assert time.monotonic() < end, known
+            known.add(requests_known(port, models[0].stem))
+
+
+def requests_known(port: int, model: str) -> float:
+    """Requests that a model answers or keeps waiting."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics?model={model}", timeout=60) as answer:
+        lines = answer.read().decode().splitlines()
+    values = dict(line.split() for line in lines if not line.startswith("#"))
+    return float(values["llamacpp:requests_processing"]) + float(values["llamacpp:requests_deferred"])
 
 
 def test_a_drain_has_an_end(models: list[Path]) -> None:
