@@ -20,17 +20,20 @@ from oallama.modelmaker import make_model
 
 ROOT = Path(__file__).parents[1]
 ARCHITECTURES = ("llama", "minicpm3", "qwen2", "qwen3moe")
+# Of the environment of programs that may use AMX where the CPU has it; tests are the same on all machines else.
+AMX = {"OALLAMA_AMX": "1"}
 # Any valid token ids do: all tiny vocabularies have at least a thousand tokens.
 TOKENS = [int(t) for t in np.random.default_rng(7).integers(300, 1000, size=70)]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hide NVIDIA GPUs from tests that are about other devices; `-m cuda` runs those that are about them.
+    """Hide NVIDIA GPUs from tests that are about other devices; `-m cuda` runs those that are about them. So with AMX.
 
     A shell's background job (`make test &`) ignores Ctrl-C and hands that on: programs under test must not.
     """
     if config.getoption("-m") != "cuda":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ["OALLAMA_AMX"] = "0"
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -71,9 +71,9 @@ def test_a_complete_table_loads(arch: str, tiny: Callable[..., Path]) -> None:
             "a resident weight has no realisation",
         ),
         (
-            "tensor blk.0.attn_q.weight CPU host",
-            "tensor blk.0.attn_q.weight CPU host repacked",  # an F16 matrix
-            "'blk.0.attn_q.weight' cannot be repacked",
+            "tensor blk.0.attn_norm.weight CPU host",
+            "tensor blk.0.attn_norm.weight CPU host repacked",  # no matrix
+            "'blk.0.attn_norm.weight' cannot be repacked",
         ),
         (HEADER.strip(), "# oallama backend map v9", "line 1: expected '# oallama backend map v1'"),
     ],

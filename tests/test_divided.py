@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conftest import ARCHITECTURES, TOKENS, compute_logits
+from conftest import AMX, ARCHITECTURES, TOKENS, compute_logits
 from oallama import autoplan, engine
 from oallama.errors import OallamaError
 from oallama.rpc import LocalRpcServer
@@ -70,19 +70,21 @@ def jobs(path: Path, device: str, folder: Path, block: int, **job: Any) -> list[
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("extra", [False, True])
+@pytest.mark.parametrize("layout", ["plain", "repacked", "amx"])
 def test_two_cpus_compute_what_one_does(
-    arch: str, extra: bool, tiny: Callable[..., Path], lib: Path, tmp_path: Path
+    arch: str, layout: str, tiny: Callable[..., Path], lib: Path, tmp_path: Path
 ) -> None:
-    """extra: the host's weights are repacked for kernels that round differently from the RPC server's."""
+    """Repacked for the host (for AMX, too): kernels that round differently from the RPC server's."""
+    if layout == "amx" and "amx_int8" not in Path("/proc/cpuinfo").read_text():
+        pytest.skip("this CPU has no AMX")
     path = tiny(arch, "Q4_0")
-    common = {"use_extra_bufts": extra, "n_ubatch": 64, "flash_attn": 1}
+    common = {"use_extra_bufts": layout != "plain", "n_ubatch": 64, "flash_attn": 1}
     with LocalRpcServer(threads=1, register=False) as server:
         wanted = [{"model": str(path), "n_gpu_layers": 0, **common}]
         wanted += jobs(path, "RPC0", tmp_path, BLOCK["Q4_0"], rpc=[server.endpoint], **common)
-        whole, *divided = compute_logits(lib, wanted, tmp_path)
+        whole, *divided = compute_logits(lib, wanted, tmp_path, AMX if layout == "amx" else None)
     for job, found in zip(wanted[1:], divided, strict=True):
-        assert nmse(found, whole) <= (1e-3 if extra else 1e-6), job["table"]
+        assert nmse(found, whole) <= (1e-6 if layout == "plain" else 1e-3), job["table"]
     assert not all(np.array_equal(found, whole) for found in divided), "identical to the bit: was anything divided?"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conftest import ARCHITECTURES, compute_logits
+from conftest import AMX, ARCHITECTURES, compute_logits
 
 
 @pytest.mark.parametrize("file_type", ["F16", "Q8_0", "Q4_0", "Q4_K_M"])
@@ -22,7 +22,7 @@ def test_logits_are_bit_identical(
             for flash in (0, 1)
         ]
 
-    ours = compute_logits(lib, jobs(), tmp_path)
+    ours = compute_logits(lib, jobs(), tmp_path, AMX)
     (tmp_path / "baseline").mkdir()
     theirs = compute_logits(baseline_lib, jobs(), tmp_path / "baseline")
     for job, a, b in zip(jobs(), ours, theirs, strict=True):

@@ -146,15 +146,16 @@ class OperatorGraph:
 
         `model` is the file's fingerprint; default `raw["model"]` or empty.
         """
-        tensors = [TensorInfo.make(t["name"], t["type"], t["ne"], t["nbytes"]) for t in raw["tensors"]]
-        names = {t.name for t in tensors}
+        # An embedding that is the output too is there twice, if it is repacked as the output.
+        by_name = {t["name"]: TensorInfo.make(t["name"], t["type"], t["ne"], t["nbytes"]) for t in raw["tensors"]}
+        tensors, names = list(by_name.values()), by_name.keys()
         tied = OUTPUT not in names and any(
             node["op"] in TARGET_OPS and any(s.get("name") == TOKEN_EMBEDDING for s in node["src"])
             for nodes in raw["graphs"].values()
             for node in nodes
         )
         if tied:
-            embedding = next(t for t in tensors if t.name == TOKEN_EMBEDDING)
+            embedding = by_name[TOKEN_EMBEDDING]
             tensors.append(TensorInfo.make(OUTPUT, embedding.type, embedding.ne, embedding.nbytes))
         readers = {int(n): _GraphReader(nodes, tied) for n, nodes in raw["graphs"].items()}
         first = readers[min(readers)]
