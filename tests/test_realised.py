@@ -60,6 +60,16 @@ def test_repacked_weights_give_the_same_logits_but_for_rounding(tiny: Callable[.
     assert all(np.array_equal(a, b) for a, b in zip(plain, again, strict=True))
 
 
+def test_what_is_left_of_the_mapped_file_is_counted_alone(tiny: Callable[..., Path]) -> None:
+    """The mapping spans the repacked weights too, whose pages nobody reads."""
+    path = tiny("llama", "Q4_0")
+    nbytes = sum(t.nbytes for t in autoplan.read_graph(path, engine.Settings(n_ctx=64)).tensors)
+    for realisation in ("plain", "repacked"):
+        llm = Llama(str(path), plan=realised(hand_plan(path, HOST), realisation), verbose=False)
+        assert llm.placement()[HOST].measured.weights == pytest.approx(nbytes, rel=0.01)
+        llm.close()
+
+
 def test_a_streamed_weight_may_be_repacked(tiny: Callable[..., Path], rpc) -> None:
     """Prefill computes on the device with the file's bytes, decode on the CPU with the repacked ones."""
     path = tiny("llama", "Q4_0")

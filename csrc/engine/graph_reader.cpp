@@ -10,9 +10,6 @@
 #include <stdexcept>
 #include <unordered_map>
 
-// Internal to libllama, but exported; declared here because llama-model.h drags in all of src/.
-const std::vector<std::pair<std::string, ggml_tensor *>> & llama_internal_get_tensor_map(const llama_model * model);
-
 namespace {
 
 oa_tensor_info describe(const ggml_tensor * t) {

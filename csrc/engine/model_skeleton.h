@@ -6,6 +6,11 @@
 #include "log_capture.h"
 
 #include <string>
+#include <utility>
+#include <vector>
+
+// Internal to libllama, but exported; declared here because llama-model.h drags in all of src/.
+const std::vector<std::pair<std::string, ggml_tensor *>> & llama_internal_get_tensor_map(const llama_model * model);
 
 class oa_model_skeleton {
   public:
