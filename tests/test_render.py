@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
+import synthetic
+from oallama.cli.profile import profile_table
 from oallama.plan import HOST, PlacementPlan, TensorPlacement
 from oallama.planning.render import ASCII, UNICODE, render_layers, render_plan, render_summary, render_times
 from synthetic import DEVICE, QWQ_32B, Shape, graph
@@ -47,6 +50,19 @@ def test_runs_of_layers_and_ascii():
     ]
     assert lines[-1] == "# GPU0   . CPU   ^ CPU, uploaded for large batches"
     assert all(ord(c) < 128 for line in lines for c in line)
+
+
+def test_a_profile_shows_the_faster_realisation():
+    plain = synthetic.profile(graph())
+    faster = tuple(replace(t, median_s=t.median_s / 2, realisation="repacked") for t in plain.operators)
+    slower = tuple(replace(t, median_s=t.median_s * 2, realisation="repacked") for t in plain.operators)
+
+    def decode(operators) -> float:
+        line = show(profile_table(replace(plain, operators=operators), graph()), 100).splitlines()
+        return float(next(row for row in line if row.split()[:1] == [HOST]).split()[2])
+
+    assert decode(plain.operators + faster) == pytest.approx(2 * decode(plain.operators), rel=0.1)
+    assert decode(plain.operators + slower) == decode(plain.operators)
 
 
 def test_split_tensor_and_absent_kind():
