@@ -1,4 +1,4 @@
-"""Measures divided weights: that both sides compute at once, and TPOT over budgets against plans of whole weights.
+r"""Measures divided weights: that both sides compute at once, and TPOT over budgets against plans of whole weights.
 
 python bench/divided.py twice --model FILE.gguf [--repeats N] [--out FILE.jsonl]
 python bench/divided.py budgets --model FILE.gguf [--device NAME] [--budgets ..] [--out FILE.jsonl] [--plot FILE.png]
@@ -13,7 +13,8 @@ core each. Writes the machine, then one JSON line per measurement.
 
 Two cores of one machine are equally fast. For a host that is slow beside its accelerator give this process a ggml-cpu
 without vector instructions (the server keeps its own), for example of
-    cmake -S . -B build/plain-x86 -DGGML_NATIVE=OFF -DGGML_{SSE42,AVX,AVX2,FMA,F16C,BMI2}=OFF -DOALLAMA_{VULKAN,MPI}=OFF
+    cmake -S . -B build/plain-x86 -Dpybind11_DIR=$(python -m pybind11 --cmakedir) -DGGML_NATIVE=OFF \
+        -DGGML_{SSE42,AVX,AVX2,FMA,F16C,BMI2}=OFF -DOALLAMA_{VULKAN,MPI}=OFF
     cmake --build build/plain-x86 --target ggml-cpu
     LD_LIBRARY_PATH=build/plain-x86/bin python bench/divided.py budgets ..
 """
