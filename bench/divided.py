@@ -156,7 +156,7 @@ def at_budgets(
             except OallamaError as error:
                 yield {**line, "planner": name, "refused": str(error)}
         engines = [planned(plan, runtime.lib_dir(), params[name], name) for name, plan in plans.items()]
-        for result in run_bench(args.model, engines, sweep):
+        for result in run_bench(args.model, engines, sweep) if engines else []:
             plan, values = plans[result.engine], [sample.tpot_s for sample in result.samples]
             found[result.engine].append((percent(budget), 1e3 * statistics.median(values)))
             yield {
