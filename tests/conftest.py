@@ -27,7 +27,9 @@ TOKENS = [int(t) for t in np.random.default_rng(7).integers(300, 1000, size=70)]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hide NVIDIA GPUs from tests that are about other devices; `-m cuda` runs those that are about them. So with AMX.
+    """Hide NVIDIA GPUs from tests that are about other devices; `-m cuda` runs those that are about them.
+
+    AMX is off but for tests that ask for it: with it a CPU rounds differently, and more types have two layouts.
 
     A shell's background job (`make test &`) ignores Ctrl-C and hands that on: programs under test must not.
     """
