@@ -82,7 +82,7 @@ def test_round_trip_and_schema(tmp_path):
     content = json.loads(path.read_text())
     jsonschema.validate(content, schema)
     assert content["schema"] == "oallama.plan/1"
-    assert content["predicted"]["devices"]["GPU0"] == {"weights": 1, "kv": 2, "compute": 3, "total": 6}
+    assert content["predicted"]["devices"]["GPU0"] == {"weights": 1, "kv": 2, "compute": 3, "pool": 0, "total": 6}
 
 
 def test_hash_is_stable():

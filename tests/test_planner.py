@@ -49,7 +49,7 @@ def test_everything_fits():
     result = plan()
     assert {name for name, t in result.tensors.items() if t.device == HOST} == {"token_embd.weight"}
     assert set(result.layers) == {DEVICE}
-    assert result.planner["name"] == "oato" and result.planner["params"]["fraction"] == 0.9
+    assert result.planner["name"] == "oato" and result.planner["params"]["fraction"] == 1.0
     assert result.tensors["blk.0.ffn_up.weight"].affinity is not None
     assert result.tensors["blk.0.ffn_norm.weight"].affinity is None
     assert PlacementPlan.from_json(result.to_json()) == result
@@ -345,7 +345,7 @@ def test_auto_is_never_predicted_to_lose():
     for _ in range(25):
         request = random_request(rng, free_ubatch=rng.random() < 0.5, n_outputs_max=1)
         flags = StockFlags(rng.randrange(6))
-        found = make_plans(replace(request, fit=lambda flags=flags: flags))
+        found = make_plans(replace(request, fit=lambda limits, flags=flags: flags))
         assert {"exact", "oato", "layers", "fewer-layers", "cpu-ffn", "cpu"} <= {*found.plans, *found.failed}
         assert ("fit" in found.plans) != ("fit" in found.failed)
         fastest = min(p.predicted.request_s for p in found.plans.values())
@@ -387,14 +387,14 @@ def test_a_tie_goes_to_the_form_of_attention_of_llama_cpp():
 
 def test_the_fit_of_llama_cpp_is_a_candidate():
     flags = StockFlags(-1, overrides=((r"blk\.0\.ffn_up", HOST),))
-    found = plan(planner="fit", fit=lambda: flags)
+    found = plan(planner="fit", fit=lambda limits: flags)
     assert on(found, HOST) == {"blk.0.ffn_up.weight"}
     assert found.planner["params"]["overrides"] == [[r"blk\.0\.ffn_up", HOST]]
     with pytest.raises(OallamaError, match=r"--fit gives .* over "):
-        plan(budget=smallest(), planner="fit", fit=lambda: flags)
+        plan(budget=smallest(), planner="fit", fit=lambda limits: flags)
 
     # A --fit that finds nothing leaves the others.
-    def fails() -> StockFlags:
+    def fails(limits: Mapping[str, int]) -> StockFlags:
         raise OallamaError("found nothing")
 
     found = make_plans(space(MODEL, fit=fails))

@@ -26,13 +26,16 @@ from oallama.planning import (
     PlannerName,
     Space,
     Workload,
+    gpu_reserve,
     make_plans,
     parse_budget,
+    parse_margin,
 )
 from oallama.planning.arenas import Arena
 from oallama.planning.planner import DEFAULT_WORKLOAD
 from oallama.profiling.drift import check_drift, describe_drift
-from oallama.profiling.fingerprint import cpu_set, fingerprint
+from oallama.profiling.entries import DeviceInfo
+from oallama.profiling.fingerprint import computes_on_host, cpu_set, fingerprint
 from oallama.profiling.profile import REMEDY, Profile
 from oallama.profiling.profiler import profile_machine
 from oallama.profiling.tuner import tuned
@@ -60,8 +63,7 @@ class Choices:
         paper: OATO literally as published: decode times only, transfers as caused by the current plan, memory filled
             up to the first operator that does not fit, with operators too that the device does not speed up.
         fraction: share of the memory left after KV cache and compute buffers that OATO's weights may take (Algorithm
-            1's 90 % rule). Default: 0.90 for budget "auto", where other programs share the device, and paper=True with
-            bytes; 1.0 where the user said how much a plan may use, and for a share of the weights ("75%" is 75 %).
+            1's 90 % rule). Default: 0.90 for paper=True with a budget in bytes or "auto", else 1.0.
         elsewhere: the profile is of another machine, and so is the plan.
         fixed_ubatch: the micro-batch must be as the settings say, not smaller.
         recheck: re-measure the heaviest operators of each device (about a second each) before planning from cached
@@ -74,6 +76,8 @@ class Choices:
         reserve: bytes per device that others hold out of the same budget, a draft model planned before for example:
             `{name: memory.total for name, memory in draft.predicted.devices.items()}`. They are taken off budgets in
             bytes and "auto"; what is loaded already is not free, so "auto" knows of it. A share of the weights stays.
+        margin: bytes of each accelerator's free memory that the budget "auto" leaves free, an int or a text
+            ("512MiB"). Default: `gpu_reserve` of its memory; 0 for devices whose memory is the host's.
     """
 
     device: str | None = None
@@ -90,6 +94,7 @@ class Choices:
     offline_arenas: bool = False
     repack: bool = True
     reserve: Mapping[str, int] = field(default_factory=dict)
+    margin: str | int | None = None
 
 
 def read_graph(path: PathOrText, settings: Settings, tiers: Sequence[int] = TIERS) -> OperatorGraph:
@@ -216,6 +221,8 @@ def candidates(
             raise OallamaError(f'the budget "minimal" is a planner of its own; leave out planner {choices.planner!r}')
         vram, choices = None, replace(choices, planner="minimal")
     profile, accelerators = profile_and_devices(graph, settings, choices, progress)
+    if not accelerators:
+        refuse_margin(choices.margin, "no accelerator is used")
     if not accelerators and vram is not None:
         raise OallamaError(f"a memory budget ({vram}) is for an accelerator, not for the device {HOST}; leave one out")
     drift: list[str] = []
@@ -224,7 +231,7 @@ def candidates(
         if drift := describe_drift(ratios, recorded=profile.created):
             profile = profile.scaled(ratios)
     elsewhere = profile if choices.elsewhere else None
-    budgets = budgets_for(vram, accelerators, graph, elsewhere)
+    budgets = budgets_for(vram, accelerators, graph, elsewhere, choices.margin)
     budgets = {name: budget.less(choices.reserve.get(name, 0)) for name, budget in budgets.items()}
     here = Here(path, settings, accelerators, elsewhere)
     graphs = {settings.flash_attn: graph}
@@ -232,7 +239,6 @@ def candidates(
         ends = (min(graph.tiers), max(graph.tiers))  # all that predictions need
         with suppress(OallamaError):  # at a million tokens its scores alone exceed this machine's memory
             graphs["off"] = read_graph(path, replace(settings, flash_attn="off"), ends)
-    limits = {name: budget.bytes_total for name, budget in budgets.items()}
     space = Space(
         graphs=graphs,
         profile=profile,
@@ -247,7 +253,7 @@ def candidates(
         offline_arenas=choices.offline_arenas,
         repack=choices.repack and settings.use_extra_bufts,
         crossovers={} if choices.elsewhere else _crossovers(settings.n_threads),
-        fit=(lambda: here.fit(limits)) if all(limits.values()) else None,
+        fit=here.fit if all(budget.bytes_total for budget in budgets.values()) else None,
         paper=choices.paper,
         fraction=choices.fraction,
     )
@@ -281,23 +287,43 @@ def context_of(settings: Settings) -> ContextSettings:
 
 
 def budgets_for(
-    vram: str | int | None, accelerators: tuple[str, ...], graph: OperatorGraph, elsewhere: Profile | None
+    vram: str | int | None,
+    accelerators: tuple[str, ...],
+    graph: OperatorGraph,
+    elsewhere: Profile | None,
+    margin: str | int | None = None,
 ) -> dict[str, Budget]:
-    """One budget per accelerator: "8GiB" for each of them, or "CUDA0=20GiB,CUDA1=6GiB"."""
+    """One budget per accelerator: "8GiB" for each of them, or "CUDA0=20GiB,CUDA1=6GiB".
+
+    margin: as in Choices. Raises OallamaError for what is not understood, and for a margin beside budgets that are all
+    in bytes or shares.
+    """
     asked: dict[str, str | int] = {name: "auto" if vram is None else vram for name in accelerators}
     if isinstance(vram, str) and "=" in vram:
         parts = (part.partition("=") for part in vram.split(","))
         asked = {name.strip(): text.strip() for name, _, text in parts}
         if set(asked) != set(accelerators):
             raise OallamaError(f"the budget {vram!r} names other devices than the plan: {', '.join(accelerators)}")
-    free = {
-        name: elsewhere.device(name).memory_total if elsewhere else engine.device(name).memory_free
-        for name in accelerators
-    }
-    return {
-        name: parse_budget(asked[name], weights_bytes=graph.weights_bytes, free_bytes=free[name])
-        for name in accelerators
-    }
+    found = {}
+    for name in accelerators:
+        there = elsewhere.device(name) if elsewhere else engine.device(name)
+        free = there.memory_total if isinstance(there, DeviceInfo) else there.memory_free
+        keep = default_margin(there) if margin is None else parse_margin(margin)
+        found[name] = parse_budget(asked[name], weights_bytes=graph.weights_bytes, free_bytes=free, margin=keep)
+    if margin is not None and found and not any(budget.is_auto for budget in found.values()):
+        raise OallamaError(f'the margin {margin} is for the budget "auto", not for {vram}; leave one of them out')
+    return found
+
+
+def refuse_margin(margin: str | int | None, because: str = "a plan has its budget") -> None:
+    """Raises OallamaError for a margin where nothing is planned for free memory."""
+    if margin is not None:
+        raise OallamaError(f'the margin {margin} is for the budget "auto": {because}; leave it out')
+
+
+def default_margin(device: engine.Device | DeviceInfo) -> int:
+    """Bytes that the budget "auto" leaves free on a device: none where its memory is the host's."""
+    return 0 if computes_on_host(device.description) else gpu_reserve(device.memory_total)
 
 
 def _accelerators(named: Iterable[str]) -> tuple[str, ...]:

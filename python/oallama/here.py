@@ -55,9 +55,9 @@ class Here:
     def _name_there(self, here: str) -> str:
         return next((name for name, stand_in in self._stand_in.items() if stand_in == here), here)
 
-    def fit(self, limits: Mapping[str, int | None]) -> StockFlags:
+    def fit(self, limits: Mapping[str, int]) -> StockFlags:
         """What llama.cpp's own --fit does with these budgets. Raises OallamaError where it finds nothing."""
-        budgets = {self._stand_in[name]: limit for name, limit in limits.items() if limit is not None}
+        budgets = {self._stand_in[name]: limit for name, limit in limits.items()}
         settings = replace(self._settings, devices=tuple(self._stand_in[name] for name in self._accelerators))
         found = engine.fit(self._path, settings, budgets)
         if found.status != "success":

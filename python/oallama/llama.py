@@ -33,13 +33,15 @@ _LOADING = threading.RLock()
 
 
 class Llama(PlacedLlama):
-    """Drop-in for `llama_cpp.Llama` 0.3.36: the same arguments, methods and results, and three arguments more.
+    """Drop-in for `llama_cpp.Llama` 0.3.36: the same arguments, methods and results, and four arguments more.
 
     Args:
         vram: memory of the accelerator to use: bytes, "8GiB", "75%" (of the weights), "auto" (what is free) or
             "minimal" (weights and KV caches stay on the host and are streamed). The first accelerator is taken;
             without one this is an error.
         plan: a PlacementPlan or its file, instead of `vram`. It brings the context settings that are not given.
+        margin: bytes (or "512MiB") of the accelerator's free memory that vram="auto" leaves free; default: 5 % of a
+            GPU's memory, at least 1 GiB.
         profile: a Profile or its file for planning under `vram`; default: this machine's, measured when missing.
         progress: called with (done, total, text) while the machine is profiled; default: with `verbose`, one line on
             stderr says that it is.
@@ -62,6 +64,7 @@ class Llama(PlacedLlama):
         *,
         vram: str | int | None = None,
         plan: PlacementPlan | PathOrText | None = None,
+        margin: str | int | None = None,
         profile: Profile | PathOrText | None = None,
         progress: Progress | None = None,
         **kwargs: Any,
@@ -69,11 +72,11 @@ class Llama(PlacedLlama):
         self._stack = ExitStack()  # upstream's; close() needs it when planning fails
         self._left_mapped = 0
         self.plan: PlacementPlan | None = None
-        if vram is None and plan is None and profile is None:
+        if vram is None and plan is None and profile is None and margin is None:
             super().__init__(model_path, **kwargs)
             return
         with _LOADING:
-            self.plan = _make_plan(model_path, vram, plan, profile, progress, kwargs)
+            self.plan = _make_plan(model_path, vram, plan, margin, profile, progress, kwargs)
             if self.plan.context.n_outputs_max and _wants_all_logits(kwargs):
                 raise OallamaError(
                     "this plan has no memory for the logits of all rows, which logits_all=, embedding= and "
@@ -119,23 +122,27 @@ def _make_plan(
     path: str,
     vram: str | int | None,
     plan: PlacementPlan | PathOrText | None,
+    margin: str | int | None,
     profile: Profile | PathOrText | None,
     progress: Progress | None,
     kwargs: dict[str, Any],
 ) -> PlacementPlan:
     if vram is None and plan is None:
-        raise OallamaError('profile= is used to plan under a budget: give vram= too, for example vram="8GiB"')
+        raise OallamaError('profile= and margin= are for planning under a budget: give vram= too, as vram="8GiB"')
     if vram is not None and plan is not None:
         raise OallamaError("give vram= (make a plan) or plan= (use this one), not both")
     if decided := [name for name in _PLAN_DECIDES if name in kwargs]:
         raise OallamaError(f"{decided[0]}= has no place beside vram= or plan=: the plan decides it; leave it out")
     if plan is not None:
+        autoplan.refuse_margin(margin)
         plan = autoplan.load_plan(plan)
         autoplan.check_plan(plan, path, settings_of(_complete(kwargs, plan)))
         return plan
     if progress is None and kwargs.get("verbose", True):
         progress = _announce_once()
-    choices = Choices(profile=profile, fixed_ubatch="n_ubatch" in kwargs, all_logits=_wants_all_logits(kwargs))
+    choices = Choices(
+        profile=profile, fixed_ubatch="n_ubatch" in kwargs, all_logits=_wants_all_logits(kwargs), margin=margin
+    )
     return autoplan.plan_model(path, vram, settings_of(kwargs), choices, progress)
 
 

@@ -69,6 +69,11 @@ class Placement:
 
     def __rich__(self) -> Group:
         parts: list[Any] = [self._bytes_table()]
+        parts += [
+            f"{d.device}: predicted has {d.predicted.pool / 2**20:.1f} MiB for the backend's pool, which measured lacks"
+            for d in self.devices
+            if d.predicted and d.predicted.pool
+        ]
         if self.left_mapped:
             parts.append(
                 f"{self.left_mapped / 2**20:.1f} MiB of weights on the host stay in the mapped file, not repacked for "

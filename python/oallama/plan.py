@@ -128,15 +128,26 @@ class ContextSettings:
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Bytes on one device."""
+    """Bytes on one device. `pool`: what the backend takes while it computes, an estimate (planning/pool.py)."""
 
     weights: int
     kv: int
     compute: int
+    pool: int = 0
+
+    @property
+    def buffers(self) -> int:
+        """What llama.cpp allocates when it loads: all but the pool. This is exact."""
+        return self.weights + self.kv + self.compute
+
+    @property
+    def working(self) -> int:
+        """What computing takes beside weights and KV cache."""
+        return self.compute + self.pool
 
     @property
     def total(self) -> int:
-        return self.weights + self.kv + self.compute
+        return self.buffers + self.pool
 
 
 @dataclass(frozen=True)
@@ -165,7 +176,8 @@ class PlacementPlan:
     accelerators first, "CPU" last. layers: home of the KV cache and attention of layers 0..n-1, then of the output
     layer. stream_slots: device buffers that streamed weights take turns in. stream_caches: attention over KV caches
     that live on the CPU runs on the first accelerator all the same. offline_arenas: compute buffers are laid out
-    offline instead of by ggml. measured is filled in after a run and is not part of the hash.
+    offline instead of by ggml. margins: bytes of a device's free memory that the budget "auto" leaves free. measured is
+    filled in after a run and is not part of the hash.
     """
 
     model: Mapping[str, Any]
@@ -180,6 +192,7 @@ class PlacementPlan:
     stream_slots: int = STREAM_SLOTS
     stream_caches: bool = False
     offline_arenas: bool = False
+    margins: Mapping[str, int] = field(default_factory=dict)
     measured: Mapping[str, Any] | None = None
     schema: str = field(default=SCHEMA)
 
@@ -301,7 +314,7 @@ class PlacementPlan:
             layers=tuple(content["layers"]),
             tensors={name: _tensor(t) for name, t in content["tensors"].items()},
             predicted=Prediction(
-                devices={n: DeviceMemory(m["weights"], m["kv"], m["compute"]) for n, m in predicted["devices"].items()},
+                devices={n: _memory(m) for n, m in predicted["devices"].items()},
                 ttft_s={int(n): s for n, s in predicted["ttft_s"].items()},
                 tpot_s={int(n): s for n, s in predicted["tpot_s"].items()},
                 workload=(predicted["workload"][0], predicted["workload"][1]),
@@ -313,6 +326,7 @@ class PlacementPlan:
             stream_slots=content.get("stream_slots", STREAM_SLOTS),
             stream_caches=content.get("stream_caches", False),
             offline_arenas=content.get("offline_arenas", False),
+            margins=content.get("margins", {}),
             measured=content["measured"],
         )
         used = {*plan.layers, *plan.budgets, *(s.device for t in plan.tensors.values() for s in t.segments)}
@@ -337,6 +351,10 @@ def check_model(planned: Mapping[str, Any], fingerprint: Mapping[str, Any], reme
 @cache
 def _validator() -> jsonschema.Draft202012Validator:
     return jsonschema.Draft202012Validator(json.loads(SCHEMA_FILE.read_text(encoding="utf-8")))
+
+
+def _memory(content: Mapping[str, int]) -> DeviceMemory:
+    return DeviceMemory(content["weights"], content["kv"], content["compute"], content.get("pool", 0))
 
 
 def _tensor(content: Mapping[str, Any]) -> TensorPlacement:

@@ -45,7 +45,7 @@ def planned(
         placement=placement or f"plan {plan.hash[:8]}",
         backend_map=plan.to_backend_map(),
         plan_hash=plan.hash,
-        predicted_bytes={device: memory[device].total for device in fixed.devices or () if device in memory},
+        predicted_bytes={device: memory[device].buffers for device in fixed.devices or () if device in memory},
         predict=lambda cell: _predict(plan, cell),
     )
 

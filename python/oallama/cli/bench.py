@@ -26,6 +26,7 @@ from .options import (
     FlashAttn,
     Json,
     LocalRpc,
+    Margin,
     Model,
     Plan,
     Planner,
@@ -60,6 +61,7 @@ def bench(
     interleave: Annotated[
         str, typer.Option(help="loaded: all engines stay in memory; reload: one at a time.")
     ] = "loaded",
+    margin: Margin = None,
     profile: Profile = None,
     device: Device = None,
     rpc: Rpc = None,
@@ -83,6 +85,7 @@ def bench(
     connection = connect(rpc, local_rpc, device)
     wanted = settings(ctx or sweep.n_ctx(), None, None, type_k, type_v, flash_attn, threads)
     if plan:
+        autoplan.refuse_margin(margin)
         made = autoplan.load_plan(plan)
         context = made.context
         autoplan.check_plan(made, model, replace(wanted, **vars(context)))
@@ -97,6 +100,7 @@ def bench(
         profile=profile,
         planner=planner,  # type: ignore[arg-type]  # make_plan names the planners there are
         workload=_middle(sweep),
+        margin=margin,
     )
     jobs: list[PlacementPlan | str] = [made] if plan else list(budget or BUDGETS)
     every: list[Result] = []

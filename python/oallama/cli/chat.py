@@ -14,6 +14,7 @@ from .options import (
     Device,
     FlashAttn,
     LocalRpc,
+    Margin,
     Model,
     Plan,
     Profile,
@@ -33,6 +34,7 @@ def chat(
     model: Model,
     plan: Plan = None,
     vram: Vram = None,
+    margin: Margin = None,
     profile: Profile = None,
     device: Device = None,
     rpc: Rpc = None,
@@ -49,11 +51,8 @@ def chat(
     temperature: Annotated[float, typer.Option(min=0.0, help="0: always the most likely token.")] = 0.8,
 ) -> None:
     """Talk with the model; answers are streamed."""
-    llm = open_llama(
-        Source(
-            model, plan, vram, profile, device, rpc, local_rpc, ctx, batch, ubatch, type_k, type_v, flash_attn, threads
-        )
-    )
+    request = (model, plan, vram, profile, device, rpc, local_rpc, ctx, batch, ubatch)
+    llm = open_llama(Source(*request, type_k, type_v, flash_attn, threads, margin))
     opening = [{"role": "system", "content": system}] if system else []
     messages = list(opening)
     say(HELP)

@@ -97,10 +97,12 @@ def stock_plans(
     fails. `progress` hears of what the profile lacks and is measured. Raises OallamaError where no layer split fits.
     """
     own = next(iter(plan.budgets.values()), budget)
+    if own != "auto":
+        choices = replace(choices, margin=None)
     layers = autoplan.plan_graph(path, graph, own, settings, replace(choices, planner="layers"), progress)
     try:
         total = next(iter(layers.budgets.values()))
-        fit = autoplan.plan_graph(path, graph, total, settings, replace(choices, planner="fit"))
+        fit = autoplan.plan_graph(path, graph, total, settings, replace(choices, planner="fit", margin=None))
     except OallamaError as error:
         say(f"llama.cpp's --fit is left out: {error}")
         return {"layers": layers}
@@ -119,7 +121,7 @@ def _n_gpu_layers(plan: PlacementPlan) -> int:
 
 
 def _device_bytes(plan: PlacementPlan) -> dict[str, int]:
-    return {name: plan.predicted.devices[name].total for name in _accelerators(plan)}
+    return {name: plan.predicted.devices[name].buffers for name in _accelerators(plan)}
 
 
 def interleave_for(asked: str, engines: Sequence[Engine], plan: PlacementPlan) -> str:

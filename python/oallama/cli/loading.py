@@ -39,6 +39,7 @@ class Source:
     type_v: str = "f16"
     flash_attn: str = "auto"
     threads: int = 0
+    margin: str | None = None
 
 
 def open_llama(source: Source) -> Llama:
@@ -51,15 +52,17 @@ def open_llama(source: Source) -> Llama:
     if source.plan and source.vram:
         raise OallamaError("give --vram (make a plan) or --plan (use this one), not both")
     if source.plan:
+        autoplan.refuse_margin(source.margin)
         return _load(source, autoplan.load_plan(source.plan), _given(source))
     wanted = settings(
         source.ctx, source.batch, source.ubatch, source.type_k, source.type_v, source.flash_attn, source.threads
     )
     if source.vram or (chosen and chosen != HOST):
-        choices = Choices(device=chosen, profile=source.profile)
+        choices = Choices(device=chosen, profile=source.profile, margin=source.margin)
         with progress_bar("profiling") as report:
             plan = autoplan.plan_model(source.model, source.vram, wanted, choices, report)
         return _load(source, plan, {"n_threads": source.threads} if source.threads else {})
+    autoplan.refuse_margin(source.margin, "no accelerator is used")
     graph = autoplan.read_graph(source.model, wanted)
     wanted = autoplan.resolve(wanted, graph.n_ctx_train)
     say("no accelerator is used: the model runs on the CPU alone")

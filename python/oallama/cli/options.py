@@ -24,6 +24,12 @@ Vram = Annotated[
     str | None,
     typer.Option(help='Memory of the accelerator to use: "8GiB", "75%" (of the weights), bytes, "auto" or "minimal".'),
 ]
+Margin = Annotated[
+    str | None,
+    typer.Option(
+        help='Free memory of a GPU that --vram auto leaves free: bytes or "512MiB". Default: 5 %, at least 1 GiB.'
+    ),
+]
 Plan = Annotated[Path | None, typer.Option(help="Plan file of `oallama plan -o`.")]
 Profile = Annotated[
     Path | None,

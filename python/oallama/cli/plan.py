@@ -24,6 +24,7 @@ from .options import (
     Device,
     FlashAttn,
     LocalRpc,
+    Margin,
     Model,
     Planner,
     Profile,
@@ -45,6 +46,7 @@ FORMATS = ("table", "json", "llama.cpp", "llama-bench", "map")
 def plan(
     model: Model,
     vram: Vram = None,
+    margin: Margin = None,
     planner: Planner = "auto",
     explain: Annotated[
         bool, typer.Option("--explain", help="Show every candidate and why the plan was chosen.")
@@ -122,6 +124,7 @@ def plan(
         streams=streams,
         offline_arenas=offline_arenas,
         repack=repack,
+        margin=margin,
     )
     with progress_bar("profiling") as report:
         found = autoplan.candidates(model, graph, vram, wanted, choices, report)

@@ -18,6 +18,7 @@ from .options import (
     FlashAttn,
     Json,
     LocalRpc,
+    Margin,
     Model,
     Plan,
     Profile,
@@ -36,6 +37,7 @@ def run(
     prompt: Annotated[str, typer.Argument(help='The prompt; "-" reads it from standard input.', show_default=False)],
     plan: Plan = None,
     vram: Vram = None,
+    margin: Margin = None,
     profile: Profile = None,
     device: Device = None,
     rpc: Rpc = None,
@@ -54,9 +56,8 @@ def run(
 ) -> None:
     """Complete a prompt with streaming output; then TTFT and TPOT."""
     text = sys.stdin.read() if prompt == "-" else prompt
-    source = Source(
-        model, plan, vram, profile, device, rpc, local_rpc, ctx, batch, ubatch, type_k, type_v, flash_attn, threads
-    )
+    request = (model, plan, vram, profile, device, rpc, local_rpc, ctx, batch, ubatch)
+    source = Source(*request, type_k, type_v, flash_attn, threads, margin)
     llm = open_llama(source)
     clock, answer = complete(llm, text, n_generate, temperature, seed, quiet=json)
     n_prompt = len(llm.tokenize(text.encode()))

@@ -27,6 +27,7 @@ from .options import (
     Device,
     FlashAttn,
     LocalRpc,
+    Margin,
     Plan,
     Profile,
     Rpc,
@@ -59,6 +60,7 @@ def serve(
     deadline: Annotated[float, typer.Option(min=0.001, help="Seconds after which a guest's attention is lost.")] = 0.1,
     plan: Plan = None,
     vram: Vram = None,
+    margin: Margin = None,
     profile: Profile = None,
     device: Device = None,
     rpc: Rpc = None,
@@ -97,6 +99,7 @@ def serve(
     made = wanted = None
     chosen = connection.device or autoplan.find_accelerator()
     if plan:
+        autoplan.refuse_margin(margin)
         made = autoplan.load_plan(plan)
         wanted = _planned_settings(made, ctx, batch, ubatch, parallel, threads)
         autoplan.check_plan(made, model, wanted)
@@ -104,7 +107,10 @@ def serve(
         wanted = settings(ctx, batch, ubatch, type_k, type_v, flash_attn, threads, parallel or 1)
         if vram or chosen not in (None, HOST):
             with progress_bar("profiling") as report:
-                made = autoplan.plan_model(model, vram, wanted, Choices(device=chosen, profile=profile), report)
+                choices = Choices(device=chosen, profile=profile, margin=margin)
+                made = autoplan.plan_model(model, vram, wanted, choices, report)
+        else:
+            autoplan.refuse_margin(margin, "no accelerator is used")
     wanted = autoplan.resolve(wanted, autoplan.read_graph(model, wanted).n_ctx_train)
     command = server_command(model, wanted, made, connection.endpoints)
     command += ["--host", host, "--port", str(port), *context.args]

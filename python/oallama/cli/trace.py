@@ -12,7 +12,7 @@ from oallama.planning import format_bytes
 from oallama.tracing import record_timeline
 
 from .loading import Source, open_llama
-from .options import Ctx, Device, FlashAttn, Json, LocalRpc, Model, Plan, Profile, Rpc, Threads, Ubatch, Vram
+from .options import Ctx, Device, FlashAttn, Json, LocalRpc, Margin, Model, Plan, Profile, Rpc, Threads, Ubatch, Vram
 from .terminal import out, print_json, warn_if_busy
 
 
@@ -20,6 +20,7 @@ def trace(
     model: Model,
     plan: Plan = None,
     vram: Vram = None,
+    margin: Margin = None,
     profile: Profile = None,
     device: Device = None,
     rpc: Rpc = None,
@@ -38,9 +39,8 @@ def trace(
 ) -> None:
     """Record what devices and links do in one request; shows overlap, GB/s and idle time."""
     warn_if_busy()
-    source = Source(
-        model, plan, vram, profile, device, rpc, local_rpc, ctx, None, ubatch, flash_attn=flash_attn, threads=threads
-    )
+    request = (model, plan, vram, profile, device, rpc, local_rpc, ctx, None, ubatch)
+    source = Source(*request, flash_attn=flash_attn, threads=threads, margin=margin)
     llm = open_llama(source)
     timeline = record_timeline(llm, n_prompt, n_generate)
     lanes = engine.core().stream_lanes()

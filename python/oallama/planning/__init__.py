@@ -1,6 +1,6 @@
 """Decides where every weight lives: operators + profile -> PlacementPlan. Pure functions, no engine."""
 
-from .budget import Budget, format_bytes, parse_budget
+from .budget import Budget, format_bytes, gpu_reserve, parse_budget, parse_margin
 from .operators import AttentionShape, Operator, OperatorGraph, TensorInfo
 from .planner import Candidates, PlannerName, make_plans
 from .space import BudgetTooSmall, Space
@@ -23,6 +23,8 @@ __all__ = [
     "Workload",
     "compare",
     "format_bytes",
+    "gpu_reserve",
     "make_plans",
     "parse_budget",
+    "parse_margin",
 ]

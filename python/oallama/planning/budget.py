@@ -13,6 +13,9 @@ _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _DECIMAL = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _FORM = re.compile(r"^\s*([+-]?[\d.]+)\s*([KMGT]?)(I?B?)\s*$", re.IGNORECASE)
 _SHARE = re.compile(r"^\s*([+-]?[\d.]+)\s*%\s*$")
+# What stays free of a GPU under the budget "auto": drivers and libraries take memory that no dry run knows (kernels
+# loaded at their first use, cuBLAS's workspace, instances of CUDA graphs). llama.cpp's --fit keeps 1 GiB.
+RESERVE_BYTES, RESERVE_SHARE = 1 << 30, 0.05
 _EXPECTED = 'expected bytes, "8GiB", "8GB", "512MiB", "1.5G", "75%" (of the weights) or "auto"'
 
 
@@ -22,12 +25,13 @@ class Budget:
 
     Exactly one limit is set. `bytes_total` bounds weights + KV cache + compute buffers together. `weights_bytes` bounds
     the weights alone, KV cache and compute buffers come on top: the paper's "75 % of the weights on the GPU".
-    `text` is what the user wrote.
+    `text` is what the user wrote. `margin`: bytes of the device's free memory that "auto" leaves free.
     """
 
     bytes_total: int | None
     weights_bytes: int | None
     text: str
+    margin: int = 0
 
     @property
     def limit(self) -> int:
@@ -36,7 +40,7 @@ class Budget:
 
     @property
     def is_auto(self) -> bool:
-        """Whether it stands for the free memory of the device, of which a margin must stay free."""
+        """Whether it stands for the free memory of the device less the margin."""
         return self.text == "auto"
 
     def less(self, reserve: int) -> Budget:
@@ -56,12 +60,32 @@ class Budget:
         return replace(self, bytes_total=self.bytes_total - reserve, text=text)
 
 
-def parse_budget(value: str | int | float, *, weights_bytes: int, free_bytes: int) -> Budget:
+def gpu_reserve(total_bytes: int) -> int:
+    """Bytes of a GPU with `total_bytes` of memory that a plan for all of its free memory leaves alone.
+
+    >>> gpu_reserve(24 << 30) / 2**30
+    1.2
+    """
+    return max(RESERVE_BYTES, int(RESERVE_SHARE * total_bytes))
+
+
+def parse_margin(value: str | int) -> int:
+    """Bytes that the budget "auto" leaves free: an int, or a text such as "512MiB" or "0".
+
+    Raises OallamaError for what is negative or not understood.
+    """
+    nbytes = _bytes(value) if isinstance(value, (str, int)) and not isinstance(value, bool) else None
+    if nbytes is None or nbytes < 0:
+        raise OallamaError(f'cannot read the margin {value!r}: expected bytes, "512MiB", "1.5G" or "0"')
+    return nbytes
+
+
+def parse_budget(value: str | int | float, *, weights_bytes: int, free_bytes: int, margin: int = 0) -> Budget:
     """Turn a user's budget into a limit in bytes.
 
     An int or a whole float is bytes. Units: KiB/MiB/GiB/TiB and bare K/M/G/T are binary, KB/MB/GB/TB decimal, case
     does not matter; a bare number in a text is bytes. "75%" limits the weights to that share of `weights_bytes` (100%
-    at most). "auto" is `free_bytes`, the free memory of the device.
+    at most). "auto" is `free_bytes`, the free memory of the device, less `margin`, which other budgets ignore.
 
     Raises OallamaError for a budget that is zero, negative or not understood.
 
@@ -76,7 +100,12 @@ def parse_budget(value: str | int | float, *, weights_bytes: int, free_bytes: in
             raise OallamaError(
                 'memory budget "auto": the device reports no free memory; give bytes, for example "8GiB"'
             )
-        return Budget(free_bytes, None, "auto")
+        if margin >= free_bytes:
+            raise OallamaError(
+                f'memory budget "auto": the device has {format_bytes(free_bytes)} free, and {format_bytes(margin)} are '
+                "to stay free; set another margin (--margin), or give a budget in bytes"
+            )
+        return Budget(free_bytes - margin, None, "auto", margin)
     if share := _SHARE.match(text):
         percent = _number(share[1], value)
         if not 0 < percent <= 100:
@@ -84,15 +113,10 @@ def parse_budget(value: str | int | float, *, weights_bytes: int, free_bytes: in
         return Budget(None, int(percent * weights_bytes / 100), text)
     if isinstance(value, float):
         nbytes = _whole(value)
+    elif (found := _bytes(value)) is None:
+        raise OallamaError(f"cannot read the memory budget {value!r}: {_EXPECTED}")
     else:
-        match = _FORM.match(text)
-        if not match:
-            raise OallamaError(f"cannot read the memory budget {value!r}: {_EXPECTED}")
-        prefix, suffix = match[2].upper(), match[3].upper()
-        if suffix == "I" or (suffix == "IB" and not prefix):
-            raise OallamaError(f"cannot read the memory budget {value!r}: {_EXPECTED}")
-        scale = (_DECIMAL if suffix == "B" else _BINARY)[prefix] if prefix else 1
-        nbytes = int(_number(match[1], value) * scale)
+        nbytes = found
     if nbytes <= 0:
         raise OallamaError(f"memory budget {value!r} must be at least one byte; to use no device take planner='cpu'")
     return Budget(nbytes, None, text)
@@ -106,6 +130,21 @@ def format_bytes(nbytes: int) -> str:
             return f"{nbytes} B" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"
+
+
+def _bytes(value: str | int) -> int | None:
+    """Bytes of "8GiB", "512MB", "1.5G" or 77; None for what is no size."""
+    match = _FORM.match(str(value).strip())
+    if not match:
+        return None
+    prefix, suffix = match[2].upper(), match[3].upper()
+    if suffix == "I" or (suffix == "IB" and not prefix):
+        return None
+    scale = (_DECIMAL if suffix == "B" else _BINARY)[prefix] if prefix else 1
+    try:
+        return int(Decimal(match[1]) * scale)
+    except InvalidOperation:
+        return None
 
 
 def _number(text: str, value: str | int | float) -> Decimal:

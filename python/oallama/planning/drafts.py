@@ -13,6 +13,7 @@ from ..plan import HOST, DeviceMemory, Mode, PlacementPlan, Prediction, TensorPl
 from ..profiling.entries import REALISATIONS
 from .budget import Budget, format_bytes
 from .cost import CostModel
+from .pool import pool_bytes
 from .predict import Predictor
 from .realisation import PLAIN, REPACKED
 from .stage import STREAMER, Ids, Mask, Placement
@@ -95,9 +96,10 @@ class Drafts:
         prefix = f"{name} " if len(self.accelerators) > 1 else ""
         if self.budgets[name].bytes_total is not None:
             mib = -(-used.total // 2**20)
+            pool = f", the backend's pool {format_bytes(used.pool)}" if used.pool else ""
             return (
                 f"{prefix}{mib}MiB (weights {format_bytes(used.weights)}, KV cache {format_bytes(used.kv)}, "
-                f"compute buffers {format_bytes(used.compute)})"
+                f"compute buffers {format_bytes(used.compute)}{pool})"
             )
         percent = 100 * used.weights / self.costs.graph.weights_bytes
         return f"{prefix}{np.ceil(percent * 10) / 10:g}% (weights {format_bytes(used.weights)})"
@@ -156,7 +158,10 @@ class Drafts:
     def measure(self, plan: PlacementPlan) -> Measured:
         """The plan with the bytes of its dry run."""
         found = self.memory(plan)
-        memory = {name: DeviceMemory(int(m["weights"]), int(m["kv"]), int(m["compute"])) for name, m in found.items()}
+        memory = {
+            name: DeviceMemory(int(m["weights"]), int(m["kv"]), int(m["compute"]), pool_bytes(self.costs, plan, name))
+            for name, m in found.items()
+        }
         return Measured(plan, memory, self.predict(plan))
 
     def predict(self, plan: PlacementPlan) -> float:
@@ -175,6 +180,7 @@ class Drafts:
             plan,
             planner={"name": name, "params": {**({"budget": text} if text else {}), **params, **more}},
             budgets=self._budget_bytes(measured),
+            margins={name: margin for name in self.accelerators if (margin := self.budgets[name].margin)},
             predicted=Prediction(
                 devices=dict(measured.memory),
                 ttft_s={n: predictor.ttft(placement, n) for n in prompts},
@@ -228,7 +234,7 @@ class Drafts:
         result = {}
         for name in self.accelerators:
             budget, used = self.budgets[name], measured.on(name)
-            result[name] = budget.limit + (0 if budget.bytes_total is not None else used.kv + used.compute)
+            result[name] = budget.limit + (0 if budget.bytes_total is not None else used.kv + used.working)
         return result
 
     def _plan(self, tensors: Mapping[str, TensorPlacement], layers: tuple[str, ...]) -> PlacementPlan:

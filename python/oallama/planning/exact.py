@@ -160,9 +160,9 @@ class _Exact:
 
     @cached_property
     def charge(self) -> list[int]:
-        """Compute buffers of each accelerator, with everything on it."""
+        """Compute buffers and pool of each accelerator, with everything on it."""
         return [
-            self.space.whole(self.drafts, d, self.moves.mask, self.moves.streams).on(name).compute
+            self.space.whole(self.drafts, d, self.moves.mask, self.moves.streams).on(name).working
             if self._counts_kv(name)
             else 0
             for d, name in enumerate(self.drafts.accelerators, 1)
@@ -170,10 +170,10 @@ class _Exact:
 
     @property
     def least_charge(self) -> list[int]:
-        """Compute buffers of each accelerator, with KV cache and small weights on it but no target."""
+        """Compute buffers and pool of each accelerator, with KV cache and small weights on it but no target."""
         drafts, nothing = self.drafts, self.drafts.uniform(0).targets
         return [
-            drafts.measure(drafts.by_placement(drafts.uniform(d, nothing))).on(name).compute
+            drafts.measure(drafts.by_placement(drafts.uniform(d, nothing))).on(name).working
             if self._counts_kv(name)
             else 0
             for d, name in enumerate(drafts.accelerators, 1)

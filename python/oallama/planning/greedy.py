@@ -39,7 +39,7 @@ class _Greedy:
         self.start = drafts.uniform(1, drafts.uniform(0).targets, upload)
         self.inputs = drafts.costs.oato_inputs(workload, self.start)
         budget = drafts.budgets[drafts.accelerators[0]]
-        careful = budget.is_auto or (space.paper and budget.bytes_total is not None)
+        careful = space.paper and budget.bytes_total is not None
         self.fraction = space.fraction if space.fraction is not None else 0.90 if careful else 1.0
 
     def fit(self) -> Fitted | None:

@@ -21,6 +21,7 @@ from .drafts import Drafts, Measured
 from .exact import exact
 from .greedy import oato
 from .operators import layer_of
+from .pool import pool_bytes
 from .space import Space, too_small
 from .stage import Ids, Ints
 from .stock import StockFlags, cpu_ffn, cpu_moe
@@ -232,7 +233,13 @@ def _split(drafts: Drafts) -> Callable[[int], StockFlags]:
 
 def _fit(space: Space) -> PlacementPlan:
     assert space.fit is not None
-    drafts, flags = space.drafts(space.context), space.fit()
+    drafts = space.drafts(space.context)
+    # --fit knows nothing of the pool, which is largest with everything on the device.
+    limits = {}
+    for device, (name, limit) in enumerate(zip(drafts.accelerators, drafts.limits, strict=True), 1):
+        full = drafts.by_placement(drafts.uniform(device))
+        limits[name] = max(0, limit - pool_bytes(drafts.costs, full, name))
+    flags = space.fit(limits)
     measured = drafts.measure(drafts.by_stock(flags))
     if not drafts.fits(measured):
         raise OallamaError(f"llama.cpp's --fit gives {drafts.describe_need(measured)}, over {drafts.describe_budget()}")

@@ -44,7 +44,8 @@ _STYLES = ("bold green", "bold cyan", "bold magenta")
 
 def render_plan(plan: PlacementPlan, symbols: Symbols = UNICODE) -> RenderableType:
     """Everything `oallama plan` shows: summary, picture, predicted times and notes."""
-    parts: list[RenderableType] = [render_summary(plan), render_layers(plan, symbols), render_times(plan)]
+    parts: list[RenderableType] = [render_summary(plan), *render_unseen(plan), render_layers(plan, symbols)]
+    parts.append(render_times(plan))
     parts += [Text(f"note: {note}", style="dim") for note in plan.predicted.notes]
     return Group(*parts)
 
@@ -63,6 +64,20 @@ def render_summary(plan: PlacementPlan) -> Table:
         cells = ["-" if size is None else format_bytes(size) for size in (budget, *sizes)]
         table.add_row(device, *cells, str(count))
     return table
+
+
+def render_unseen(plan: PlacementPlan) -> list[Text]:
+    """A line per device for memory that is no buffer: what stays free, and what the backend takes while computing."""
+    lines = [
+        Text(f'{device}: {format_bytes(margin)} of the free memory stay free (budget "auto"; --margin sets it)')
+        for device, margin in plan.margins.items()
+    ]
+    lines += [
+        Text(f"{device}: {format_bytes(memory.pool)} of the total are the backend's pool for conversions, estimated")
+        for device, memory in plan.predicted.devices.items()
+        if memory.pool
+    ]
+    return lines
 
 
 def render_layers(plan: PlacementPlan, symbols: Symbols = UNICODE) -> RenderableType:

@@ -44,7 +44,7 @@ class Space:
         offline_arenas: whether our own plans have their compute buffers laid out offline.
         repack: whether weights on the host may be repacked.
         crossovers: of the host, by weight type, where `oallama tune` recorded them.
-        fit: llama.cpp's own `--fit` under the budgets; None where it cannot be asked.
+        fit: llama.cpp's own `--fit` with these bytes per device; None where it cannot be asked.
         paper, fraction: of OATO, see make_plans.
         gap, time_limit_s: of the exact planner.
     """
@@ -62,7 +62,7 @@ class Space:
     offline_arenas: bool = False
     repack: bool = True
     crossovers: Mapping[str, Crossover] = field(default_factory=dict)
-    fit: Callable[[], StockFlags] | None = None
+    fit: Callable[[Mapping[str, int]], StockFlags] | None = None
     paper: bool = False
     fraction: float | None = None
     gap: float = 1e-3

@@ -30,6 +30,11 @@ def fingerprint(devices: Sequence[str], n_threads: int) -> dict[str, Any]:
     }
 
 
+def computes_on_host(description: str) -> bool:
+    """Whether a device is this host's processor and memory in disguise: a loopback RPC server, Vulkan in software."""
+    return bool(_LOOPBACK.search(description)) or "llvmpipe" in description.lower()
+
+
 def device_identity(device: engine.Device) -> str:
     """A device without what changes from run to run: the port of a loopback RPC server, free memory."""
     return f"{device.backend.partition('[')[0]}: {_LOOPBACK.sub('loopback', device.description)}"
