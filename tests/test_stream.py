@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import pytest
 
 from conftest import ARCHITECTURES, compute_logits
 from hand_plan import streamed_plan
-from oallama import Llama, autoplan, engine
+from oallama import Llama, autoplan, engine, runtime
 from oallama.bench.engines import Engine, LoadParams, Worker
 from oallama.errors import OallamaError
 from oallama.rpc import LocalRpcServer
@@ -110,6 +111,44 @@ def test_long_prompts_are_streamed_over_rpc(arch: str, tiny: Callable[..., Path]
     with LocalRpcServer(threads=2, register=False) as server:
         wanted = jobs(tiny(arch, "Q4_0"), "RPC0", tmp_path, 2, prompts, rpc=[server.endpoint], **context)
         assert_same(compute_logits(lib, wanted, tmp_path, {"GGML_CPU_DISABLE_FUSION": "1"}), prompts)
+
+
+def test_two_devices_of_a_map_share_one_copy_of_the_inputs(
+    tiny: Callable[..., Path], lib: Path, tmp_path: Path
+) -> None:
+    """llama.cpp would give each of several micro-batches a copy; streams and divided weights are for one."""
+    path = tiny("llama", "Q4_0")
+    second = r"(?m)^(layer 1|tensor blk\.1\.\S+) RPC0"
+    texts = [
+        re.sub(second, r"\1 RPC1", table(path, "RPC0", wanted)) for wanted in (lambda name: 0, lambda name: 1, some)
+    ]
+    files = [tmp_path / f"{i}.map" for i in range(len(texts))]
+    for file, text in zip(files, texts, strict=True):
+        file.write_text(text)
+    with (
+        LocalRpcServer(threads=1, register=False) as a,
+        LocalRpcServer(threads=1, register=False) as b,
+    ):
+        endpoints = [a.endpoint, b.endpoint]
+
+        def copies(table: Path | None) -> set[str]:
+            command = [str(runtime.program("llama-bench")), "-m", str(path), "--rpc", ",".join(endpoints)]
+            result = subprocess.run(
+                [*command, "-ngl", "99", "-dev", "RPC0/RPC1", "-p", "64", "-ub", "32", "-n", "0", "-r", "1", "-v"],
+                env={**os.environ, "OALLAMA_BACKEND_MAP": str(table or "")},
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=True,
+            )
+            return set(re.findall(r"sched copies = (\d+)", result.stderr))
+
+        assert copies(None) == {"4"}  # else this test shows nothing
+        assert [copies(file) for file in files] == [{"1"}] * 3
+        job = {"model": str(path), "devices": ["RPC0", "RPC1"], "rpc": endpoints, "tokens": tokens(160), **CONTEXT}
+        wanted = [{**job, "table": str(file)} for file in files]
+        resident, *streamed = compute_logits(lib, wanted, tmp_path, {"GGML_CPU_DISABLE_FUSION": "1"})
+    assert all(np.array_equal(resident, found) for found in streamed)
 
 
 @pytest.mark.skipif(not has_vulkan(), reason="needs Vulkan with lavapipe")
