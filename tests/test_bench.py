@@ -26,6 +26,7 @@ from oallama.bench import (
     compare,
     csv_text,
     find_baseline_lib,
+    first_prompts,
     jsonl,
     layer_split,
     machine,
@@ -404,9 +405,18 @@ def test_run_bench_end_to_end(lib, model, interleave, monkeypatch):
             continue
         assert [s.round for s in r.samples] == [0, 1] and r.warmups and r.deterministic() and r.error is None
         assert len(r.loaded.load_s) == (1 if interleave == "loaded" else 2)
+        # The first prompt after each load is the warm-up of the first cell.
+        first = [s.ttft_s for s in results[0 if r.engine == "llama.cpp" else 1].warmups]
+        assert r.loaded.first_prompts == [(8, ttft_s) for ttft_s in first]
         versus = compare(r, results)
         assert (versus is None) == r.baseline and (versus is None or versus.same_tokens)
+    lines = first_prompts(results)
+    assert [line.split(" (")[0] for line in lines] == [
+        f"{name}: the first prompt after a load" for name in ("llama.cpp", "same")
+    ]
+    assert all(line in markdown(results) for line in lines)
     row = json.loads(jsonl(results).splitlines()[1])
+    assert [first["n_prompt"] for first in row["first_prompts"]] == [8] * len(results[1].loaded.load_s)
     assert row["argv"] == ["me"] and row["params"]["n_ctx"] == 256 and row["prediction"]["ttft_s"] == 0.008
     assert row["hardware"]["cpu"] and row["memory"]["peak_rss_bytes"] and {"commit", "dirty", "pin"} <= set(row)
 

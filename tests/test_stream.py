@@ -312,6 +312,32 @@ def test_pinned_memory_up_to_its_limit(tiny: Callable[..., Path], tmp_path: Path
     assert len({json.dumps(logits) for _, logits in found.values()}) == 1 and np.std(found[0][1]) > 0.01
 
 
+PINNED_AHEAD = """
+import json, sys, time
+from oallama import Llama, engine
+for _ in range(5):  # contexts that end while weights are being read
+    Llama(sys.argv[1], plan=sys.argv[2], verbose=False).close()
+llm = Llama(sys.argv[1], plan=sys.argv[2], verbose=False)
+end = time.monotonic() + 60
+while engine.core().stream_lanes()[0]["pinned_nbytes"] < int(sys.argv[3]) and time.monotonic() < end:
+    time.sleep(0.01)
+(lane,) = engine.core().stream_lanes()
+print(json.dumps(lane))
+"""
+
+
+@pytest.mark.skipif(not has_vulkan(), reason="needs Vulkan with lavapipe")
+def test_weights_are_pinned_and_read_before_the_first_prompt(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    path, plan = tiny("llama"), tmp_path / "plan.json"
+    streamed = streamed_plan(path, "Vulkan0")
+    streamed.save(plan)
+    whole = sum(t.nbytes for t in streamed.tensors.values() if t.mode == "stream")
+    command = [sys.executable, "-c", PINNED_AHEAD, str(path), str(plan), str(whole)]
+    result = subprocess.run(command, env={**os.environ, **VULKAN}, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert json.loads(result.stdout)["pinned_nbytes"] == whole
+
+
 def test_streamed_weights_live_on_the_host(tiny: Callable[..., Path], rpc: Any) -> None:
     path, device = tiny("llama"), rpc.devices[0]
     wrong = table(path, device, lambda name: 1).replace("attn_q.weight CPU stream", f"attn_q.weight {device} stream")

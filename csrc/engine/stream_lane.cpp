@@ -78,6 +78,11 @@ bool oa_stream_lane::allocate() {
             slots_.push_back(std::move(s));
             at += size;
         }
+        std::vector<const ggml_tensor *> weights;
+        for (const item & it : items_) {
+            weights.push_back(it.weight);
+        }
+        reader_.pin_ahead(weights);
     }
     for (size_t i = 0; i < items_.size(); ++i) {
         const slot & s         = slots_[i % slots_.size()];

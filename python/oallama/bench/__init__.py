@@ -5,7 +5,7 @@ from .engines import Engine, LoadParams
 from .planned import planned
 from .plot import write_plot
 from .report import csv_text, jsonl, markdown, print_table, write_reports
-from .results import Cell, Prediction, Result, compare
+from .results import Cell, Prediction, Result, compare, first_prompts
 from .sweep import Sweep, run_bench
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "cpu_only",
     "csv_text",
     "find_baseline_lib",
+    "first_prompts",
     "fitted",
     "jsonl",
     "layer_split",

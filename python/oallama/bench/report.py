@@ -15,7 +15,7 @@ from rich.table import Table
 
 from ..jsonfile import write_text_atomic
 from .machine import portable
-from .results import Comparison, Result, Sample, compare, error_percent
+from .results import Comparison, Result, Sample, compare, error_percent, first_prompts
 from .stats import Ratio, Summary
 
 SCHEMA = 1
@@ -87,6 +87,7 @@ def notes(results: Sequence[Result]) -> list[str]:
         versus = compare(result, results)
         if versus and not versus.same_tokens:
             lines[f"{result.engine} gave other tokens than the baseline; compare their perplexity."] = None
+    lines |= dict.fromkeys(first_prompts(results))
     lines[
         "p50 ± standard deviation. TTFT without tokenisation; TPOT = (E2E - TTFT) / (n - 1); t/s = 1 / TPOT. "
         "Above 1x is faster than the baseline."
@@ -148,6 +149,7 @@ def record(result: Result, results: Sequence[Result], token_times: bool = False)
         "n_gen": cell.gen,
         "error": result.error,
         "load_s": loaded.load_s if loaded else None,
+        "first_prompts": [{"n_prompt": n, "ttft_s": s} for n, s in loaded.first_prompts] if loaded else None,
         **{name: s.to_json() if s else None for name, s in summaries.items()},
         "prompt_tokens_per_s": cell.prompt / ttft.p50 if ttft else None,
         "tokens_per_s": 1 / tpot.p50 if tpot and tpot.p50 else None,

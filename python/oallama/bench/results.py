@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 from .stats import Ratio, Summary, itl, speedup, summarize, tpot
@@ -58,7 +59,11 @@ class Sample:
 
 @dataclass
 class Loaded:
-    """An engine after its load. memory: bytes by buffer type and kind, as llama.cpp logged them (0.01 MiB steps)."""
+    """An engine after its load. memory: bytes by buffer type and kind, as llama.cpp logged them (0.01 MiB steps).
+
+    first_prompts: (tokens, TTFT in seconds) of the first prompt after each load, into an empty cache: what it waits for
+    (kernels that are loaded, memory that is pinned and read) later ones do not.
+    """
 
     load_s: list[float]
     model: dict[str, Any]
@@ -66,6 +71,7 @@ class Loaded:
     memory: dict[str, dict[str, int]]
     peak_rss_bytes: int | None = None
     gpu_process_bytes: int | None = None
+    first_prompts: list[tuple[int, float]] = field(default_factory=list)
 
     def device_bytes(self) -> dict[str, int]:
         """Bytes in each device's own memory; host buffers, pinned ones included, do not count."""
@@ -108,6 +114,22 @@ class Result:
     def deterministic(self) -> bool:
         """Whether every run of this engine gave the same tokens."""
         return len({s.tokens for s in self.samples}) <= 1
+
+
+def first_prompts(results: Iterable[Result]) -> list[str]:
+    """A line per engine: TTFT of the first prompt after a load beside the median of later prompts of that length."""
+    lines = {}
+    for result in results:
+        if result.engine in lines or result.loaded is None or not result.samples:
+            continue
+        first = [s for n, s in result.loaded.first_prompts if (0, n) == (result.cell.depth, result.cell.prompt)]
+        later = result.summary("ttft_s")
+        if first and later:
+            lines[result.engine] = (
+                f"{result.engine}: the first prompt after a load ({result.cell.prompt} tokens) took "
+                f"{1e3 * median(first):.1f} ms, later ones {1e3 * later.p50:.1f} ms"
+            )
+    return list(lines.values())
 
 
 @dataclass(frozen=True)

@@ -114,6 +114,7 @@ class _Bench:
         self.tokens: list[int] = []
         self.failed: set[int] = set()
         self.loaded: dict[int, Loaded] = {}
+        self.fresh: set[int] = set()  # engines that have computed nothing since their load
         environment = {
             **machine.describe(list(sys.argv if argv is None else argv)),
             "model_file": {"name": self.model.name, "size_bytes": self.model.stat().st_size},
@@ -182,6 +183,7 @@ class _Bench:
             self.loaded[i].load_s += loaded.load_s
         else:
             self.loaded[i] = loaded
+        self.fresh.add(i)
         for cell in self.cells:
             self.results[i, cell].loaded = self.loaded[i]
         self.tokens = self.tokens or self._take_tokens(worker)
@@ -206,6 +208,9 @@ class _Bench:
             worker.stop()
             self._fail(i, error)
             return
+        if i in self.fresh and cell.depth == 0:
+            self.loaded[i].first_prompts.append((cell.prompt, sample.ttft_s))
+        self.fresh.discard(i)
         (result.warmups if round_ < 0 else result.samples).append(sample)
 
     def _finish(self, i: int, worker: Worker | None) -> None:

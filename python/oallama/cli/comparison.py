@@ -20,6 +20,7 @@ from oallama.bench import (
     compare,
     cpu_only,
     find_baseline_lib,
+    first_prompts,
     fitted,
     layer_split,
 )
@@ -149,7 +150,7 @@ def results_table(results: Sequence[Result]) -> Group:
         view.add_row(*_row(result, results))
     text = "vs llama.cpp: TTFT / TPOT against its own layer split in the same device bytes; above 1x is faster"
     failed = {f"{r.engine} was left out: {r.error}" for r in results if r.error}
-    return Group(view, *(Text(line, style="dim") for line in (text, *sorted(failed))))
+    return Group(view, *(Text(line, style="dim") for line in (text, *first_prompts(results), *sorted(failed))))
 
 
 def _row(result: Result, results: Sequence[Result]) -> tuple[str, ...]:
