@@ -6,18 +6,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
 from oallama.plan import HOST, ContextSettings, PlacementPlan
 from oallama.planning import OperatorGraph, Space, parse_budget
 from oallama.planning.drafts import MemoryDryRun
+from oallama.planning.fusion import chains
 from oallama.planning.planner import DEFAULT_WORKLOAD
 from oallama.planning.workload import Workload
 from oallama.profiling.entries import (
     OTHER,
     AttentionTime,
+    ChainTime,
     Concurrency,
     DeviceInfo,
     LinkTime,
@@ -215,11 +217,13 @@ def profile(
     flash: Sequence[bool] = (True,),
     overlap: float = 0.0,
     concurrency: float = 0.0,
+    in_one_piece: Mapping[str, float] | None = None,
 ) -> Profile:
     """Times of every target operator of `model` by rooflines, attention, links and switches.
 
     more: further accelerators by name. flash: the forms of attention with times; fused is 1.25x as fast. overlap: of
-    copies with computing. concurrency: of the accelerators' computing with the host's.
+    copies with computing. concurrency: of the accelerators' computing with the host's. in_one_piece: seconds of
+    chains of operators on accelerators, by kind.
     """
     operators, attention, links = [], [], []
     accelerators = {DEVICE: gpu, **(more or {})}
@@ -266,6 +270,13 @@ def profile(
         switches=tuple(SwitchTime(name, 2e-5) for name in accelerators),
         overlaps=tuple(Overlap(name, overlap) for name in accelerators),
         concurrency=tuple(Concurrency(name, concurrency) for name in accelerators),
+        chains=tuple(
+            ChainTime(name, chain.kind, chain.type, chain.ne, tier, (in_one_piece or {})[chain.kind])
+            for name in accelerators
+            for tier in model.tiers
+            for chain in {replace(c, ops=()): c for c in chains(model, tier, "f16")}.values()
+            if chain.kind in (in_one_piece or {})
+        ),
     )
 
 

@@ -5,12 +5,14 @@ The whole graph is one block; the exact planner cuts it at the layers. Axis 0 of
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .cost import CostModel, Floats, StageCosts
+from .fusion import Fusion
 from .stage import Ids, Mask
 
 Ints = NDArray[np.intp]
@@ -20,8 +22,8 @@ Ints = NDArray[np.intp]
 class StageSeconds:
     """Where the seconds of one stage go, one number per placement.
 
-    other: the small operators. copies: what streamed weights and caches add to all of these, after what is hidden
-    behind them.
+    other: the small operators, and what chains of operators take less in one piece. copies: what streamed weights and
+    caches add to all of these, after what is hidden behind them.
     """
 
     targets: Floats
@@ -65,6 +67,15 @@ class Block:
         self._others = np.flatnonzero(
             (graph.target[first:end] < 0) & (graph.attention_layer[first:end] < 0) & self.runs
         )
+        self._fusions = [self._inside(fusion, column) for fusion in at.fusions]
+
+    def _inside(self, fusion: Fusion, outside: Mapping[int, int]) -> Fusion:
+        """The chains that end in the block, their operators as columns."""
+        last = fusion.ops[:, -1] - self.first
+        inside = (last >= 0) & (last < self.n)
+        inside[inside] = self.runs[last[inside]]
+        columns = [[outside.get(op, op - self.first) for op in chain] for chain in fusion.ops[inside].tolist()]
+        return fusion.at(inside, np.array(columns, dtype=np.intp).reshape(-1, fusion.ops.shape[1]))
 
     def seconds(
         self,
@@ -113,6 +124,8 @@ class Block:
             path = np.concatenate([path, following[:, None]], axis=1)
         switches = costs.switch[path[:, :-1], path[:, 1:]].sum(axis=1)
         other = at.other[own[:, self._others]].sum(axis=1)
+        for fusion in self._fusions:
+            other += fusion.seconds(ids)
         copies = np.zeros(len(ids))
         if streamed is not None:
             each = np.where(streamed[:, self.target], at.stream[first + self.target], 0.0)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ..plan import HOST, ContextSettings, PlacementPlan, TensorPlacement
 from ..profiling.entries import REALISATIONS
 from ..profiling.profile import Profile
+from .fusion import Chain, Fusion, chains
 from .oato import Anchor, Edge
 from .operators import OUTPUT, AttentionShape, Operator, OperatorGraph
 from .realisation import NONE, PLAIN, Realisations
@@ -41,7 +42,8 @@ class StageCosts:
     on the host; seconds[0] has the chosen ones. upload: copying the weight to the uploader and
     computing there, infinite where that never happens. stream: copying the weight to the first accelerator, infinite
     without one. move: (from, to, operators) seconds to move the result.
-    small_upload: (small weights,) copying one to the uploader. other: (devices,) one small operator.
+    small_upload: (small weights,) copying one to the uploader. other: (devices,) one small operator. fusions: chains of
+    operators that a device may compute in one piece.
     """
 
     graph: StageGraph
@@ -54,6 +56,7 @@ class StageCosts:
     move: Floats
     small_upload: Floats
     other: Floats
+    fusions: tuple[Fusion, ...] = ()
 
     def on_host(self, realised: Ids) -> StageCosts:
         """The same with the host's seconds for these realisations, per target."""
@@ -220,8 +223,25 @@ class CostModel:
             for name in self.small
         ]
         other = [self.profile.other_op_time(name, n_tokens, self.width) or 0.0 for name in self.names]
-        rest = (move, np.array(uploads), np.array(other))
+        fusions = self._fusions(graph, tokens, seconds, np.array(other))
+        rest = (move, np.array(uploads), np.array(other), fusions)
         return StageCosts(graph, n_tokens, tokens, seconds, host, upload, stream, *rest)
+
+    def _fusions(self, graph: StageGraph, tokens: Ints, seconds: Floats, other: Floats) -> tuple[Fusion, ...]:
+        """Chains that were measured on an accelerator: what one piece takes beyond the prices of its operators."""
+        parts = np.where(graph.target >= 0, seconds, other[:, None])
+        found: dict[int, list[tuple[Chain, Floats]]] = {}
+        for chain in chains(self.graph, graph.tier, self.context.type_k):
+            n = int(tokens[chain.ops[-1]])
+            whole = [self.profile.chain_time(name, chain.kind, chain.type, chain.ne, n) for name in self.names]
+            apart = parts[:, chain.ops].sum(axis=1)
+            gain = np.array([0.0 if s is None else s - t for s, t in zip(whole, apart.tolist(), strict=True)])
+            if gain.any():
+                found.setdefault(len(chain.ops), []).append((chain, gain))
+        return tuple(
+            Fusion(np.array([c.ops for c, _ in some], dtype=np.intp), np.array([gain for _, gain in some]))
+            for some in found.values()
+        )
 
     def _op_seconds(self, device: int, op: str, weight: str | None, n_tokens: int, n_used: int) -> float:
         tensor = self.graph.tensor[weight or ""]

@@ -134,7 +134,12 @@ class Segments:
         shape = graph.attention[segment.layer] if segment.layer >= 0 else None
         cache = self.kv_bytes[segment.layer] if segment.layer >= 0 else 0
         structure = tuple(
-            tuple((op.op, op.n_tokens, op.nbytes_out, reads(op, step.at)) for op in step.at.graph.operators[start:end])
+            (
+                tuple(
+                    (op.op, op.n_tokens, op.nbytes_out, reads(op, step.at)) for op in step.at.graph.operators[start:end]
+                ),
+                tuple(fusion.ending(start, end) for fusion in step.at.fusions),
+            )
             for step, cuts in zip(self.steps, self._cuts, strict=True)
             for start, end in (cuts[i : i + 2],)
         )

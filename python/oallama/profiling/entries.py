@@ -42,6 +42,29 @@ class OperatorTime:
     realisation: str = ""
 
 
+# Chains of operators that a backend may fuse: norm and multiplication; RoPE and the write to the KV cache; gate, up
+# and GLU of a feed-forward.
+NORM, ROPE_STORE, FEED_FORWARD = CHAINS = ("norm+mul", "rope+set_rows", "gate+up+glu")
+
+
+@dataclass(frozen=True)
+class ChainTime:
+    """A chain of operators in one graph, in one piece where the backend fuses it; kind: of CHAINS.
+
+    type and ne: "f32" and (width, rows per token) of a norm; the K cache's type and (width, number) of its heads;
+    type and (k, m) of the gate's matrix.
+    """
+
+    device: str
+    kind: str
+    type: str
+    ne: tuple[int, int]
+    n_tokens: int
+    median_s: float
+    spread_s: float = 0.0
+    repeats: int = 1
+
+
 @dataclass(frozen=True)
 class AttentionTime:
     """Attention of one layer for `n_tokens` queries over `depth` cached positions.

@@ -22,6 +22,7 @@ from .entries import (
     OTHER,
     REALISATIONS,
     AttentionTime,
+    ChainTime,
     Concurrency,
     DeviceInfo,
     LinkTime,
@@ -46,8 +47,8 @@ class Estimate(NamedTuple):
     source: str
 
 
-Timed = TypeVar("Timed", OperatorTime, AttentionTime, LinkTime, SwitchTime)
-Entry = TypeVar("Entry", DeviceInfo, OperatorTime, AttentionTime, LinkTime, SwitchTime, Overlap, Concurrency)
+Timed = TypeVar("Timed", OperatorTime, AttentionTime, ChainTime, LinkTime, SwitchTime)
+Entry = TypeVar("Entry", DeviceInfo, OperatorTime, AttentionTime, ChainTime, LinkTime, SwitchTime, Overlap, Concurrency)
 Shape = tuple[int, int, int, int]  # k, m, n_expert, n_used
 Curves = dict[tuple[str, str, str], dict[Shape, list[tuple[int, float]]]]  # by device, op and type
 
@@ -73,6 +74,7 @@ class Profile:
     switches: tuple[SwitchTime, ...] = ()
     overlaps: tuple[Overlap, ...] = ()
     concurrency: tuple[Concurrency, ...] = ()
+    chains: tuple[ChainTime, ...] = ()
     schema: str = field(default=SCHEMA)
     source: str = "measured"
 
@@ -202,6 +204,16 @@ class Profile:
         nearest = min(curves, key=lambda k: (abs(math.log(k / width)), k))
         return _on_curve(curves[nearest], n_tokens).seconds
 
+    def chain_time(self, device: str, kind: str, type: str, ne: tuple[int, int], n_tokens: int) -> float | None:
+        """Seconds of a chain of operators in one graph (see ChainTime), log-log between measured token counts.
+
+        None outside of them and for what was not measured: the chain is then priced by its operators.
+        """
+        points = self._chains.get((device, kind, type, tuple(ne)), [])
+        if not points or not points[0][0] <= n_tokens <= points[-1][0]:
+            return None
+        return _on_curve(points, n_tokens).seconds
+
     def is_stale(self, fingerprint: Mapping[str, Any]) -> list[str]:
         """What differs from `fingerprint`, one readable line each; empty when the profile still holds."""
         keys = sorted({*self.fingerprint, *fingerprint})
@@ -227,6 +239,7 @@ class Profile:
             self,
             operators=times(self.operators),
             attention=times(self.attention),
+            chains=times(self.chains),
             links=times(self.links),
             switches=times(self.switches),
         )
@@ -261,6 +274,13 @@ class Profile:
             shape = (e.n_head, e.n_head_kv, e.head_dim_k, e.head_dim_v)
             index[e.device, shape, e.type_k, e.type_v, e.flash][e.n_tokens][e.depth] = e.median_s
         return {key: {n: sorted(p.items()) for n, p in tables.items()} for key, tables in index.items()}
+
+    @cached_property
+    def _chains(self) -> dict[tuple[str, str, str, tuple[int, ...]], list[tuple[int, float]]]:
+        index: dict[tuple[str, str, str, tuple[int, ...]], dict[int, float]] = defaultdict(dict)
+        for e in self.chains:
+            index[e.device, e.kind, e.type, tuple(e.ne)][e.n_tokens] = e.median_s
+        return {key: sorted(points.items()) for key, points in index.items()}
 
     @cached_property
     def _links(self) -> dict[tuple[str, str, str], list[tuple[int, float]]]:
@@ -298,6 +318,7 @@ class Profile:
                 switches=_entries(SwitchTime, "switches", content.get("switches", ())),
                 overlaps=_entries(Overlap, "overlaps", content.get("overlaps", ())),
                 concurrency=_entries(Concurrency, "concurrency", content.get("concurrency", ())),
+                chains=_entries(ChainTime, "chains", content.get("chains", ())),
                 source=content.get("source", "measured"),
             )
             if profile.source not in SOURCES:

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from .entries import CHAINS
+
 if TYPE_CHECKING:
     from .profile import Profile
 
@@ -23,8 +25,13 @@ _SMALLEST = {
     "depth": 0,
     "bytes": 1,
 }
-_CHOICES = {"direction": ("h2d", "d2h"), "memory": ("pageable", "pinned"), "realisation": ("", "plain", "repacked")}
-_SECTIONS = ("operators", "attention", "links", "switches", "overlaps", "concurrency")
+_CHOICES = {
+    "direction": ("h2d", "d2h"),
+    "memory": ("pageable", "pinned"),
+    "realisation": ("", "plain", "repacked"),
+    "kind": CHAINS,
+}
+_SECTIONS = ("operators", "attention", "links", "switches", "overlaps", "concurrency", "chains")
 
 
 def check_entry(where: str, row: Mapping[str, Any], *, may_be_zero: bool) -> None:
