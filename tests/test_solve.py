@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from dataclasses import replace
 
@@ -264,3 +266,13 @@ def test_bad_instance(change, message):
 def test_bad_options(options):
     with pytest.raises(OallamaError, match=next(iter(options))):
         solve(Instance((GOOD,), (0,), np.array([5]), (0,)), **options)
+
+
+def test_the_solver_prints_nothing() -> None:
+    """What `--json` prints goes to programs; highspy 1.16.0 wrote a banner to standard output."""
+    program = (
+        "import numpy as np; from oallama.planning.highs import Program\n"
+        "Program(np.ones(2), np.ones(2), np.ones(2, bool), 1.0).solve(float('inf'))"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert result.stdout == ""
