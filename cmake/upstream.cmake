@@ -71,6 +71,12 @@ if (GGML_CUDA)
     target_include_directories(ggml-cuda PRIVATE
         ${OALLAMA_CSRC}/comm ${OALLAMA_CSRC}/engine ${OALLAMA_CSRC}/os ${OALLAMA_CSRC}/weave ${OALLAMA_CSRC}/weave/cuda)
     target_sources(ggml-cuda PRIVATE ${OALLAMA_CSRC}/engine/op_timer_cuda.cpp ${OALLAMA_WEAVE_CUDA_SOURCES})
+    include(cuda_runpath)
+    find_package(CUDAToolkit REQUIRED)
+    # Not CUDAToolkit_LIBRARY_DIR: it may be /usr/local/lib with a link to one of them.
+    get_target_property(cudart CUDA::cudart IMPORTED_LOCATION)
+    get_target_property(cublas CUDA::cublas IMPORTED_LOCATION)
+    oallama_cuda_runpath(ggml-cuda ${cudart} ${cublas} ${NCCL_LIBRARY})
 endif()
 
 set(OALLAMA_PROGRAMS llama-server llama-bench llama-perplexity llama-quantize)

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
+from oallama.cuda_libraries import make_loadable
 from oallama.errors import OallamaError
 
 _LIBRARY = "libllama.so"
@@ -37,8 +38,9 @@ def program(name: str) -> Path:
     """Path of a program built from the patched source, e.g. `llama-server`, `llama-bench`, `ggml-rpc-server`.
 
     Raises:
-        OallamaError: if it was not built.
+        OallamaError: if it was not built, or a CUDA library that it needs is missing.
     """
+    make_loadable(lib_dir())
     for folder in (lib_dir().parent / "bin", lib_dir()):
         path = folder / name
         if path.is_file():
@@ -59,13 +61,15 @@ def llama_cpp() -> ModuleType:
     """The module `llama_cpp` (llama-cpp-python) running on our libllama.
 
     Raises:
-        OallamaError: if it was imported before with another library, or has another version than ours.
+        OallamaError: if it was imported before with another library, has another version than ours, or a CUDA library
+            that the engine needs is missing.
     """
     loaded = sys.modules.get("llama_cpp.llama_cpp")
     if loaded is not None and Path(loaded._base_path).resolve() != lib_dir().resolve():
         raise OallamaError(
             f"llama_cpp was imported before oallama and uses {loaded._base_path}; import oallama first in the program"
         )
+    make_loadable(lib_dir())
     with _environment(LLAMA_CPP_LIB_PATH=str(lib_dir()), MTMD_CPP_LIB=str(lib_dir())):
         import llama_cpp
         import llama_cpp.mtmd_cpp  # reads its variable at import, too

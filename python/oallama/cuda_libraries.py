@@ -1,0 +1,84 @@
+"""Finds the CUDA libraries that libggml-cuda.so needs where the system's loader does not.
+
+The loader knows ldconfig's folders, LD_LIBRARY_PATH and the RUNPATH of libggml-cuda.so (cmake/cuda_runpath.cmake): the
+toolkit it was built with, and the `nvidia-*` wheels in its own site-packages. Other toolkits and the wheels of other
+site-packages (those of the system beside a virtual environment's) are found here, as PyTorch finds them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from oallama.errors import OallamaError
+
+BACKEND = "libggml-cuda.so"
+# In a site-packages: the wheels of CUDA 13 share one folder, those of CUDA 12 have one each.
+_WHEELS = ("nvidia/cu[0-9]*/lib", "nvidia/*/lib")
+_IN_TOOLKIT = ("lib64", "lib", "targets/*/lib")
+_MISSING = re.compile(r"(?P<name>\S+): cannot open shared object file")
+_PATH = "LD_LIBRARY_PATH"
+
+
+@cache
+def make_loadable(lib_dir: Path) -> None:
+    """Load what the CUDA backend in `lib_dir` needs and the system's loader does not find; without one do nothing.
+
+    Their folders are appended to LD_LIBRARY_PATH, for the programs that this process starts.
+
+    Raises:
+        OallamaError: if a library is nowhere; the message says what to install.
+    """
+    backend = lib_dir / BACKEND
+    if backend.is_file():
+        _load(backend, set())
+
+
+def _load(library: Path, tried: set[str]) -> None:
+    """Load a library, those it needs first."""
+    while True:
+        try:
+            ctypes.CDLL(str(library))
+            return
+        except OSError as error:
+            missing = _MISSING.match(str(error))
+            if missing is None or missing["name"] in tried:
+                raise OallamaError(f"cannot load {library}: {error}") from None
+        name = missing["name"]
+        tried.add(name)
+        folder = next((folder for folder in _folders() if (folder / name).is_file()), None)
+        if folder is None:
+            raise OallamaError(_advice(name))
+        _load(folder / name, tried)  # whoever asks for this name from now on is given this one
+        os.environ[_PATH] = ":".join(filter(None, (os.environ.get(_PATH), str(folder))))
+
+
+def _folders() -> Iterator[Path]:
+    for entry in filter(None, sys.path):
+        for pattern in _WHEELS:
+            yield from sorted(Path(entry).glob(pattern), reverse=True)
+    toolkits = [Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    if nvcc := shutil.which("nvcc"):
+        toolkits.append(Path(nvcc).resolve().parents[1])
+    for root in (*toolkits, *sorted(Path("/usr/local").glob("cuda*"), reverse=True)):
+        for pattern in _IN_TOOLKIT:
+            yield from sorted(root.glob(pattern))
+
+
+def _advice(name: str) -> str:
+    if name.startswith("libcuda.so"):
+        return f"{name} is missing: this oallama was built for NVIDIA GPUs and needs NVIDIA's driver"
+    if name.startswith("libnccl.so"):
+        return f"{name} is missing: this oallama was built with NCCL; install it, or: pip install nvidia-nccl-cu13"
+    major = name.rpartition(".so.")[2].partition(".")[0]
+    suffix = "" if major.isdecimal() and int(major) >= 13 else f"-cu{major}"  # wheels of CUDA 13 dropped it
+    return (
+        f"{name} is missing: this oallama was built for NVIDIA GPUs; install CUDA {major}'s toolkit (CUDA_HOME says "
+        f"where it is), or: pip install nvidia-cuda-runtime{suffix} nvidia-cublas{suffix}"
+    )
