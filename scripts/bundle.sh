@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Packs everything a GPU host without network needs into one archive below 40 MB: this checkout, patched and pristine
-# llama.cpp without the backends that play no part there, wheels for Python 3.11 and 3.12. What the host brings itself
-# stays out: nvcc, a C++ compiler, Python with pip, numpy, scipy, huggingface-hub, cmake.
+# llama.cpp without the backends that play no part there, wheels for its Python (BUNDLE_PYTHON, 3.12). What the host
+# brings itself stays out: nvcc, a C++ compiler, Python with pip, numpy, scipy, huggingface-hub, cmake.
 #
 # usage: scripts/bundle.sh [FILE]        (default build/oallama-bundle.tar.xz)
-# there: python3 -m tarfile -e oallama-bundle.tar.xz . && cd oallama && scripts/gpu_suite.sh
+# there: python3 -m tarfile -e oallama-bundle.tar.xz . && cd oallama && scripts/gpu_suite.sh 1
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -51,26 +51,24 @@ PYTHON
 }
 
 fetch_wheels() {
-    local names version sdist
+    local names sdist version=${BUNDLE_PYTHON:-3.12}
     names=$(requirements | sort -u) || fail "cannot list what oallama needs; run: make setup"
-    if [ "$(cat $wheels/.requirements 2>/dev/null)" = "$names" ]; then
+    if [ "$(cat $wheels/.requirements 2>/dev/null)" = "$version $names" ]; then
         return
     fi
     say "wheels: $(echo "$names" | wc -l) packages"
     rm -rf $wheels
     mkdir -p $wheels
-    for version in 3.11 3.12; do
-        # shellcheck disable=SC2086 # one argument per requirement
-        .venv/bin/python -m pip download --quiet --no-deps --only-binary=:all: --dest $wheels \
-            --python-version $version --implementation cp --platform manylinux_2_28_x86_64 \
-            --platform manylinux_2_27_x86_64 --platform manylinux_2_24_x86_64 --platform manylinux_2_17_x86_64 \
-            --platform manylinux2014_x86_64 --platform manylinux_2_12_x86_64 --platform manylinux2010_x86_64 \
-            --platform manylinux_2_5_x86_64 --platform manylinux1_x86_64 $names
-    done
+    # shellcheck disable=SC2086 # one argument per requirement
+    .venv/bin/python -m pip download --quiet --no-deps --only-binary=:all: --dest $wheels \
+        --python-version "$version" --implementation cp --platform manylinux_2_28_x86_64 \
+        --platform manylinux_2_27_x86_64 --platform manylinux_2_24_x86_64 --platform manylinux_2_17_x86_64 \
+        --platform manylinux2014_x86_64 --platform manylinux_2_12_x86_64 --platform manylinux2010_x86_64 \
+        --platform manylinux_2_5_x86_64 --platform manylinux1_x86_64 $names
     sdist=$(.venv/bin/python $llama_cpp/upstream.py sdist)
     CMAKE_ARGS='-DLLAMA_BUILD=OFF -DLLAVA_BUILD=OFF' .venv/bin/python -m pip wheel --quiet --no-deps \
         --no-build-isolation --wheel-dir $wheels "$sdist"
-    echo "$names" >$wheels/.requirements
+    echo "$version $names" >$wheels/.requirements
 }
 
 # Copies patched/ or upstream/ without what the GPU host does not build. The stamp goes along, so that

@@ -1,0 +1,71 @@
+"""A model larger than its budget at long depths: TTFT and TPOT of our plan against llama.cpp's --fit.
+
+python bench/gpu/deep.py --model FILE.gguf [--vram 16GiB] [--depths 8192,16384,32768] [--out FILE.jsonl]
+
+Engines fill their caches in turn and share them by file where the form is the same. One JSON line per plan, then one
+per depth, engine and round.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from common import Log, arguments, distinct, engine_of, numbers, one_load, planning_device, predicted
+
+
+def measured(plan: Any, depth: int, states: Path, options: Any) -> dict[str, Any]:
+    from oallama.bench import LoadParams
+
+    with ExitStack() as stack:
+        params = LoadParams(load_mode="none", n_threads=options.threads)
+        engine = engine_of(plan, options.device, params, stack)
+        return one_load(
+            engine, options.model, (options.n_prompt,), options.n_generate, depth=depth, at=options.n_prompt, states=states
+        )
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--vram", default="16GiB")
+    parser.add_argument("--depths", type=numbers, default=(8192, 16384, 32768))
+    parser.add_argument("--n-prompt", type=int, default=512)
+    parser.add_argument("--n-generate", type=int, default=32)
+    parser.add_argument("--states", type=Path, help="folder for filled caches (default: of the system)")
+    options = parser.parse_args()
+    from oallama import autoplan, engine
+    from oallama.errors import OallamaError
+    from oallama.planning import Workload
+
+    device = planning_device(options.device)
+    with Log(options.out) as log:
+        for depth in options.depths:
+            n_ctx = -(-(depth + options.n_prompt + options.n_generate) // 256) * 256
+            settings = engine.Settings(n_ctx=n_ctx, flash_attn="on", n_threads=options.threads)
+            choices = autoplan.Choices(device=device, workload=Workload(options.n_prompt, options.n_generate, depth))
+            line = {"model": options.model.stem, "vram": options.vram, "depth": depth}
+            try:
+                graph = autoplan.read_graph(options.model, settings)
+                found = autoplan.candidates(options.model, graph, options.vram, settings, choices)
+            except OallamaError as error:
+                log.add("plan", **line, error=str(error))
+                continue
+            plans = {"auto": found.best, **{n: found.plans[n] for n in ("fit", "layers") if n in found.plans}}
+            alike = distinct(plans)
+            for name, plan in plans.items():
+                log.add("plan", **line, name=name, same_as=alike[name], **predicted(plan))
+            for name, error in found.failed.items():
+                log.add("plan", **line, name=name, error=str(error))
+            with tempfile.TemporaryDirectory(dir=options.states) as states:
+                jobs = {
+                    name: partial(measured, plans[name], depth, Path(states), options)
+                    for name in plans if alike[name] == name and name != "layers"
+                }  # fmt: skip
+                log.rounds("deep", jobs, options.repeats, model=options.model.stem, vram=options.vram)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""What looking for guests costs a real cold model: TPOT and TTFT without a receiver and with looks at several distances.
+
+python bench/gpu/polls.py --model FILE.gguf [--distances 1,4,8,16,32,64] [--out FILE.jsonl]
+
+On a GPU the distance is in nodes of the graph, "" leaves it to the engine. With --device RPC the receiver is the
+CPU's, and the distances are its own (graphs, operators, parts). One JSON line per distance and round, loaded anew.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from common import HOST, Log, arguments, one_load
+
+QUOTA = 64 << 20
+ON_HOST = "graphs,operators,parts"
+
+
+def load(options: Any, distance: str | None) -> dict[str, Any]:
+    from oallama import runtime
+    from oallama.bench import Engine, LoadParams
+
+    on_gpu = options.device != "RPC"
+    params = LoadParams(
+        n_gpu_layers=-1 if on_gpu else 0, flash_attn="on", n_threads=options.threads,
+        devices=(options.device,) if on_gpu else (),
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        given = ":".join(filter(None, (os.path.join(folder, "channel"), str(QUOTA), distance)))
+        name = "OALLAMA_WEAVE_CUDA_RECEIVER" if on_gpu else "OALLAMA_WEAVE_RECEIVER"
+        variables = {} if distance is None else {name: given}
+        engine = Engine(distance or "none", runtime.lib_dir(), params, env=variables)
+        return {"distance": distance, **one_load(engine, options.model, (options.n_prompt,), options.n_generate)}
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--distances", type=lambda text: text.split(","))
+    parser.add_argument("--n-prompt", type=int, default=128)
+    parser.add_argument("--n-generate", type=int, default=128)
+    options = parser.parse_args()
+    distances = options.distances or (ON_HOST if options.device == "RPC" else ",1,4,8,16,32,64").split(",")
+    with Log(options.out) as log:
+        jobs = {"none": partial(load, options, None)}
+        jobs |= {distance or "default": partial(load, options, distance) for distance in distances}
+        side = HOST if options.device == "RPC" else options.device
+        log.rounds("polls", jobs, options.repeats, model=Path(options.model).stem, side=side)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""All weights streamed for every micro-batch: bytes per second against the pinned peak, time against max(copy, compute).
+
+python bench/gpu/streams.py --model FILE.gguf [--prompts 128,512,2048,16384] [--out FILE.jsonl]
+
+Engines: resident (what computing takes), streamed, and upload (llama.cpp's own, weight by weight). Lines: the link's
+peak; one per engine and round; one per prompt with copied bytes per second, their share of the peak, and the streamed
+time over max(copies at the peak, resident time). The first prompt after a load stands apart (first_ttft_s).
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from common import ROOT, Log, arguments, numbers, on_device, one_load, planning_device
+
+sys.path.append(str(ROOT / "bench"))
+LINK_BYTES = 64 << 20
+MODES = {"resident": "resident", "streamed": "stream 1", "upload": "upload"}
+
+
+def table(graph: Any, device: str, mode: str) -> str:
+    """Every matrix in this mode; embedding on the host, KV caches and small weights on the device."""
+    targets = {op.weight for op in graph.targets(1)}
+    lines = ["# oallama backend map v1", "slots 3", *(f"layer {il} {device}" for il in range(graph.n_layer + 1))]
+    for tensor in graph.tensors:
+        moved = mode != "resident" and tensor.name in targets
+        if tensor.name == "token_embd.weight":
+            lines.append(f"tensor {tensor.name} CPU host")
+        else:
+            lines.append(f"tensor {tensor.name} " + (f"CPU {mode}" if moved else f"{device} resident"))
+    return "\n".join(lines) + "\n"
+
+
+def load(options: Any, graph: Any, mode: str, prompts: tuple[int, ...]) -> dict[str, Any]:
+    from oallama import runtime
+    from oallama.bench import Engine, LoadParams
+
+    params = LoadParams(
+        n_gpu_layers=-1, flash_attn="on", load_mode="none", n_threads=options.threads, n_outputs_max=1,
+        n_batch=options.ubatch, n_ubatch=options.ubatch,
+    )  # fmt: skip
+    with ExitStack() as stack:
+        placed = on_device(options.device, params, stack)
+        assert placed.devices is not None
+        text = table(graph, placed.devices[0], MODES[mode])
+        engine = Engine(mode, runtime.lib_dir(), placed, backend_map=text)
+        return one_load(engine, options.model, prompts, 2, at=min(prompts))
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--prompts", type=numbers, default=(128, 512, 2048, 16384))
+    parser.add_argument("--ubatch", type=int, default=512)
+    options = parser.parse_args()
+    from oallama import autoplan, engine
+
+    device = planning_device(options.device)
+    with Log(options.out) as log:
+        links = engine.core().link_bench(device, [LINK_BYTES])
+        rates = {f"{r['direction']} {r['memory']}": r["bytes"] / r["median_s"] for r in links}
+        log.add("link", bytes_s=rates)
+        peak = rates.get("h2d pinned", rates["h2d pageable"])
+        graph = autoplan.read_graph(options.model, engine.Settings(n_ctx=1024))
+        copied = sum(graph.tensor[op.weight].nbytes for op in graph.targets(1) if op.weight)
+        found: dict[str, dict[int, list[float]]] = {}
+
+        def timed(mode: str, prompts: tuple[int, ...]) -> dict[str, Any]:
+            values = load(options, graph, mode, prompts)
+            for n, seconds in values["ttft_s"].items():
+                found.setdefault(mode, {}).setdefault(n, []).append(seconds)
+            return values
+
+        # llama.cpp uploads from pageable memory, and from 32 tokens on; its longest prompt would take the stage's time.
+        short = tuple(n for n in options.prompts if n <= 2048)
+        jobs = {mode: partial(timed, mode, short if mode == "upload" else options.prompts) for mode in MODES}
+        log.rounds("streams", jobs, options.repeats, model=Path(options.model).stem, ubatch=options.ubatch)
+        for n in options.prompts:
+            if not all(found.get(mode, {}).get(n) for mode in ("resident", "streamed")):
+                continue
+            resident, streamed = (statistics.median(found[mode][n]) for mode in ("resident", "streamed"))
+            nbytes = copied * -(-n // options.ubatch)
+            log.add(
+                "stream rate", prompt=n, copied_bytes=nbytes, bytes_s=nbytes / streamed, peak_bytes_s=peak,
+                of_peak=nbytes / streamed / peak, resident_s=resident, streamed_s=streamed,
+                over_best=streamed / max(nbytes / peak, resident),
+            )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
