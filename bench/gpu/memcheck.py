@@ -32,7 +32,16 @@ def run(options: Any, tool: str, graph: Any) -> dict[str, Any]:
         if options.device == "RPC":
             command += ["--rpc", stack.enter_context(LocalRpcServer(register=False)).endpoint, "-dev", device]
         else:
-            command = ["compute-sanitizer", "--tool", tool, "--target-processes", "all", "--error-exitcode", "9", *command]
+            command = [
+                "compute-sanitizer",
+                "--tool",
+                tool,
+                "--target-processes",
+                "all",
+                "--error-exitcode",
+                "9",
+                *command,
+            ]
         table = Path(folder, "mixed.map")
         table.write_text(mixed(graph, device))
         start = time.monotonic()
@@ -42,7 +51,11 @@ def run(options: Any, tool: str, graph: Any) -> dict[str, Any]:
     said = (done.stdout + done.stderr).splitlines()
     if done.returncode != 0:
         raise OallamaError(f"{tool} ended with {done.returncode}: " + " | ".join(said[-20:]))
-    return {"rc": done.returncode, "seconds": time.monotonic() - start, "summary": [x for x in said if "ERROR SUMMARY" in x]}
+    return {
+        "rc": done.returncode,
+        "seconds": time.monotonic() - start,
+        "summary": [x for x in said if "ERROR SUMMARY" in x],
+    }
 
 
 def main() -> None:

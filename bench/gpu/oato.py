@@ -4,9 +4,9 @@ python bench/gpu/oato.py --make FOLDER [--layers 32,16,8] [--budgets 50%,25%,75%
 python bench/gpu/oato.py --model FILE.gguf ..
 
 Planners: paper (Algorithm 1 literally), oato, exact, auto, divided, stream-all, layers (-ngl) and fit (--fit), all with
-fused attention. Every round loads each engine of each budget anew. A load costs more than what it measures, so the
-number of layers of the 8B shape is the largest of --layers of which all rounds fit the stage by prediction; the model is
-made in --make (with --model: as it is). One JSON line per plan, then one per load.
+fused attention. Every round loads each engine of each budget anew. Five loads of each take longer than a stage may, so
+the 8B shape has as many of --layers as all rounds have time for by prediction; the model is made in --make (with
+--model it is what it is). --fit is given the bytes of -ngl's budget. One JSON line per plan, then one per load.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from common import Log, arguments, distinct, engine_of, numbers, one_load, planning_device, predicted
 
-CANDIDATES = ("oato", "exact", "divided", "layers", "fit")
+CANDIDATES = ("oato", "exact", "divided", "layers")
 # What a load costs beside its tokens: a process with a CUDA context, and bytes from memory to their places.
 START_S, LOADED_BYTES_S = 2.5, 4e9
 
@@ -41,9 +41,15 @@ def plans(model: Path, budget: str, device: str, options: Any, log: Log | None) 
         failed = {name: str(made.failed.get(name, "not made")) for name in CANDIDATES if name not in made.plans}
     except OallamaError as error:
         failed = {"auto": str(error)}
-    for name, more in (("paper", {"planner": "oato", "paper": True}), ("stream-all", {"planner": "stream-all"})):
+    # --fit takes bytes of all, not a share of the weights.
+    nbytes = next(iter(found["layers"].budgets.values()), budget) if "layers" in found else budget
+    for name, vram, more in (
+        ("paper", budget, {"planner": "oato", "paper": True}),
+        ("stream-all", budget, {"planner": "stream-all"}),
+        ("fit", nbytes, {"planner": "fit"}),
+    ):
         try:
-            found[name] = autoplan.plan_graph(model, graph, budget, settings, autoplan.Choices(**choices, **more))
+            found[name] = autoplan.plan_graph(model, graph, vram, settings, autoplan.Choices(**choices, **more))
         except OallamaError as error:
             failed[name] = str(error)
     if log is not None:
@@ -64,7 +70,7 @@ def seconds_of(plan: Any, prompts: tuple[int, ...], n_generate: int) -> float:
 
 
 def choose_layers(options: Any, device: str, left: float) -> int:
-    """The most layers of which every round fits; plans are made on models without weights."""
+    """The most layers of which every round fits into `left` seconds; plans are made on a model without weights."""
     from oallama.modelmaker import make_sparse_model
 
     whole = make_sparse_model(options.make / "planned.gguf", shape="llama3-8b", file_type="F16")

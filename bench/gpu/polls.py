@@ -1,4 +1,4 @@
-"""What looking for guests costs a real cold model: TPOT and TTFT without a receiver and with looks at several distances.
+"""What looking for guests costs a cold model: TPOT and TTFT without a receiver and with looks at several distances.
 
 python bench/gpu/polls.py --model FILE.gguf [--distances 1,4,8,16,32,64] [--out FILE.jsonl]
 

@@ -119,7 +119,7 @@ def build_environment(found: dict[str, Path | None]) -> list[str]:
     if header and header.parent != Path(sysconfig.get_path("include")):
         arguments += [f"-DPython_INCLUDE_DIR={header.parent}", f"-DPython3_INCLUDE_DIR={header.parent}"]
     if arguments:
-        lines.append(f"export CMAKE_ARGS={shlex.quote(' '.join(arguments))}\" ${{CMAKE_ARGS:-}}\"")
+        lines.append(f'export CMAKE_ARGS={shlex.quote(" ".join(arguments))}" ${{CMAKE_ARGS:-}}"')
     return lines
 
 

@@ -9,10 +9,11 @@ that plan.
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from common import HOST, Log, arguments, numbers, planning_device
+from common import HOST, Log, arguments, planning_device
 
 
 def shown(profile: Any, device: str) -> dict[str, Any]:
@@ -33,17 +34,20 @@ def main() -> None:
     parser = arguments(__doc__, model=False)
     parser.add_argument("--model", type=Path, action="append", required=True)
     parser.add_argument("--ctx", type=int, default=8192)
-    parser.add_argument("--tiers", type=numbers, help="token counts; default: those of plans")
+    parser.add_argument("--task-seconds", type=float, help="most seconds of measuring a task (a rehearsal's, coarse)")
     options = parser.parse_args()
     from oallama import autoplan, engine
-    from oallama.profiling.profiler import forget
+    from oallama.profiling import profiler
 
     device = planning_device(options.device)
     settings = engine.Settings(n_ctx=options.ctx, n_threads=options.threads)
-    forget([device], options.threads)
+    if options.task_seconds is not None:
+        assert hasattr(profiler, "_MAX_SECONDS")
+        profiler._MAX_SECONDS = options.task_seconds
+    profiler.forget([device], options.threads)
     with Log(options.out) as log:
         for model in options.model:
-            graph = autoplan.read_graph(model, settings, options.tiers or autoplan.TIERS)
+            graph = autoplan.read_graph(model, settings)
             steps: list[tuple[float, str]] = []
             start = time.monotonic()
             profile = autoplan.profile_for(
@@ -53,10 +57,8 @@ def main() -> None:
                 lambda done, total, what, steps=steps: steps.append((time.monotonic(), what)),
             )
             seconds = time.monotonic() - start
-            longest = sorted(((b - a, what) for (a, what), (b, _) in zip(steps, steps[1:], strict=False)), reverse=True)
-            by_device = {
-                name: sum(s for s, what in longest if what.startswith(f"{name}:")) for name in (device, HOST)
-            }
+            longest = sorted(((b - a, what) for (a, what), (b, _) in pairwise(steps)), reverse=True)
+            by_device = {name: sum(s for s, what in longest if what.startswith(f"{name}:")) for name in (device, HOST)}
             log.add("profile", model=model.stem, seconds=seconds, seconds_by_device=by_device,
                     longest=longest[:12], **shown(profile, device))  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""All weights streamed for every micro-batch: bytes per second against the pinned peak, time against max(copy, compute).
+"""All weights streamed for every micro-batch: bytes a second against the pinned peak, time against the better bound.
 
 python bench/gpu/streams.py --model FILE.gguf [--prompts 128,512,2048,16384] [--out FILE.jsonl]
 
