@@ -30,6 +30,9 @@ if [ "${OALLAMA_CUDA:-AUTO}" != OFF ] && command -v nvcc >/dev/null && nvidia-sm
 else
     options+=(-DGGML_CUDA=OFF)
 fi
+# As for the engine; an architecture, for example.
+read -ra given <<<"${CMAKE_ARGS:-}"
+options+=("${given[@]}")
 if command -v ccache >/dev/null; then
     options+=(-DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
     options+=(-DCMAKE_CUDA_COMPILER_LAUNCHER=ccache)

@@ -46,7 +46,7 @@ carried=$work/carried
 bundle=build/oallama-bundle.tar.xz
 llama_cpp=third_party/llama.cpp
 python=.venv/bin/python
-mkdir -p "$results" "$work/cache"
+mkdir -p "$results"
 OUT=$(mkdir -p "${OUT:-gpu-out}" && cd "${OUT:-gpu-out}" && pwd)
 export OUT PYTHONUNBUFFERED=1 XDG_CACHE_HOME=$PWD/$results/cache PATH="$PATH:/usr/local/cuda/bin"
 
@@ -100,10 +100,12 @@ unpack_bundle() {
 }
 
 stage_preflight() {
-    python3 bench/gpu/preflight.py --out "$results/preflight.jsonl" --env "$work/toolkit.env" ${rehearse:+--rehearse}
+    local rc=0
+    python3 bench/gpu/preflight.py --out "$results/preflight.jsonl" --env "$work/toolkit.env" ${rehearse:+--rehearse} || rc=1
     unpack_bundle
     # Without network this works only if the bundle was made from the patches of this checkout.
     python3 $llama_cpp/upstream.py prepare || { say "the bundle has other patches than the checkout: make bundle"; return 1; }
+    return $rc
 }
 
 # .venv that also sees the packages of the host's python3, itself perhaps one of a virtual environment.
@@ -195,7 +197,7 @@ unpack_engine() {
 stage_ready() {
     local archive
     for archive in "$carried"/results-*.tar.xz; do
-        [ ! -e "$archive" ] || [ -d "$results/cache/oallama" ] || tar -xJf "$archive" -C "$work" results/cache ||
+        [ ! -e "$archive" ] || [ -d "$results/cache/oallama" ] || tar -xJf "$archive" -C "$work" results/cache 2>/dev/null ||
             say "no profile in $archive"
     done
     if [ -x $python ] && engine_is_here; then
@@ -241,7 +243,7 @@ stage_models() {
 
 # Tests on the GPU; those of the unpatched build only where it is.
 stage_tests() {
-    local options=(-q -m cuda)
+    local options=(-v -m cuda --durations=15) # names, in case the limit cuts it
     [ -z "$rehearse" ] || options+=(--collect-only)
     [ -e build/baseline/bin/libllama.so ] || options+=(-k "not unpatched")
     [ ! -e "$work/libweave_cuda.so" ] || export OALLAMA_WEAVE_CUDA=$PWD/$work/libweave_cuda.so
@@ -324,7 +326,8 @@ archive() { tar -cJf "$OUT/results-$call.tar.xz" -C "$work" results; }
 run_stage() {
     local stage=$1 seconds=$2 started=$SECONDS rc=0 used left=$((deadline - SECONDS)) note=""
     limit=$((seconds + saved))
-    if [ "$stage" = ready ] && [ ! -x $python ] && ! compgen -G "$carried/engine.tar.xz.*" >/dev/null; then
+    if [ "$stage" = ready ] && ! { [ -x $python ] && engine_is_here >/dev/null; } &&
+        ! compgen -G "$carried/engine.tar.xz.*" >/dev/null; then
         limit=$left
         note="builds the engine"
     fi
@@ -332,6 +335,7 @@ run_stage() {
     if [ "$limit" -lt 5 ]; then
         printf '{"call": %d, "stage": "%s", "rc": null, "seconds": 0, "note": "no time left"}\n' "$call" "$stage" |
             tee -a "$results/summary.jsonl"
+        failed=1
         return
     fi
     say "call $call, $stage: at most $limit s"
@@ -342,13 +346,16 @@ run_stage() {
     [ "$stage" != engine ] || cp build/setup.log "$results/" 2>/dev/null || true
     printf '{"call": %d, "stage": "%s", "rc": %d, "seconds": %d, "limit": %d, "note": "%s"}\n' \
         "$call" "$stage" $rc $used "$limit" "$note" | tee -a "$results/summary.jsonl"
-    [ $rc = 0 ] || tail -n 15 "$results/$stage.log"
+    if [ $rc != 0 ]; then
+        failed=1
+        tail -n 15 "$results/$stage.log"
+    fi
     archive
 }
 
 run_call() {
     local name seconds rest
-    call=$1 saved=0 deadline=$((SECONDS + call_seconds))
+    call=$1 saved=0 failed=0 deadline=$((SECONDS + call_seconds))
     shift
     while read -r rest name seconds; do
         [ "$rest" = "$call" ] || continue
@@ -359,6 +366,7 @@ run_call() {
     done <<<"$limits"
     archive
     say "results: $OUT/results-$call.tar.xz, $(stat -c %s "$OUT/results-$call.tar.xz") bytes"
+    return $failed
 }
 
 case ${1:-} in
@@ -375,6 +383,7 @@ case ${1:-} in
         for call in 1 2 3; do
             OUT=$PWD/build/gpu-rehearsal/out bash scripts/gpu_suite.sh $call || true
         done
+        $python bench/gpu/table.py build/gpu-rehearsal/results/*.jsonl >build/gpu-rehearsal/table.md
         $python bench/gpu/check.py build/gpu-rehearsal/results
         ;;
     1 | 2 | 3)
@@ -382,7 +391,6 @@ case ${1:-} in
             grep -q "^$1 $name " <<<"$limits" || { say "call $1 has no stage '$name'; see --limits" >&2; exit 2; }
         done
         run_call "$@"
-        ! grep "\"call\": $1," "$results/summary.jsonl" | grep -q -E '"rc": ([1-9]|null)'
         ;;
     *)
         sed -n '2,15s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
