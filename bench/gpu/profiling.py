@@ -1,6 +1,6 @@
 """Seconds of profiling a model, and what was found of links, device changes and overlap.
 
-python bench/gpu/profiling.py --model FILE.gguf [--model FILE.gguf] [--ctx 8192] [--out FILE.jsonl]
+python bench/gpu/profiling.py --model FILE.gguf[:CTX] [--model FILE.gguf] [--ctx 8192] [--out FILE.jsonl]
 
 The profile is measured anew for the first model; a later one adds its shapes. It stays in the cache, for the stages
 that plan.
@@ -32,7 +32,7 @@ def shown(profile: Any, device: str) -> dict[str, Any]:
 
 def main() -> None:
     parser = arguments(__doc__, model=False)
-    parser.add_argument("--model", type=Path, action="append", required=True)
+    parser.add_argument("--model", action="append", required=True)
     parser.add_argument("--ctx", type=int, default=8192)
     parser.add_argument("--task-seconds", type=float, help="most seconds of measuring a task (a rehearsal's, coarse)")
     options = parser.parse_args()
@@ -40,13 +40,15 @@ def main() -> None:
     from oallama.profiling import profiler
 
     device = planning_device(options.device)
-    settings = engine.Settings(n_ctx=options.ctx, n_threads=options.threads)
     if options.task_seconds is not None:
         assert hasattr(profiler, "_MAX_SECONDS")
         profiler._MAX_SECONDS = options.task_seconds
     profiler.forget([device], options.threads)
     with Log(options.out) as log:
-        for model in options.model:
+        for name in options.model:
+            file, _, n_ctx = name.partition(":")
+            model = Path(file)
+            settings = engine.Settings(n_ctx=int(n_ctx or options.ctx), n_threads=options.threads)
             graph = autoplan.read_graph(model, settings)
             steps: list[tuple[float, str]] = []
             start = time.monotonic()
@@ -58,8 +60,8 @@ def main() -> None:
             )
             seconds = time.monotonic() - start
             longest = sorted(((b - a, what) for (a, what), (b, _) in pairwise(steps)), reverse=True)
-            by_device = {name: sum(s for s, what in longest if what.startswith(f"{name}:")) for name in (device, HOST)}
-            log.add("profile", model=model.stem, seconds=seconds, seconds_by_device=by_device,
+            by_device = {d: sum(s for s, what in longest if what.startswith(f"{d}:")) for d in (device, HOST)}
+            log.add("profile", model=model.stem, n_ctx=settings.n_ctx, seconds=seconds, seconds_by_device=by_device,
                     longest=longest[:12], **shown(profile, device))  # fmt: skip
 
 
