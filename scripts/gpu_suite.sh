@@ -252,7 +252,7 @@ stage_tests() {
 
 stage_stock() {
     # shellcheck disable=SC2046 # several arguments
-    measure stock --model "$models/8b-F16.gguf" --model "$models/8b-Q4_K_M.gguf" \
+    measure stock --model "$models/8b-Q4_K_M.gguf" --model "$models/8b-F16.gguf" \
         $(pick '--repeats 3' '--repeats 1 --n-prompt 32 --n-generate 4')
 }
 
@@ -273,12 +273,9 @@ stage_profile() {
 }
 
 stage_predicted() {
-    local type options
-    options=$(pick '--repeats 3' '--repeats 1 --prompts 32,64 --n-generate 4')
-    for type in F16 Q4_K_M; do
-        # shellcheck disable=SC2086
-        measure predicted --model "$models/8b-$type.gguf" --device $device $options
-    done
+    # shellcheck disable=SC2046
+    measure predicted --model "$models/8b-F16.gguf" --model "$models/8b-Q4_K_M.gguf" --device $device \
+        $(pick '--repeats 3' '--repeats 1 --prompts 32,64 --n-generate 4')
 }
 
 stage_virtual() {
@@ -294,6 +291,7 @@ stage_oato() {
 }
 
 stage_deep() {
+    rm -f "$models"/8b-*-layers-*.gguf # of oato; caches of 32k tokens need the room
     # shellcheck disable=SC2046
     measure deep --model "$models/32b-Q4_K_M.gguf" --device $device --states "$models" \
         $(pick '--repeats 3' '--repeats 1 --depths 256 --vram 24MiB --n-prompt 32 --n-generate 4')

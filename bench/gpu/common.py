@@ -124,7 +124,8 @@ class Log:
     def rounds(self, what: str, jobs: Mapping[str, Callable[[], dict[str, Any]]], repeats: int, **same: Any) -> None:
         """Run every job once a round, in turned order; a line each. Ends before a round that would not fit.
 
-        A job that raises OallamaError gets a line with the error and is left out from then on.
+        What a job returns may replace `name` and `same`. One that raises OallamaError gets a line with the error and is
+        left out from then on.
         """
         from oallama.bench.sweep import order
         from oallama.errors import OallamaError
@@ -144,7 +145,7 @@ class Log:
                 except OallamaError as error:
                     failed.add(name)
                     values = {"error": str(error)}
-                self.add(what, name=name, round=round_, **same, **values)
+                self.add(what, **{"name": name, "round": round_, **same, **values})
             longest = max(longest, time.monotonic() - start)
 
 

@@ -102,13 +102,13 @@ def model_of(options: Any, device: str, log: Log) -> Path:
     return path
 
 
-def measured(model: Path, plan: Any, options: Any) -> dict[str, Any]:
+def measured(model: Path, budget: str, name: str, plan: Any, options: Any) -> dict[str, Any]:
     from oallama.bench import LoadParams
 
     with ExitStack() as stack:
         params = LoadParams(load_mode="none", n_threads=options.threads)
         engine = engine_of(plan, options.device, params, stack)
-        return one_load(engine, model, options.prompts, options.n_generate)
+        return {"budget": budget, "name": name, **one_load(engine, model, options.prompts, options.n_generate)}
 
 
 def main() -> None:
@@ -130,7 +130,9 @@ def main() -> None:
         for budget in options.budgets:
             made = plans(model, budget, device, options, log)
             alike = distinct(made)
-            jobs |= {f"{budget} {n}": partial(measured, model, made[n], options) for n in made if alike[n] == n}
+            for name, plan in made.items():
+                if alike[name] == name:
+                    jobs[f"{budget} {name}"] = partial(measured, model, budget, name, plan, options)
         log.rounds("oato", jobs, options.repeats, model=model.stem)
 
 

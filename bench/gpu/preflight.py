@@ -57,7 +57,13 @@ def python_header() -> Path | None:
 def driver_library() -> Path | None:
     """The driver itself, which a program loads."""
     listed = [line.rpartition("=> ")[2] for line in output("ldconfig", "-p").splitlines() if "libcuda.so.1 " in line]
-    places = [*listed, "/usr/local/nvidia/lib64/libcuda.so.1", "/usr/local/nvidia/lib/libcuda.so.1"]
+    folders = filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":"))
+    places = [
+        *listed,
+        *(f"{folder}/libcuda.so.1" for folder in folders),
+        "/usr/local/nvidia/lib64/libcuda.so.1",
+        "/usr/local/nvidia/lib/libcuda.so.1",
+    ]
     return next((Path(place) for place in places if Path(place).exists()), None)
 
 

@@ -21,7 +21,6 @@ VARIANTS: dict[str, dict[str, str]] = {
     "as it is": {},
     "no graphs": {"GGML_CUDA_DISABLE_GRAPHS": "1"},
     "no PDL": {"GGML_CUDA_PDL": "0"},
-    "no graphs, no PDL": {"GGML_CUDA_DISABLE_GRAPHS": "1", "GGML_CUDA_PDL": "0"},
     "no fusion": {"GGML_CUDA_DISABLE_FUSION": "1"},
 }
 
@@ -42,9 +41,10 @@ def llama_bench(model: Path, variables: dict[str, str], n_prompt: int, n_generat
         raise OallamaError(f"llama-bench ended with {done.returncode}: {done.stderr[-500:]}")
     rows = json.loads(done.stdout)
     return {
-        ("prompt" if row["n_prompt"] else "generate"): {"tokens_per_s": row["avg_ts"], "samples": row["samples_ts"]}
-        for row in rows
-    }
+        "model": model.stem, "variables": variables,
+        **{("prompt" if row["n_prompt"] else "generate"): {"tokens_per_s": row["avg_ts"], "samples": row["samples_ts"]}
+           for row in rows},
+    }  # fmt: skip
 
 
 def main() -> None:
@@ -54,12 +54,14 @@ def main() -> None:
     parser.add_argument("--n-generate", type=int, default=64)
     options = parser.parse_args()
     with Log(options.out) as log:
-        for model in options.model:
-            jobs = {
-                name: partial(llama_bench, model, variables, options.n_prompt, options.n_generate, options.threads)
-                for name, variables in VARIANTS.items()
-            }
-            log.rounds("llama-bench", jobs, options.repeats, model=model.stem)
+        jobs = {
+            f"{model.stem}, {name}": partial(
+                llama_bench, model, variables, options.n_prompt, options.n_generate, options.threads
+            )
+            for model in options.model
+            for name, variables in VARIANTS.items()
+        }
+        log.rounds("llama-bench", jobs, options.repeats)
 
 
 if __name__ == "__main__":

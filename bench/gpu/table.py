@@ -28,11 +28,10 @@ def ms(values: list[float | None]) -> str:
 def promised(plans: list[dict[str, Any]], line: dict[str, Any], name: str, prompt: str) -> tuple[str, str]:
     """TTFT and TPOT of the plan of this name in the same cell; "-" where it made no promise."""
     for plan in plans:
-        label = f"{plan.get('budget')} {plan.get('name')}" if line["what"] == "oato" else plan.get("name")
         same = all(
             plan.get(key) == line.get(key) for key in ("model", "budget", "depth") if key in line and key in plan
         )
-        if same and label == name and "error" not in plan:
+        if same and plan.get("name") == name and "error" not in plan:
             tpot = plan["predicted_tpot_s"]
             nearest = min(tpot, key=lambda at: abs(int(at) - line["depth"] - int(prompt)))
             return ms([plan["predicted_ttft_s"].get(prompt)]), ms([tpot[nearest]])
