@@ -128,11 +128,13 @@ PYTHON
 compute_cap() { nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d '.\n'; }
 
 stage_engine() {
-    if [ -n "$rehearse" ]; then # the engine of the checkout: set-up finds nothing to do
-        scripts/setup.sh
+    if [ -n "$rehearse" ]; then # with the engine of the checkout, whatever it was built with
+        bash -n scripts/setup.sh
         $python bench/weave_cuda.py --help >/dev/null
+        engine_is_here
         return
     fi
+    unset XDG_CACHE_HOME # it is ccache's, too
     unpack_bundle
     export OALLAMA_CUDA=${OALLAMA_CUDA:-ON} OALLAMA_VULKAN=OFF OALLAMA_RPC=ON OALLAMA_EXTRAS=test,cluster
     export PIP_NO_INDEX=1 PIP_FIND_LINKS="$PWD/wheels" CMAKE_BUILD_PARALLEL_LEVEL

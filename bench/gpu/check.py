@@ -31,7 +31,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "memcheck": ("memcheck",),
 }
 NEEDS_A_GPU = {
-    "engine": "the build for CUDA: set-up runs and finds nothing to do; bench/weave_cuda.py --build: parsed only",
+    "engine": "the build for CUDA (OALLAMA_CUDA=OFF tries its steps by hand); bench/weave_cuda.py --build: parsed only",
     "ready": "building in call 2 or 3; a carried engine is packed and unpacked by pack",
     "tests": "-m cuda: collected only",
     "weave": "bench/weave_cuda.py --library: parsed only; polls run on the CPU's receiver",
