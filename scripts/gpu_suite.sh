@@ -100,8 +100,9 @@ unpack_bundle() {
 }
 
 stage_preflight() {
-    local rc=0
-    python3 bench/gpu/preflight.py --out "$results/preflight.jsonl" --env "$work/toolkit.env" ${rehearse:+--rehearse} || rc=1
+    local rc=0 more=()
+    [ $device = CUDA0 ] || more=(--rehearse)
+    python3 bench/gpu/preflight.py --out "$results/preflight.jsonl" --env "$work/toolkit.env" "${more[@]}" || rc=1
     unpack_bundle
     # Without network this works only if the bundle was made from the patches of this checkout.
     python3 $llama_cpp/upstream.py prepare || { say "the bundle has other patches than the checkout: make bundle"; return 1; }
@@ -210,7 +211,7 @@ stage_ready() {
         engine_is_here
     else
         say "there is no engine: building it takes this call's time"
-        stage_preflight
+        stage_preflight || say "preflight misses something; the build is tried all the same"
         stage_engine
     fi
 }
