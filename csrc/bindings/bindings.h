@@ -9,6 +9,9 @@ namespace py = pybind11;
 
 using release_gil = py::call_guard<py::gil_scoped_release>;
 
+struct oa_graph_node;
+py::dict to_dict(const oa_graph_node & node);
+
 void register_arenas(py::module_ & m);
 void register_backend_map(py::module_ & m);
 void register_devices(py::module_ & m);

@@ -8,9 +8,12 @@ py::dict to_dict(const oa_tensor_info & t) {
     d["name"]   = t.name;
     d["type"]   = t.type;
     d["ne"]     = t.ne;
+    d["nb"]     = t.nb;
     d["nbytes"] = t.nbytes;
     return d;
 }
+
+} // namespace
 
 py::dict to_dict(const oa_graph_node & node) {
     py::dict d = to_dict(node.out);
@@ -27,12 +30,15 @@ py::dict to_dict(const oa_graph_node & node) {
         }
         sources.append(s);
     }
-    d["op"]    = node.op;
-    d["layer"] = node.layer;
-    d["flops"] = node.flops;
-    d["src"]   = sources;
+    d["op"]        = node.op;
+    d["op_params"] = node.op_params;
+    d["layer"]     = node.layer;
+    d["flops"]     = node.flops;
+    d["src"]       = sources;
     return d;
 }
+
+namespace {
 
 // The parameters come as addresses of llama-cpp-python's ctypes structures, so that a dry run and the real load
 // cannot differ in a parameter.

@@ -1,4 +1,5 @@
 #include "bindings.h"
+#include "graph_reader.h"
 #include "link_bench.h"
 #include "op_bench.h"
 
@@ -49,10 +50,62 @@ void register_op_bench(py::module_ & m) {
         .def(
             "small",
             [](oa_op_bench & self, int64_t n_embd, int64_t n_tokens, double max_s) {
-                return timed([&] { return self.small(n_embd, n_tokens, max_s); });
+                return timed([&] { return self.small({ n_embd, n_tokens }, max_s); });
             },
             py::arg("n_embd"), py::arg("n_tokens"), py::arg("max_s"))
-        .def_property_readonly("buffer_type", &oa_op_bench::buffer_type);
+        .def(
+            "chain",
+            [](oa_op_bench & self, const std::string & chain, const std::string & type, int64_t ne0, int64_t ne1,
+               int64_t n_tokens, double max_s) {
+                return timed([&] { return self.chain({ chain, type, ne0, ne1, n_tokens }, max_s); });
+            },
+            py::arg("chain"), py::arg("type"), py::arg("ne0"), py::arg("ne1"), py::arg("n_tokens"), py::arg("max_s"))
+        .def_property_readonly("buffer_type", &oa_op_bench::buffer_type)
+        .def_property_readonly("warm", &oa_op_bench::warm,
+                               "Whether memory was too short for all the copies that keep operands cold.");
+}
+
+py::dict built(const std::unique_ptr<oa_bench_case> & which) {
+    const oa_built_case made = oa_build_case(*which);
+    py::list            nodes;
+    for (const oa_graph_node & node : oa_read_nodes(made.repeats.graph)) {
+        nodes.append(to_dict(node));
+    }
+    py::dict d;
+    d["uid"]   = made.repeats.uid;
+    d["nodes"] = nodes;
+    return d;
+}
+
+// What OpBench would time, two repeats of it, as read_graphs describes nodes.
+void register_built(py::module_ & m) {
+    m.def(
+        "built_mul_mat",
+        [](const std::string & type, int64_t k, int64_t m_rows, int64_t n_tokens, int64_t n_expert, int64_t n_used) {
+            return built(oa_mul_mat_case({ type, k, m_rows, n_expert, n_used, n_tokens, "" }));
+        },
+        py::arg("type"), py::arg("k"), py::arg("m"), py::arg("n_tokens"), py::arg("n_expert"), py::arg("n_used"));
+    m.def(
+        "built_attention",
+        [](const std::string & type_k, const std::string & type_v, int64_t head_dim_k, int64_t head_dim_v,
+           int64_t n_head, int64_t n_head_kv, int64_t n_tokens, int64_t depth, bool flash) {
+            return built(oa_attention_case(
+                { type_k, type_v, head_dim_k, head_dim_v, n_head, n_head_kv, n_tokens, depth, flash }));
+        },
+        py::arg("type_k"), py::arg("type_v"), py::arg("head_dim_k"), py::arg("head_dim_v"), py::arg("n_head"),
+        py::arg("n_head_kv"), py::arg("n_tokens"), py::arg("depth"), py::arg("flash"));
+    m.def(
+        "built_small",
+        [](int64_t n_embd, int64_t n_tokens) {
+            return built(oa_small_case({ n_embd, n_tokens }));
+        },
+        py::arg("n_embd"), py::arg("n_tokens"));
+    m.def(
+        "built_chain",
+        [](const std::string & chain, const std::string & type, int64_t ne0, int64_t ne1, int64_t n_tokens) {
+            return built(oa_chain_case({ chain, type, ne0, ne1, n_tokens }));
+        },
+        py::arg("chain"), py::arg("type"), py::arg("ne0"), py::arg("ne1"), py::arg("n_tokens"));
 }
 
 py::list link_bench(const std::string & device, const std::vector<size_t> & sizes) {
@@ -76,6 +129,7 @@ py::list link_bench(const std::string & device, const std::vector<size_t> & size
 
 void register_probes(py::module_ & m) {
     register_op_bench(m);
+    register_built(m);
     m.def(
         "repacks",
         [](const std::string & device, const std::string & type, int64_t k, int64_t m_rows, int64_t n_expert) {
@@ -83,6 +137,16 @@ void register_probes(py::module_ & m) {
         },
         py::arg("device"), py::arg("type"), py::arg("k"), py::arg("m"), py::arg("n_expert"),
         "Whether a buffer type of the device repacks a weight of this type and shape (n_expert 0: dense).");
+    m.def(
+        "attends",
+        [](const std::string & device, const std::string & type_k, const std::string & type_v, int64_t head_dim_k,
+           int64_t head_dim_v, int64_t n_head, int64_t n_head_kv, int64_t n_tokens, int64_t depth, bool flash) {
+            return oa_attends(device,
+                              { type_k, type_v, head_dim_k, head_dim_v, n_head, n_head_kv, n_tokens, depth, flash });
+        },
+        py::arg("device"), py::arg("type_k"), py::arg("type_v"), py::arg("head_dim_k"), py::arg("head_dim_v"),
+        py::arg("n_head"), py::arg("n_head_kv"), py::arg("n_tokens"), py::arg("depth"), py::arg("flash"),
+        "Whether the device has every operator of such an attention.");
     m.def("link_bench", &link_bench, py::arg("device"), py::arg("sizes"),
           "Transfer times between host and device for every size in bytes, both directions.");
     m.def("switch_bench", &oa_switch_bench, py::arg("device"), py::arg("n_threads"),

@@ -13,7 +13,11 @@
 namespace {
 
 oa_tensor_info describe(const ggml_tensor * t) {
-    return { t->name, ggml_type_name(t->type), { t->ne, t->ne + GGML_MAX_DIMS }, ggml_nbytes(t) };
+    return { t->name,
+             ggml_type_name(t->type),
+             { t->ne, t->ne + GGML_MAX_DIMS },
+             { t->nb, t->nb + GGML_MAX_DIMS },
+             ggml_nbytes(t) };
 }
 
 bool is_weight(const ggml_tensor * t) {
@@ -54,8 +58,16 @@ double flops_of(const ggml_tensor * node) {
     }
 }
 
-oa_graph read(ggml_cgraph * gf, uint32_t n_tokens) {
-    oa_graph                                     graph{ n_tokens, {} };
+std::string metadata(const llama_model * model, const char * key) {
+    char value[256] = "";
+    llama_model_meta_val_str(model, key, value, sizeof(value));
+    return value;
+}
+
+} // namespace
+
+std::vector<oa_graph_node> oa_read_nodes(ggml_cgraph * gf) {
+    std::vector<oa_graph_node>                   nodes;
     std::unordered_map<const ggml_tensor *, int> index;
     for (int i = 0; i < ggml_graph_n_nodes(gf); ++i) {
         const ggml_tensor * t = ggml_graph_node(gf, i);
@@ -64,6 +76,7 @@ oa_graph read(ggml_cgraph * gf, uint32_t n_tokens) {
         node.out   = describe(t);
         node.op    = ggml_op_name(t->op);
         node.layer = layer_of(node.out.name);
+        node.op_params.assign(t->op_params, t->op_params + GGML_MAX_OP_PARAMS / sizeof(int32_t));
         node.flops = flops_of(t);
         for (const ggml_tensor * src : t->src) {
             if (src == nullptr) {
@@ -78,23 +91,15 @@ oa_graph read(ggml_cgraph * gf, uint32_t n_tokens) {
                 source.is_weight = is_weight(src);
             }
             if (anonymous(node.out.name) && node.layer < 0) {
-                node.layer = source.node >= 0 ? graph.nodes[source.node].layer : layer_of(source.leaf.name);
+                node.layer = source.node >= 0 ? nodes[source.node].layer : layer_of(source.leaf.name);
             }
             node.sources.push_back(std::move(source));
         }
         index.emplace(t, i);
-        graph.nodes.push_back(std::move(node));
+        nodes.push_back(std::move(node));
     }
-    return graph;
+    return nodes;
 }
-
-std::string metadata(const llama_model * model, const char * key) {
-    char value[256] = "";
-    llama_model_meta_val_str(model, key, value, sizeof(value));
-    return value;
-}
-
-} // namespace
 
 oa_model_graphs oa_read_graphs(const std::string & path, const llama_model_params & model_params,
                                const llama_context_params & context_params, const std::vector<uint32_t> & n_tokens) {
@@ -124,7 +129,7 @@ oa_model_graphs oa_read_graphs(const std::string & path, const llama_model_param
             throw std::runtime_error("cannot build the graph of " + path + " for " + std::to_string(n) + " tokens in " +
                                      std::to_string(params.n_ctx) + " of context\n" + skeleton.errors());
         }
-        result.graphs.push_back(read(gf, n));
+        result.graphs.push_back({ n, oa_read_nodes(gf) });
     }
     return result;
 }

@@ -11,6 +11,7 @@ struct oa_tensor_info {
     std::string          name;
     std::string          type; // "q4_K"
     std::vector<int64_t> ne;   // as in ggml: ne[0] is the row width
+    std::vector<size_t>  nb;   // strides in bytes
     size_t               nbytes;
 };
 
@@ -22,11 +23,15 @@ struct oa_graph_source {
 
 struct oa_graph_node {
     oa_tensor_info               out;
-    std::string                  op; // "MUL_MAT"
+    std::string                  op;        // "MUL_MAT"
+    std::vector<int32_t>         op_params; // ggml's, as whole numbers
     int                          layer = -1;
     double                       flops = 0.0; // of MUL_MAT, MUL_MAT_ID and FLASH_ATTN_EXT; else 0
     std::vector<oa_graph_source> sources;
 };
+
+// The nodes of any graph, in execution order.
+std::vector<oa_graph_node> oa_read_nodes(ggml_cgraph * graph);
 
 struct oa_graph {
     uint32_t                   n_tokens;

@@ -78,7 +78,11 @@ class chain {
     chain(const side & even, const side & odd, ggml_backend_t device, ggml_backend_t cpu) :
         ctx_(make_context(n_products + 8)) {
         ggml_backend_t backends[] = { device, cpu };
-        sched_.reset(ggml_backend_sched_new(backends, nullptr, 2, GGML_DEFAULT_GRAPH_SIZE, false, false));
+        // llama.cpp's CPU buffer for results is memory that the device reads fast, where there is such.
+        ggml_backend_buffer_type_t pinned  = ggml_backend_dev_host_buffer_type(ggml_backend_get_device(device));
+        ggml_backend_buffer_type_t types[] = { ggml_backend_get_default_buffer_type(device),
+                                               pinned ? pinned : ggml_backend_get_default_buffer_type(cpu) };
+        sched_.reset(ggml_backend_sched_new(backends, types, 2, GGML_DEFAULT_GRAPH_SIZE, false, false));
         graph_ = ggml_new_graph(ctx_.get());
         last_  = ggml_new_tensor_1d(ctx_.get(), GGML_TYPE_F32, chain_width);
         ggml_set_input(last_);
@@ -226,8 +230,17 @@ double oa_overlap_bench(const std::string & device, int n_threads) {
     if (!buffer) {
         throw std::runtime_error("not enough memory on " + device + " for the overlap probe");
     }
-    const std::vector<uint8_t> source(beside_bytes, 1);
-    const auto                 copy = [&] { ggml_backend_tensor_set(target, source.data(), 0, beside_bytes); };
+    // Streams copy from pinned memory, where there is such.
+    ggml_backend_buffer_type_t    pinned = ggml_backend_dev_host_buffer_type(dev_ptr);
+    const ggml_backend_buffer_ptr source(
+        ggml_backend_buft_alloc_buffer(pinned ? pinned : ggml_backend_cpu_buffer_type(), beside_bytes));
+    if (!source) {
+        throw std::runtime_error("not enough memory on the host for the overlap probe");
+    }
+    ggml_backend_buffer_clear(source.get(), 1);
+    const auto copy = [&] {
+        ggml_backend_tensor_set(target, ggml_backend_buffer_get_base(source.get()), 0, beside_bytes);
+    };
 
     work.seconds();
     const double one_chain = oa_measure([&] { work.seconds(); }, 1.0, 5, 0.1, 1.0).median_s;

@@ -1,73 +1,66 @@
 // Profiler of target operators and attention: one shape on one device, many repeats inside one graph over rotating
 // copies larger than the caches (decode reads cold weights). Timed from the host around whole graphs: timing single
-// GPU operators from the host overstates them 1.7 to 3 times.
+// GPU operators from the host overstates them 1.7 to 3 times. Memory of intermediate results is shared as in a real
+// graph; what does not fit the device's free memory is not tried.
 #pragma once
 
 #include "bench_backend.h"
+#include "bench_cases.h"
 
 #include <cstdint>
+#include <new>
 
-struct oa_mul_mat_spec {
-    std::string type;         // of the weight, "q4_K"
-    int64_t     k        = 0; // row width of the weight
-    int64_t     m        = 0; // rows of the weight
-    int64_t     n_expert = 0; // 0: MUL_MAT, else MUL_MAT_ID
-    int64_t     n_used   = 0; // experts per token
-    int64_t     n_tokens = 1;
-    std::string realisation; // "plain", "repacked"; empty: what llama.cpp takes on a machine without accelerators
-};
+// Of a measurement that the device's free memory cannot hold.
+class oa_no_room : public std::bad_alloc {
+  public:
+    explicit oa_no_room(std::string what) : what_(std::move(what)) {}
 
-struct oa_attention_spec {
-    std::string type_k     = "f16";
-    std::string type_v     = "f16";
-    int64_t     head_dim_k = 0;
-    int64_t     head_dim_v = 0;
-    int64_t     n_head     = 0;
-    int64_t     n_head_kv  = 0;
-    int64_t     n_tokens   = 1;
-    int64_t     depth      = 0;    // KV rows attended to
-    bool        flash      = true; // where the device supports it, as in llama.cpp
+    const char * what() const noexcept override { return what_.c_str(); }
+
+  private:
+    std::string what_;
 };
 
 // Whether a buffer type of `device` repacks such a weight for its operator. Throws std::invalid_argument for an unknown
 // device or type.
 bool oa_repacks(const std::string & device, const oa_mul_mat_spec & spec);
 
+// Whether `device` has every operator of this attention. Errors as above.
+bool oa_attends(const std::string & device, const oa_attention_spec & spec);
+
 class oa_op_bench {
   public:
     // `cold_bytes`: size the rotating copies must exceed together (twice the last-level cache is a good choice).
     oa_op_bench(const std::string & device, int n_threads, bool use_extra_bufts, size_t cold_bytes);
 
-    // Throws std::invalid_argument for an unknown type and std::runtime_error if the device lacks the operator, memory
-    // or the realisation.
+    // Throw std::invalid_argument for an unknown type, oa_no_room, and std::runtime_error if the device lacks the
+    // operator or the realisation.
     oa_timing mul_mat(const oa_mul_mat_spec & spec, double max_s);
     oa_timing attention(const oa_attention_spec & spec, double max_s);
-
-    // One of the small operators between the target operators (norms and residual adds), rows of n_embd values.
-    oa_timing small(int64_t n_embd, int64_t n_tokens, double max_s);
+    oa_timing small(const oa_small_spec & spec, double max_s);
+    oa_timing chain(const oa_chain_spec & spec, double max_s);
 
     // Name of the buffer type the last weight lay in ("CPU_REPACK").
     const std::string & buffer_type() const { return buffer_type_; }
 
-  private:
-    // A graph of n operators with its tensors allocated and filled.
-    struct prepared {
-        ggml_context_ptr        context;
-        ggml_backend_buffer_ptr buffer;
-        ggml_cgraph *           graph;
-    };
-    using builder = std::function<prepared(int n_ops)>;
+    // Whether memory was too short for all the copies that keep the last one's operands cold.
+    bool warm() const { return warm_; }
 
-    // Times one operator, then at least `min_ops` in one graph and as many as make launching negligible.
-    oa_timing measure(const builder & build, int min_ops, int max_ops, double max_s);
-    size_t    cold_bytes(int64_t n_tokens) const;
-    prepared  allocate_graph(ggml_context_ptr context, ggml_cgraph * graph);
-    void      require_support(const ggml_tensor * op) const;
-    bool      supports_flash(const oa_attention_spec & spec, ggml_type type_k, ggml_type type_v) const;
+  private:
+    // The parts of a case that all its graphs use.
+    struct prepared;
+    // A graph with its tensors in memory.
+    struct loaded;
+
+    oa_timing measure(const oa_bench_case & which, ggml_backend_buffer_type_t cold_type, double max_s);
+    prepared  prepare(const oa_bench_case & which, ggml_backend_buffer_type_t cold_type);
+    loaded    load(const oa_bench_case & which, prepared & made, int n_ops) const;
+    void      compute(const loaded & graph) const;
 
     ggml_backend_dev_t device_;
     ggml_backend_ptr   backend_;
     bool               use_extra_bufts_;
     size_t             cold_bytes_;
     std::string        buffer_type_;
+    bool               warm_ = false;
 };

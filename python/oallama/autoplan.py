@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from oallama import engine
-from oallama.engine import Settings
+from oallama.engine import ACCELERATOR_TYPES, Settings
 from oallama.errors import OallamaError
-from oallama.here import ACCELERATOR_TYPES, Here
+from oallama.here import Here
 from oallama.plan import HOST, ContextSettings, PlacementPlan
 from oallama.planning import (
     Budget,
@@ -40,12 +40,10 @@ from oallama.profiling.profile import REMEDY, Profile
 from oallama.profiling.profiler import profile_machine
 from oallama.profiling.tuner import tuned
 from oallama.profiling.tuning import Crossover
-from oallama.profiling.workload import UNFUSED_V_TYPES
+from oallama.profiling.workload import UNFUSED_V_TYPES, depths_for
 
 # Token counts measured: decode, the smallest batch that is worth uploading weights for, a full micro-batch.
 TIERS = (1, 32, 512)
-# KV rows at which attention is measured: up to the first that the context does not exceed.
-DEPTHS = (128, 1024, 4096, 16384)
 MINIMAL = "minimal"  # the budget of the planner of that name
 PathOrText = str | os.PathLike[str]
 Progress = Callable[[float, float, str], None]
@@ -363,11 +361,6 @@ def profile_for(
         type_v=settings.type_v,
         progress=progress,
     )
-
-
-def depths_for(n_ctx: int) -> list[int]:
-    """The depths worth measuring for a context of this size."""
-    return [depth for i, depth in enumerate(DEPTHS) if i == 0 or DEPTHS[i - 1] < n_ctx]
 
 
 def check_settings(plan: PlacementPlan, settings: Settings) -> None:

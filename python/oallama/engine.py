@@ -20,6 +20,7 @@ from oallama.errors import OallamaError
 
 KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bf16": 30, "iq4_nl": 20}
 RPC_TIMEOUT_S = 10.0
+ACCELERATOR_TYPES = ("gpu", "igpu")
 FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
 
 

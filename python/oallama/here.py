@@ -8,14 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
 from oallama import engine
-from oallama.engine import Settings
+from oallama.engine import ACCELERATOR_TYPES, Settings
 from oallama.errors import OallamaError
 from oallama.plan import HOST, PlacementPlan
 from oallama.planning import StockFlags
 from oallama.planning.arenas import Arena, graphs_of
 from oallama.profiling.profile import Profile
-
-ACCELERATOR_TYPES = ("gpu", "igpu")
 
 
 class Here:

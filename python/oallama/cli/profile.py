@@ -75,6 +75,8 @@ def _show(made: MachineProfile, graph: OperatorGraph, output: Path | None, json:
     out.print(profile_table(made, graph))
     if made.source != "measured":
         out.print(f"computed from a {made.source}, not measured", soft_wrap=True)
+    for remark in made.remarks([device.name for device in made.devices]):
+        out.print(remark, soft_wrap=True, markup=False)
     if output:
         out.print(f"written to {output}", soft_wrap=True)
 

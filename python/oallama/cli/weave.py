@@ -11,6 +11,7 @@ from oallama import autoplan
 from oallama.planning.cost import CostModel
 from oallama.profiling.fingerprint import cpu_set
 from oallama.profiling.profiler import profile_machine
+from oallama.profiling.workload import depths_for
 from oallama.weave.plan import Load, guest_shape, measure
 from oallama.weave.plan import plan as plan_weave
 from oallama.weave.render import render_weave
@@ -53,7 +54,7 @@ def plan(
         for path in (hot, cold):
             graph = autoplan.read_graph(path, wanted)
             resolved = autoplan.resolve(wanted, graph.n_ctx_train)
-            depths = autoplan.depths_for(resolved.n_ctx)
+            depths = depths_for(resolved.n_ctx)
             profile = profile_machine(
                 graph, [], n_threads=n_threads, depths=depths, type_k=type_k, type_v=type_v, progress=report
             )

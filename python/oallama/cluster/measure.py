@@ -21,6 +21,7 @@ from oallama.profiling.curves import Points
 from oallama.profiling.entries import AttentionTime, DeviceInfo, OperatorTime
 from oallama.profiling.profile import Profile
 from oallama.profiling.profiler import profile_machine
+from oallama.profiling.workload import depths_for
 
 from .devices import ClusterFile
 from .members import Member, Progress
@@ -81,7 +82,7 @@ def measure_problem(model: Model, cluster: ClusterFile, members: Sequence[Member
                 f"{', '.join(other.name for other in alike)}: {format_bytes(member.hello['memory'])} are free, "
                 f"devices.toml promises {format_bytes(promised)}; lower it"
             )
-    depths = autoplan.depths_for(model.settings.n_ctx)
+    depths = depths_for(model.settings.n_ctx)
     options: dict[str, Any] = {"depths": depths, "type_k": model.settings.type_k, "type_v": model.settings.type_v}
     own = profile_machine(model.graph, [HOST], n_threads=model.settings.n_threads, progress=progress, **options)
     client_layers, head = layer_seconds(model, own, HOST)

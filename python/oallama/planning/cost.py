@@ -17,7 +17,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
 from ..plan import HOST, ContextSettings, PlacementPlan, TensorPlacement
-from ..profiling.entries import REALISATIONS
+from ..profiling.entries import REALISATIONS, padded_rows
 from ..profiling.profile import Profile
 from .fusion import Chain, Fusion, chains
 from .oato import Anchor, Edge
@@ -28,8 +28,8 @@ from .stage import OFFLOAD_MIN_TOKENS, STREAMER, Ids, Ints, Mask, Placement, Sta
 from .workload import Workload
 
 Floats = NDArray[np.float64]
-# llama.cpp attends to the cache in multiples of this many positions. The fused form skips those beyond the last token.
-KV_ROWS = 256
+# Backends whose fused attention computes the cache's padding too; others skip what the mask hides.
+_PADDED = ("CUDA",)
 # Rows of a weight, and of a batch's attention, that ggml-cpu computes at once, at most.
 WEIGHT_ROWS, ATTENTION_ROWS = 16, 64
 
@@ -135,8 +135,12 @@ class CostModel:
         each = np.array([0.0, *(self.profile.switch_time(name) or 0.0 for name in self.names[1:])])
         return np.where(np.eye(len(each), dtype=bool), 0.0, each[:, None] + each[None, :])
 
-    def link_s(self, device: int, direction: str, nbytes: float, memory: str = "pageable") -> float:
-        """Seconds to move `nbytes` between host and accelerator. Only streamed weights are in pinned memory."""
+    def link_s(self, device: int, direction: str, nbytes: float, memory: str = "pinned") -> float:
+        """Seconds to move `nbytes` between host and accelerator.
+
+        Pinned, where the device has such memory, are results, in llama.cpp's buffer for those of the CPU, and streamed
+        weights; pageable are the mapped file, from which weights are uploaded, and KV caches on the host.
+        """
         key = (self.names[device], direction, round(nbytes), memory)
         if key not in self._links:
             self._links[key] = self.profile.link_time(*key)
@@ -151,15 +155,24 @@ class CostModel:
 
     def attention_s(self, shape: AttentionShape, n_tokens: int, depth: int) -> Floats:
         """(devices,) seconds of one layer's attention when the last token sees `depth` positions."""
-        rows = depth if self.flash else -(-depth // KV_ROWS) * KV_ROWS
-        rows = max(1, min(rows, self.context.n_ctx))
-        key = (shape, n_tokens, rows)
+        depth = max(1, min(depth, padded_rows(self.context.n_ctx)))
+        key = (shape, n_tokens, depth)
         if key not in self._attention:
-            types = self.context.type_k, self.context.type_v
             self._attention[key] = np.array(
-                [self.profile.attention_time(d, shape, n_tokens, rows, *types, self.flash).seconds for d in self.names]
+                [self._attention_seconds(name, shape, n_tokens, depth) for name in self.names]
             )
         return self._attention[key]
+
+    def _attention_seconds(self, name: str, shape: AttentionShape, n_tokens: int, depth: int) -> float:
+        types = self.context.type_k, self.context.type_v
+        flash = self.flash and self.profile.fuses(name, shape, *types)
+        if self.flash and not flash and self.context.flash_attn == "on":
+            # llama.cpp computes it on the host and copies the cache there; "auto" takes the other form.
+            copies = self.cache_s(shape, depth, self.ids[name], "d2h")
+            return copies + self._attention_seconds(self.names[0], shape, n_tokens, depth)
+        pads = not flash or self.profile.device(name).backend.startswith(_PADDED)
+        rows = padded_rows(depth) if pads else depth
+        return self.profile.attention_time(name, shape, n_tokens, rows, *types, flash).seconds
 
     def stage(self, n_tokens: int, decode: bool = False) -> StageCosts:
         """Costs per operator of a step of `n_tokens` sequences (decode), or of a micro-batch of a prompt."""
@@ -215,11 +228,12 @@ class CostModel:
             if len(devices) > 1:
                 stream[op.index] = self.link_s(STREAMER, "h2d", weight_bytes, "pinned")
             if self.uploader and count >= OFFLOAD_MIN_TOKENS:
-                upload[op.index] = self.link_s(self.uploader, "h2d", weight_bytes) + seconds[self.uploader, op.index]
+                copy = self.link_s(self.uploader, "h2d", weight_bytes, "pageable")
+                upload[op.index] = copy + seconds[self.uploader, op.index]
         bytes_out = graph.bytes_out(n_tokens).tolist()
         move = np.array([[[self.move_s(a, b, size) for size in bytes_out] for b in devices] for a in devices])
         uploads = [
-            self.link_s(self.uploader, "h2d", self.graph.tensor[name].nbytes) if self.uploader else 0.0
+            self.link_s(self.uploader, "h2d", self.graph.tensor[name].nbytes, "pageable") if self.uploader else 0.0
             for name in self.small
         ]
         other = [self.profile.other_op_time(name, n_tokens, self.width) or 0.0 for name in self.names]
@@ -293,12 +307,12 @@ class CostModel:
             realisation=np.array([REALISATIONS.index(tensors[n].realisation) for n in self.targets], dtype=np.int8),
         )
 
-    def cache_s(self, shape: AttentionShape, depth: int) -> float:
-        """Seconds to copy one layer's KV cache of `depth` positions from the host to the first accelerator."""
-        rows = max(1, min(-(-depth // KV_ROWS) * KV_ROWS, self.context.n_ctx))
+    def cache_s(self, shape: AttentionShape, depth: int, device: int = STREAMER, direction: str = "h2d") -> float:
+        """Seconds to copy one layer's KV cache of `depth` positions between host and accelerator."""
+        rows = padded_rows(min(depth, self.context.n_ctx))
         types = ((shape.head_dim_k, self.context.type_k), (shape.head_dim_v, self.context.type_v))
         return sum(
-            self.link_s(STREAMER, "h2d", rows * shape.n_head_kv * width * _bytes_per_value(type))
+            self.link_s(device, direction, rows * shape.n_head_kv * width * _bytes_per_value(type), "pageable")
             for width, type in types
         )
 

@@ -9,7 +9,8 @@ weights, too. Other backends count such buffers themselves or have none.
 from __future__ import annotations
 
 from ..plan import HOST, PlacementPlan, TensorPlacement
-from .cost import KV_ROWS, CostModel
+from ..profiling.entries import padded_rows
+from .cost import CostModel
 from .operators import AttentionShape, Operator
 
 BACKEND = "CUDA"
@@ -58,7 +59,7 @@ def _product(op: Operator, ne: tuple[int, ...], type: str, n_tokens: int) -> int
 
 def _attention(shape: AttentionShape, n_tokens: int, n_ctx: int, type_k: str) -> int:
     """Bytes for unfused attention: K in F32 for the scores, which are summed up in F32; the scores in F16 for V."""
-    rows = -(-n_ctx // KV_ROWS) * KV_ROWS
+    rows = padded_rows(n_ctx)
     keys = 0 if type_k == "f32" else rows * shape.n_head_kv * shape.head_dim_k * _F32
     scores = (rows + shape.head_dim_v) * n_tokens * shape.n_head * _F16
     return max(keys, scores)

@@ -103,4 +103,5 @@ class Predictor:
             notes.append("small operators (norms, additions, rope) are neglected: the profile has no time for them")
         if any(name != HOST and costs.profile.switch_time(name) is None for name in costs.names):
             notes.append("the cost of a device change beyond its copies is neglected: the profile has none")
+        notes += costs.profile.remarks(costs.names)
         return tuple(notes)

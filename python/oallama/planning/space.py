@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 
 import numpy as np
 
@@ -109,12 +110,22 @@ class Space:
         key = (context, host_only)
         if key not in self._drafts:
             names = () if host_only else self.accelerators
-            graph = self.graphs[context.flash_attn]
+            graph = self._graph_of(context, names)
             costs = CostModel(
                 graph, self.profile, names, context, realisations=self.workload_realisations(graph, context)
             )
             self._drafts[key] = Drafts(costs, self.memory, self.budgets, self.workload, self.offline_arenas)
         return self._drafts[key]
+
+    def _graph_of(self, context: ContextSettings, names: Sequence[str]) -> OperatorGraph:
+        """llama.cpp's "auto" takes the unfused form where a device has no fused one."""
+        graph = self.graphs[context.flash_attn]
+        types = context.type_k, context.type_v
+        lacks = any(
+            shape is not None and not self.profile.fuses(name, shape, *types)
+            for shape, name in product(set(graph.attention), names)
+        )
+        return self.graphs.get("off", graph) if context.flash_attn == "auto" and lacks else graph
 
     def workload_realisations(self, graph: OperatorGraph, context: ContextSettings) -> Realisations:
         """How weights on the host lie there, chosen for the stages of the workload."""

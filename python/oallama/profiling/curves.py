@@ -48,3 +48,13 @@ def piecewise_linear(points: Points, x: float) -> float:
     if x > x1:
         return t1 + max(slope, 0.0) * (x - x1)
     return t0 + slope * (x - x0)
+
+
+def linear_from_zero(points: Points, x: float) -> float:
+    """`piecewise_linear`, but below the first point its segment goes on: never above that point's seconds, never below
+    their share x / x0.
+    """
+    if len(points) == 1 or x >= points[0][0]:
+        return piecewise_linear(points, x)
+    (x0, t0), (x1, t1) = points[:2]
+    return min(t0, max(t0 - (t1 - t0) / (x1 - x0) * (x0 - x), t0 * x / x0))

@@ -9,6 +9,13 @@ OTHER = "OTHER"
 # How a weight on the CPU may lie: as in the file, or in a buffer type with a layout of its own (ggml-cpu's repacking,
 # AMX). "" is what llama.cpp takes on a machine without accelerators: repacked where it can be.
 REALISATIONS = ("", "plain", "repacked")
+# llama.cpp attends to a KV cache, whose size is a multiple of it too, in multiples of this many rows.
+KV_ROWS = 256
+
+
+def padded_rows(n: int) -> int:
+    """KV rows that llama.cpp attends to when `n` of them are used."""
+    return max(1, -(-n // KV_ROWS)) * KV_ROWS
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,8 @@ class ChainTime:
 class AttentionTime:
     """Attention of one layer for `n_tokens` queries over `depth` cached positions.
 
-    flash: one fused operator where the device has it; else K*q, softmax and V*p one after the other.
+    flash: one fused operator; else K*q, softmax and V*p one after the other. A device that has no fused operator for a
+    shape has times of the other form alone.
     """
 
     device: str
@@ -84,6 +92,15 @@ class AttentionTime:
     median_s: float
     spread_s: float = 0.0
     flash: bool = True
+
+
+@dataclass(frozen=True)
+class Note:
+    """What a reader of the times should know of one measurement: why it is missing, or how it differs from the rest."""
+
+    device: str
+    task: str
+    text: str
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ import json
 import math
 import os
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import OallamaError
 from ..jsonfile import read_json_object, write_text_atomic
-from .curves import log_log, piecewise_linear
+from .curves import linear_from_zero, log_log, piecewise_linear
 from .entries import (
     OTHER,
     REALISATIONS,
@@ -26,6 +26,7 @@ from .entries import (
     Concurrency,
     DeviceInfo,
     LinkTime,
+    Note,
     OperatorTime,
     Overlap,
     SwitchTime,
@@ -48,7 +49,9 @@ class Estimate(NamedTuple):
 
 
 Timed = TypeVar("Timed", OperatorTime, AttentionTime, ChainTime, LinkTime, SwitchTime)
-Entry = TypeVar("Entry", DeviceInfo, OperatorTime, AttentionTime, ChainTime, LinkTime, SwitchTime, Overlap, Concurrency)
+Entry = TypeVar(
+    "Entry", DeviceInfo, OperatorTime, AttentionTime, ChainTime, LinkTime, SwitchTime, Overlap, Concurrency, Note
+)
 Shape = tuple[int, int, int, int]  # k, m, n_expert, n_used
 Curves = dict[tuple[str, str, str], dict[Shape, list[tuple[int, float]]]]  # by device, op and type
 
@@ -62,7 +65,8 @@ def _shape(ne: Sequence[int], n_used: int) -> Shape:
 class Profile:
     """All times of one machine, with the fingerprint (machine, threads, drivers, engine) they hold for.
 
-    source: "measured", or "datasheet" when they were computed from one (datasheet.py).
+    source: "measured", or "datasheet" when they were computed from one (datasheet.py). notes: of measurements that are
+    missing, or not as good as the others.
     """
 
     created: str
@@ -77,6 +81,7 @@ class Profile:
     chains: tuple[ChainTime, ...] = ()
     schema: str = field(default=SCHEMA)
     source: str = "measured"
+    notes: tuple[Note, ...] = ()
 
     # ---- look-ups -------------------------------------------------------------------------------------------------
 
@@ -144,9 +149,9 @@ class Profile:
     ) -> Estimate:
         """Seconds of one layer's attention; `shape` = (n_head, n_head_kv, head_dim_k, head_dim_v).
 
-        Linear in `depth` between measured depths, log-log in `n_tokens`; another shape, cache type or form (fused or
-        not) is scaled by the number of K and V values multiplied. Raises OallamaError when no attention was measured
-        on the device.
+        Linear in `depth` between measured depths and down from the first two, log-log in `n_tokens`; another shape,
+        cache type or form (fused or not) is scaled by the number of K and V values multiplied. Raises OallamaError when
+        no attention was measured on the device.
         """
         tables = {key[1:]: v for key, v in self._attention.items() if key[0] == device}
         if not tables:
@@ -157,10 +162,15 @@ class Profile:
             )
         wanted = (tuple(shape), type_k, type_v, flash)
         nearest = min(tables, key=lambda key: _attention_distance(key, wanted))
-        tokens = {n: piecewise_linear(points, depth) for n, points in tables[nearest].items()}
+        tokens = {n: linear_from_zero(points, depth) for n, points in tables[nearest].items()}
         exact = nearest == wanted and dict(tables[nearest].get(n_tokens, ())).get(depth) is not None
         seconds = log_log(sorted(tokens.items()), n_tokens) * _attention_work(wanted[0]) / _attention_work(nearest[0])
         return Estimate(seconds, "measured" if exact else "interpolated" if nearest == wanted else "scaled")
+
+    def fuses(self, device: str, shape: tuple[int, int, int, int], type_k: str = "f16", type_v: str = "f16") -> bool:
+        """Whether the device has fused attention for these heads and types: not, if only the other was measured."""
+        forms = [flash for flash in (True, False) if (device, tuple(shape), type_k, type_v, flash) in self._attention]
+        return forms != [False]
 
     def link_time(self, device: str, direction: str, nbytes: int, memory: str = "pageable") -> float:
         """Seconds to copy `nbytes` from ("d2h") or to ("h2d") `device`.
@@ -223,8 +233,22 @@ class Profile:
             if self.fingerprint.get(key) != fingerprint.get(key)
         ]
 
+    def remarks(self, devices: Collection[str]) -> list[str]:
+        """The notes on these devices as readable lines, equal ones together.
+
+        >>> profile.remarks(["CUDA0"])
+        ['CUDA0: not measured, it needs 3072 MiB of memory, 2048 MiB can be used (attention n=512 depth=16384 unfused)']
+        """
+        tasks: dict[tuple[str, str], list[str]] = defaultdict(list)
+        for note in self.notes:
+            if note.device in devices:
+                tasks[note.device, note.text].append(note.task)
+        return [f"{device}: {text} ({_some(names)})" for (device, text), names in tasks.items()]
+
     def _how_to_add(self, device: str) -> str:
         """The command that adds what a look-up missed."""
+        if failed := self.remarks([device]):
+            return "the profiler noted: " + "; ".join(failed)
         if self.source == "datasheet":
             return "compute it for this model with `oallama profile MODEL.gguf --datasheet NAME -o PROFILE.json`"
         return f"measure it with `oallama profile MODEL.gguf --device {device}`"
@@ -320,6 +344,7 @@ class Profile:
                 concurrency=_entries(Concurrency, "concurrency", content.get("concurrency", ())),
                 chains=_entries(ChainTime, "chains", content.get("chains", ())),
                 source=content.get("source", "measured"),
+                notes=_entries(Note, "notes", content.get("notes", ())),
             )
             if profile.source not in SOURCES:
                 raise ValueError(f"source is {profile.source!r}, expected one of {', '.join(SOURCES)}")
@@ -342,6 +367,10 @@ def _entries(kind: type[Entry], section: str, rows: Sequence[Mapping[str, Any]])
             raise ValueError(f"{section}[{i}] has no {', '.join(missing)}")
         entries.append(kind(**values))
     return tuple(entries)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
 
 
 def _merged(realised: Mapping[str, Curves], order: Sequence[str]) -> Curves:

@@ -21,26 +21,31 @@ from oallama import engine
 from oallama.errors import OallamaError
 from oallama.planning.operators import OperatorGraph
 from oallama.profiling.entries import (
+    KV_ROWS,
     OTHER,
     AttentionTime,
+    ChainTime,
     Concurrency,
     DeviceInfo,
     LinkTime,
+    Note,
     OperatorTime,
     Overlap,
     SwitchTime,
 )
 from oallama.profiling.fingerprint import cpu_set, fingerprint
 from oallama.profiling.profile import Profile
-from oallama.profiling.workload import LINK_SIZES, Task, tasks_for
+from oallama.profiling.workload import DEPTHS, LINK_SIZES, UNFUSED_V_TYPES, Task, tasks_for
 
-DEPTHS = (128, 1024, 4096)
 Progress = Callable[[float, float, str], None]  # done, total (arbitrary units), what comes next
 
 _MAX_SECONDS = 0.6  # per task, warm-up excluded
 _MIN_COLD_BYTES = 64 << 20
 _MAX_COLD_BYTES = 1 << 30
+# Four times the second-level cache of the largest GPUs (126 MB on a B200); ggml's interface does not tell its size.
+_GPU_COLD_BYTES = 512 << 20
 _SAVE_EVERY = 8
+_WARM = "timed partly from caches: memory is too short for copies that exceed them"
 
 
 def cache_dir() -> Path:
@@ -67,16 +72,18 @@ def profile_machine(
         devices: names.
         alone: only these devices. Else the CPU too, every plan's second device, and copies between it and them.
         n_threads: CPU threads; 0 takes all CPUs this process may use.
-        depths: KV rows attention is measured at.
+        depths: KV rows attention is measured at, rounded up to what llama.cpp pads them to.
         type_k, type_v: KV cache types.
         cache: folder of cached profiles, by default `cache_dir()`.
         progress: called before every task.
 
     Returns:
-        The cached profile of this fingerprint with whatever was missing added.
+        The cached profile of this fingerprint with whatever was missing added. A measurement that fails, for lack of
+        memory for example, is left out; the profile's notes tell, and the next call tries again.
 
     Raises:
-        OallamaError: for an unknown device, or if the cache cannot be written.
+        OallamaError: for an unknown device, one on which every measurement fails or that cannot attend to a cache of
+            these types, or if the cache cannot be written.
         KeyboardInterrupt: after what was measured has been saved.
     """
     n_threads = n_threads or len(cpu_set())
@@ -85,39 +92,49 @@ def profile_machine(
     path = _cache_file(mark, cache)
     recorder = _Recorder(_cached(path, mark, names), path)
 
-    work = {
-        name: recorder.missing(
-            name,
-            [
-                task
-                for task in tasks_for(
-                    graph,
-                    depths=depths,
-                    type_k=type_k,
-                    type_v=type_v,
-                    accelerator=name != "CPU",
-                    repacks=partial(_repacks, name),
-                )
-                if not (alone and task.kind in ("links", "overlap", "concurrency"))
-            ],
-        )
+    wanted = {
+        name: [
+            task
+            for task in tasks_for(
+                graph,
+                depths=depths,
+                type_k=type_k,
+                type_v=type_v,
+                accelerator=name != "CPU",
+                repacks=partial(_repacks, name),
+                attends=partial(_attends, name),
+            )
+            if not (alone and task.kind in ("links", "overlap", "concurrency"))
+        ]
         for name in names
     }
+    work = {name: recorder.missing(name, tasks) for name, tasks in wanted.items()}
     total = sum(task.cost for tasks in work.values() for task in tasks)
     done = 0.0
     try:
         for name, tasks in work.items():
             probe = Probe(name, n_threads)
+            failed: list[OallamaError] = []
             for task in tasks:
                 if progress:
                     progress(done, total, f"{name}: {task.describe()}")
-                recorder.add(probe.measure(task))
+                try:
+                    recorder.add(probe.measure(task))
+                except OallamaError as err:
+                    failed.append(err)
+                    recorder.note(Note(name, task.describe(), f"not measured: {err.__cause__}"))
+                else:
+                    recorder.note(*probe.notes)
                 done += task.cost
+            if failed and len(failed) == len(wanted[name]):
+                raise failed[0]
     finally:
         recorder.save()
     if progress:
         progress(total, total, "profile complete")
-    return recorder.profile
+    about = {(name, task.describe()) for name, tasks in wanted.items() for task in tasks}
+    notes = tuple(note for note in recorder.profile.notes if (note.device, note.task) in about)
+    return replace(recorder.profile, notes=notes)
 
 
 def forget(devices: Sequence[str], n_threads: int = 0, cache: Path | None = None) -> None:
@@ -135,6 +152,18 @@ def forget(devices: Sequence[str], n_threads: int = 0, cache: Path | None = None
 
 def _repacks(device: str, weight: Mapping[str, Any]) -> bool:
     return bool(engine.core().repacks(device, **weight))
+
+
+def _attends(device: str, attention: Mapping[str, Any]) -> bool:
+    """Raises OallamaError where the cache is of a type that only fused attention reads, and the device has none."""
+    there = bool(engine.core().attends(device, n_tokens=1, depth=KV_ROWS, **attention))
+    if not there and attention["flash"] and attention["type_v"] not in UNFUSED_V_TYPES:
+        raise OallamaError(
+            f"{device} has no fused attention for heads with K {attention['head_dim_k']} and V "
+            f"{attention['head_dim_v']} wide, which a V cache of type {attention['type_v']} needs; take f16 "
+            "(--type-v f16)"
+        )
+    return there
 
 
 def _cache_file(mark: dict[str, Any], cache: Path | None) -> Path:
@@ -162,6 +191,7 @@ _FIELDS: dict[type, str] = {
     SwitchTime: "switches",
     Overlap: "overlaps",
     Concurrency: "concurrency",
+    ChainTime: "chains",
 }
 
 
@@ -187,6 +217,13 @@ class _Recorder:
         if self._unsaved >= _SAVE_EVERY:
             self.save()
 
+    def note(self, *notes: Note) -> None:
+        """Add them in place of older ones on the same tasks."""
+        new = {(note.device, note.task) for note in notes}
+        kept = tuple(note for note in self.profile.notes if (note.device, note.task) not in new)
+        self.profile = replace(self.profile, notes=(*kept, *notes))
+        self._unsaved += len(notes)
+
     def save(self) -> None:
         if self._unsaved:
             self.profile.save(self._path)
@@ -200,6 +237,8 @@ def _key(entry: Any) -> tuple[Any, ...]:
     if isinstance(entry, AttentionTime):
         shape = (entry.n_head, entry.n_head_kv, entry.head_dim_k, entry.head_dim_v)
         return (entry.device, shape, entry.type_k, entry.type_v, entry.n_tokens, entry.depth, entry.flash)
+    if isinstance(entry, ChainTime):
+        return (entry.device, entry.kind, entry.type, *entry.ne, entry.n_tokens)
     return (entry.device, type(entry).__name__)
 
 
@@ -217,13 +256,16 @@ def _task_key(device: str, task: Task) -> tuple[Any, ...]:
         return (device, shape, a["type_k"], a["type_v"], a["n_tokens"], a["depth"], a["flash"])
     if task.kind == "small":
         return (device, OTHER, "f32", a["n_embd"], 1, 1, 1, a["n_tokens"], "")
+    if task.kind == "chain":
+        return (device, a["chain"], a["type"], a["ne0"], a["ne1"], a["n_tokens"])
     return (device, _SINGLE[task.kind])
 
 
 class Probe:
     """Runs tasks on one device.
 
-    max_s: seconds of measuring per task, warm-up excluded; None takes the profiler's own.
+    max_s: seconds of measuring per task, warm-up excluded; None takes the profiler's own. `notes` are on the last
+    measurement.
 
     Raises:
         OallamaError: from the constructor and `measure`, naming the device and the task that failed.
@@ -233,14 +275,19 @@ class Probe:
         self._device = device
         self._max_s = _MAX_SECONDS if max_s is None else max_s
         self._n_threads = n_threads
+        self.notes: tuple[Note, ...] = ()
         try:
             self._bench = engine.core().OpBench(device, n_threads, True, cold_bytes(engine.device(device)))
         except (RuntimeError, ValueError) as err:
             raise OallamaError(f"profiling {device}: {err}") from err
 
     def measure(self, task: Task) -> list[Any]:
+        self.notes = ()
         try:
-            return self._measure(task)
+            measured = self._measure(task)
+            if task.kind in ("mul_mat", "attention") and self._bench.warm:
+                self.notes = (Note(self._device, task.describe(), _WARM),)
+            return measured
         except (RuntimeError, ValueError, MemoryError) as err:
             raise OallamaError(f"profiling {self._device}, {task.describe()}: {err}") from err
 
@@ -259,6 +306,9 @@ class Probe:
         if task.kind == "small":
             t = self._bench.small(max_s=self._max_s, **a)
             return [OperatorTime(device, OTHER, "f32", (a["n_embd"], 1, 1), 1, a["n_tokens"], **t)]
+        if task.kind == "chain":
+            t = self._bench.chain(max_s=self._max_s, **a)
+            return [ChainTime(device, a["chain"], a["type"], (a["ne0"], a["ne1"]), a["n_tokens"], **t)]
         if task.kind == "links":
             rows = engine.core().link_bench(device, list(LINK_SIZES))
             return [LinkTime(device, r["direction"], r["memory"], r["bytes"], r["median_s"]) for r in rows]
@@ -273,20 +323,24 @@ class Probe:
         core = engine.core()
         whole = core.switch_bench(self._device, self._n_threads)
         rows = core.link_bench(self._device, [core.SWITCH_BYTES])
-        copies = [float(row["median_s"]) for row in rows if row["memory"] == "pageable"]
+        kinds = {row["memory"] for row in rows}
+        kind = "pinned" if "pinned" in kinds else "pageable"  # as in the chain that was timed
+        copies = [float(row["median_s"]) for row in rows if row["memory"] == kind]
         return max(0.0, float(whole) - sum(copies) / len(copies))
 
 
 def cold_bytes(device: engine.Device) -> int:
     """Bytes the rotating copies of a weight must exceed so that decode's cold reads are what is timed.
 
-    Twice the last-level cache of the host for the CPU and for devices that compute on it (RPC on loopback, lavapipe);
-    bounded, because a virtual machine reports the cache of the whole socket.
+    Four times the largest cache of a GPU. Twice the last-level cache of the host for the CPU and for devices that
+    compute on it (RPC on loopback, lavapipe); bounded, because a virtual machine reports the cache of the whole socket.
     """
+    hosted = device.backend.startswith("RPC") or "llvmpipe" in device.description
+    if device.type in engine.ACCELERATOR_TYPES and not hosted:
+        return _GPU_COLD_BYTES
     largest = 0
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         text = path.read_text().strip()
         unit = {"K": 1 << 10, "M": 1 << 20}.get(text[-1:], 1)
         largest = max(largest, int(text.rstrip("KM")) * unit)
-    wanted = min(max(2 * largest, _MIN_COLD_BYTES), _MAX_COLD_BYTES)
-    return min(wanted, max(device.memory_total // 4, _MIN_COLD_BYTES))
+    return min(max(2 * largest, _MIN_COLD_BYTES), _MAX_COLD_BYTES)

@@ -31,7 +31,7 @@ _CHOICES = {
     "realisation": ("", "plain", "repacked"),
     "kind": CHAINS,
 }
-_SECTIONS = ("operators", "attention", "links", "switches", "overlaps", "concurrency", "chains")
+_SECTIONS = ("operators", "attention", "links", "switches", "overlaps", "concurrency", "chains", "notes")
 
 
 def check_entry(where: str, row: Mapping[str, Any], *, may_be_zero: bool) -> None:

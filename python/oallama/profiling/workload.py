@@ -7,8 +7,12 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from oallama.planning.fusion import chains
 from oallama.planning.operators import OperatorGraph
+from oallama.profiling.entries import FEED_FORWARD, padded_rows
 
+# KV rows at which attention is measured. GPU kernels change at 8192.
+DEPTHS = (256, 1024, 4096, 8192, 16384)
 LINK_SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)
 SMALL_OP_TIERS = (1, 32, 512)
 # Fused attention changes its form between 32 tokens and a full micro-batch; a straight line would miss it by half.
@@ -21,7 +25,7 @@ UNFUSED_V_TYPES = ("f16", "bf16", "f32")
 class Task:
     """One call of a probe. `cost` is an estimate for the progress bar, in multiply-adds."""
 
-    kind: str  # "mul_mat", "attention", "small", "links", "switch", "overlap" or "concurrency"
+    kind: str  # "mul_mat", "attention", "small", "chain", "links", "switch", "overlap" or "concurrency"
     arguments: tuple[tuple[str, Any], ...]
     cost: float
 
@@ -35,6 +39,8 @@ class Task:
             return f"{a['type']} {a['k']}x{a['m']} n={a['n_tokens']} {a['realisation']}".rstrip()
         if self.kind == "attention":
             return f"attention n={a['n_tokens']} depth={a['depth']}{'' if a['flash'] else ' unfused'}"
+        if self.kind == "chain":
+            return f"{a['chain']} {a['type']} {a['ne0']}x{a['ne1']} n={a['n_tokens']}"
         return {
             "small": "norms and adds",
             "links": "links",
@@ -44,12 +50,25 @@ class Task:
         }[self.kind]
 
 
+def _forms(type_v: str) -> tuple[bool, ...]:
+    """Values of `flash` that a cache of this type allows."""
+    return (True, False) if type_v in UNFUSED_V_TYPES else (True,)
+
+
 def _task(kind: str, cost: float, **arguments: Any) -> Task:
     return Task(kind, tuple(sorted(arguments.items())), cost)
 
 
 # Of mul_mat arguments (type, k, m, n_expert): whether the device repacks such a weight.
 Repacks = Callable[[Mapping[str, Any]], bool]
+# Of attention arguments without n_tokens and depth: whether the device has all operators of this form.
+Attends = Callable[[Mapping[str, Any]], bool]
+
+
+def depths_for(n_ctx: int) -> list[int]:
+    """The depths worth measuring for a context of this size: up to all of its cache."""
+    size = padded_rows(n_ctx)
+    return sorted({min(depth, size) for depth in DEPTHS})
 
 
 def tasks_for(
@@ -60,13 +79,15 @@ def tasks_for(
     type_v: str,
     accelerator: bool,
     repacks: Repacks = lambda weight: False,
+    attends: Attends = lambda attention: True,
 ) -> list[Task]:
     """The tasks of one device in the order they are best measured: cheap and decisive ones first.
 
     Token counts are those of the graph's tiers: an operator that sees one row at every tier (the output head) is
-    measured for one row. `depths` are KV rows; a prefill tier is measured at depths of at least its own token count.
-    Attention is measured fused and, where the cache allows it, unfused, weights plain and, where the device `repacks`
-    them, repacked: the plan chooses.
+    measured for one row. `depths` are KV rows, rounded up to what llama.cpp pads them to; a prefill tier is measured at
+    depths of at least its own token count. Attention is measured fused and, where the cache allows it, unfused, each
+    where the device `attends` in that form, weights plain and, where the device `repacks` them, repacked: the plan
+    chooses.
     """
     shapes: dict[Task, None] = {}
     for tier in graph.tiers:
@@ -93,26 +114,27 @@ def tasks_for(
                     )
                 ] = None
     tiers = {*graph.tiers, min(ATTENTION_TIER, max(graph.tiers))}
-    forms = (True, False) if type_v in UNFUSED_V_TYPES else (True,)
+    few = {min(depths), max(depths)}  # large batches grow evenly with depth
+    points = {(tier, padded_rows(max(depth, tier))) for tier in tiers for depth in (depths if tier == 1 else few)}
     for attention in {a: None for a in graph.attention if a is not None}:
-        few = {min(depths), max(depths)}  # large batches grow evenly with depth
-        points = {(tier, max(depth, tier)) for tier in tiers for depth in (depths if tier == 1 else few)}
+        heads = {"type_k": type_k, "type_v": type_v, **attention._asdict()}
+        forms = [form for form in _forms(type_v) if attends({**heads, "flash": form})]
         for (tier, depth), flash in product(sorted(points), forms):
-            task = _task(
-                "attention",
-                float(attention.n_head) * (attention.head_dim_k + attention.head_dim_v) * tier * depth,
-                type_k=type_k,
-                type_v=type_v,
-                n_head=attention.n_head,
-                n_head_kv=attention.n_head_kv,
-                head_dim_k=attention.head_dim_k,
-                head_dim_v=attention.head_dim_v,
-                n_tokens=tier,
-                depth=depth,
-                flash=flash,
-            )
-            shapes[task] = None
+            work = float(attention.n_head) * (attention.head_dim_k + attention.head_dim_v) * tier * depth
+            shapes[_task("attention", work, **heads, n_tokens=tier, depth=depth, flash=flash)] = None
     n_embd = graph.tensor["token_embd.weight"].ne[0]
     small = [_task("small", 1e6, n_embd=n_embd, n_tokens=n) for n in SMALL_OP_TIERS]
     links = [_task("links", 1e9), *(_task(kind, 1e8) for kind in ("switch", "overlap", "concurrency"))]
-    return sorted(shapes, key=lambda t: t.cost) + small + (links if accelerator else [])
+    if not accelerator:
+        return sorted(shapes, key=lambda t: t.cost) + small
+    return sorted(shapes, key=lambda t: t.cost) + small + _chains(graph, type_k) + links
+
+
+def _chains(graph: OperatorGraph, type_k: str) -> list[Task]:
+    """Chains that a backend may compute in one piece: a feed-forward in decode, the others at all counts."""
+    found = {(c.kind, c.type, c.ne): c for tier in graph.tiers for c in chains(graph, tier, type_k)}
+    return [
+        _task("chain", 1e6, chain=kind, type=type, ne0=ne[0], ne1=ne[1], n_tokens=n)
+        for kind, type, ne in found
+        for n in (SMALL_OP_TIERS[:1] if kind == FEED_FORWARD else SMALL_OP_TIERS)
+    ]

@@ -124,7 +124,7 @@ class Machine:
         if (name := self.accelerator) is None:
             return 0.0
         row = self.graph.tensor[TOKEN_EMBEDDING].ne[0] * _FLOAT_BYTES
-        moved = (profile.link_time(name, "h2d", row) + profile.link_time(name, "d2h", row)) / 2
+        moved = (profile.link_time(name, "h2d", row, "pinned") + profile.link_time(name, "d2h", row, "pinned")) / 2
         return (profile.switch_time(name) or 0.0) + moved
 
     def _profile(self, types: Sequence[str]) -> Profile:
