@@ -61,13 +61,18 @@ def nvcc() -> str | None:
 def places() -> list[Path]:
     """Of headers that csrc/weave/cuda includes."""
     csrc = ROOT / "csrc"
-    return [WEAVE, WEAVE / "cuda", csrc / "comm", csrc / "os", ROOT / "third_party/llama.cpp/patched/ggml/include"]
+    return [WEAVE, WEAVE / "cuda", csrc / "comm", csrc / "engine", csrc / "os", ROOT / "third_party/llama.cpp/patched/ggml/include"]
+
+
+def host_sources() -> list[Path]:
+    """What g++ compiles of csrc/weave/cuda, and of the rest of the engine for it."""
+    return [*WEAVE.glob("cuda/*.cpp"), ROOT / "csrc" / "engine" / "graph_run.cpp"]
 
 
 def build(folder: Path, *flags: str) -> Path:
     """csrc/weave/cuda as a library for the GPU of this machine; takes some minutes. Raises CalledProcessError."""
     library = folder / "libweave_cuda.so"
-    sources = [*WEAVE.glob("cuda/*.cu"), *WEAVE.glob("cuda/*.cpp")]
+    sources = [*WEAVE.glob("cuda/*.cu"), *host_sources()]
     includes = [f"-I{path}" for path in places()]
     options = ["-arch=native", "-std=c++17", "-O2", "-lineinfo", "-use_fast_math", "-Xcompiler", "-fPIC", "--threads=0"]
     compiler = nvcc()
