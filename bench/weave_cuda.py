@@ -61,7 +61,14 @@ def nvcc() -> str | None:
 def places() -> list[Path]:
     """Of headers that csrc/weave/cuda includes."""
     csrc = ROOT / "csrc"
-    return [WEAVE, WEAVE / "cuda", csrc / "comm", csrc / "engine", csrc / "os", ROOT / "third_party/llama.cpp/patched/ggml/include"]
+    return [
+        WEAVE,
+        WEAVE / "cuda",
+        csrc / "comm",
+        csrc / "engine",
+        csrc / "os",
+        ROOT / "third_party/llama.cpp/patched/ggml/include",
+    ]
 
 
 def host_sources() -> list[Path]:

@@ -11,7 +11,7 @@ import os
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from oallama.planning.cost import CostModel, OperatorCost
 from oallama.planning.operators import AttentionShape
 
 from .channel import Receiver, Sender, SequenceRows, channel_path
+from .distance import Distance
 from .waiting import Splitting, mean_wait, split
 
 SCHEMA = "oallama.weave/1"
@@ -114,13 +115,35 @@ class WeavePlan:
         write_text_atomic(path, self.to_json(), "weave plan")
 
 
-def read_part(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any], int | None]:
-    """Fingerprints of hot and cold model, and `part`, of a plan's file. Raises OallamaError for what is none."""
+@dataclass(frozen=True)
+class Looks:
+    """What a server needs of a plan: the models' fingerprints, and where looks are (`WeavePlan`)."""
+
+    hot: dict[str, Any]
+    cold: dict[str, Any]
+    part: int | None
+    distance: Distance | None
+
+
+def read_looks(path: str | os.PathLike[str], on_gpus: bool) -> Looks:
+    """Of a plan's file, for models on GPUs or on the CPU.
+
+    Raises:
+        OallamaError: it is none, or one for the other kind of device.
+    """
     found = read_json_object(path, "weave plan", REMEDY)
-    part = found.get("part")
-    if found.get("schema") != SCHEMA or not isinstance(part, int | None) or (part is not None and part < 1):
+    part, distance = found.get("part"), found.get("distance")
+    sound = isinstance(part, int | None) and (part is None or part >= 1)
+    if distance is not None:
+        values = list(distance.values()) if isinstance(distance, dict) else []
+        names = [field.name for field in fields(Distance)]
+        sound = sound and list(distance) == names and all(isinstance(n, int) and n >= 1 for n in values)
+    if found.get("schema") != SCHEMA or not sound:
         raise OallamaError(f"{path} is no weave plan of this version; {REMEDY}")
-    return found["hot"], found["cold"], part
+    if on_gpus != (distance is not None):
+        made, now = ("GPUs", "the CPU") if distance else ("the CPU", "GPUs")
+        raise OallamaError(f"the weave plan {path} is for models on {made}, these are on {now}; {REMEDY}")
+    return Looks(found["hot"], found["cold"], part, Distance(**distance) if distance else None)
 
 
 def plan(hot: CostModel, cold: CostModel, load: Load, measured: Measured, n_threads: int, n_ubatch: int) -> WeavePlan:
