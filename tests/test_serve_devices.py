@@ -1,4 +1,4 @@
-"""`oallama serve --hot --cold --device`: two llama-server processes on GPUs that fake_cuda_backend.cpp makes of the CPU.
+"""`oallama serve --hot --cold --device`: two llama-servers on GPUs that fake_cuda_backend.cpp makes of the CPU.
 
 All but CUDA and its kernels is what runs on a GPU: the router, both models' processes, the receiver that the cold
 model's first graph makes, the socket, the hot model's sender and its operators, admission.
@@ -102,7 +102,7 @@ def test_two_processes_on_a_gpu_need_mps(tmp_path: Path) -> None:
     without, with_mps = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "none")}, mps(tmp_path / "mps", os.getpid())
     for one in (Places("CUDA0", "CUDA0"), Places("CUDA1", "CUDA1")):
         for guests in (0, 4):
-            with pytest.raises(OallamaError, match="start it with: nvidia-cuda-mps-control -d$"):
+            with pytest.raises(OallamaError, match=r"start it with: nvidia-cuda-mps-control -d$"):
                 check_places(one, 1, guests, without)
             check_places(one, 1, guests, with_mps)
     with pytest.raises(OallamaError, match="2 processes on CUDA1"):
@@ -128,7 +128,7 @@ def test_room_for_guests() -> None:
     """Of 20 GiB free of 24: less what stays free (5 %), less the models."""
     assert room_for_guests("CUDA0", [4 * GIB, 6 * GIB]) == 10 * GIB - int(0.05 * 24 * GIB)
     assert room_for_guests("CUDA0", [4 * GIB], "512MiB") == 16 * GIB - GIB // 2
-    with pytest.raises(OallamaError, match="the models on it take 19.0 GiB"):
+    with pytest.raises(OallamaError, match=r"the models on it take 19\.0 GiB"):
         room_for_guests("CUDA0", [19 * GIB])
 
 
@@ -229,18 +229,22 @@ def test_guests_on_gpus(backend: Path, tiny: Callable[..., Path], tmp_path: Path
         wanted = [ask(port, hot, prompt)[1] for prompt in PROMPTS[:5]]
         of_cold = ask(port, cold, PROMPTS[0])[1]
     assert not log.exists()
-    with serving(backend, hot, cold, [*device, "--guests", "3"], log, **environment) as (port, _):
-        with ThreadPoolExecutor(6) as pool:
+    with (
+        serving(backend, hot, cold, [*device, "--guests", "3"], log, **environment) as (port, _),
+        ThreadPoolExecutor(6) as pool,
+    ):
+        n_guests = 0
+        for _ in range(20):  # a receiver that is too busy to attach in time is tried again later
             busy = pool.submit(ask, port, cold, PROMPTS[0], 200)  # its graphs look for the guests' tasks
             requests = [pool.submit(ask, port, hot, prompt) for prompt in PROMPTS[:5]]
             found = [request.result() for request in requests]
             assert busy.result()[1][:16] == of_cold
-    slots = {slot for slot, _ in found}
-    assert {0, 1} < slots
-    assert (
-        sum(tokens == one for (_, tokens), one in zip(found, wanted, strict=True)) >= 4
-    )  # a near tie may fall otherwise
-    n_guests = sum(slot >= 2 for slot, _ in found)
+            alike = [tokens == one for (_, tokens), one in zip(found, wanted, strict=True)]
+            assert sum(alike) >= 4  # a near tie may fall otherwise
+            n_guests += sum(slot >= 2 for slot, _ in found)
+            if n_guests >= 3:
+                break
+    assert n_guests >= 3
     rows = [int(line) for line in log.read_text().split()]
     layers = 2
     assert sum(rows) >= layers * n_guests * 16 and max(rows) > 1
@@ -253,8 +257,9 @@ def test_the_hot_model_outlives_the_cold_one_on_gpus(backend: Path, tiny: Callab
     with serving(backend, hot, cold, device, log) as (port, _):
         wanted = ask(port, hot, PROMPTS[0], 100)[1]
         with ThreadPoolExecutor(5) as pool:
-            requests = [pool.submit(ask, port, hot, prompt, 100) for prompt in PROMPTS[:5]]
-            until(log.exists)
+            while not log.exists():  # a receiver that is too busy to attach in time is tried again later
+                requests = [pool.submit(ask, port, hot, prompt, 100) for prompt in PROMPTS[:5]]
+                until(lambda sent=requests: log.exists() or all(one.done() for one in sent))
             (pid,) = children(cold)
             os.kill(pid, signal.SIGKILL)
             assert all(len(request.result()[1]) == 100 for request in requests)
