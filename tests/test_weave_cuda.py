@@ -90,7 +90,7 @@ RECEIVE = """if True:
     sys.path.append(sys.argv[1])
     from weave_cuda import load
     lib = load(sys.argv[2])
-    receiver = ctypes.c_void_p(lib.wc_receiver_new(sys.argv[3].encode(), ctypes.c_uint64(1 << 28), 4 << 20, 4, 1))
+    receiver = ctypes.c_void_p(lib.wc_receiver_new(sys.argv[3].encode(), ctypes.c_uint64(1 << 28), 4 << 20, 4, 1, 0))
     assert receiver.value, lib.wc_error()
     print("ready", flush=True)
     for command in sys.stdin:

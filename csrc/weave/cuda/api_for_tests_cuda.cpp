@@ -18,7 +18,7 @@ const char * wc_error() {
 }
 
 CudaReceiver * wc_receiver_new(const char * path, uint64_t quota_nbytes, uint32_t slot_nbytes, uint32_t n_slots,
-                               uint32_t distance) {
+                               uint32_t distance, int plain) {
     return guarded(
         [&] {
             CudaReceiverOptions options;
@@ -26,6 +26,7 @@ CudaReceiver * wc_receiver_new(const char * path, uint64_t quota_nbytes, uint32_
             options.task_nbytes = options.result_nbytes = slot_nbytes;
             options.n_slots                             = n_slots;
             options.distance                            = { distance, distance, 16 };
+            options.working                             = plain ? Working::plain : Working::best;
             return new CudaReceiver(path, options);
         },
         static_cast<CudaReceiver *>(nullptr));
