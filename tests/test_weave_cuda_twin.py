@@ -366,9 +366,9 @@ def step_by_step(library: Path) -> dict[str, int]:
             assert lib.twin_look(it) == 1  # that look's task again
             n += [lib.twin_work(it), lib.twin_work(it)]
             failure, out = sent.result()
-            assert failure == NONE and nmse(out, Reference().attend(q, k, v, 0.125)) < NMSE["f16"]
-            if n[2] > n[1]:  # the channel's numbers are wrong now
+            if n[2] > n[1]:  # the channel's numbers are wrong now, and whether the sender sees that is a matter of time
                 return {"once": n[1] - n[0], "again": n[2] - n[1]}
+            assert failure == NONE and nmse(out, Reference().attend(q, k, v, 0.125)) < NMSE["f16"]
             sent = pool.submit(both.attend, 0, [(handle, 2, 2)], q, k, v, 0.125)
             until_open(both)
             lib.twin_detach(it)

@@ -123,8 +123,8 @@ void CudaReceiver::let_go() {
 }
 
 void CudaReceiver::begin(cudaStream_t stream) {
-    distance_ = 0.0;
     if (running_ == std::this_thread::get_id()) { // its run goes on
+        distance_ = 0.0;
         if (stream != run_stream_ && !failed_) {
             check_device(cudaEventRecord(ended_event_, run_stream_), "end a graph");
             check_device(cudaStreamWaitEvent(stream, ended_event_), "follow the last graph");
@@ -135,7 +135,7 @@ void CudaReceiver::begin(cudaStream_t stream) {
     graphs_.lock();
     running_    = std::this_thread::get_id();
     run_stream_ = stream;
-    ++n_runs_;
+    distance_   = 0.0;
     std::unique_lock lock(mutex_);
     in_graph_ = true;
     __atomic_store_n(words_ + 1, 1, __ATOMIC_RELEASE); // a watch ends
@@ -191,7 +191,7 @@ CudaReceiverStats CudaReceiver::stats() const {
     check(cudaMemcpyAsync(counts, &state_->n_looks, sizeof(counts), cudaMemcpyDeviceToHost, upload_stream_), "count");
     check(cudaStreamSynchronize(upload_stream_), "count");
     const std::lock_guard lock(mutex_);
-    return { counts[0], counts[1], counts[2], n_runs_, n_senders_, stats_.n_sequences, stats_.free_nbytes };
+    return { counts[0], counts[1], counts[2], n_senders_, stats_.n_sequences, stats_.free_nbytes };
 }
 
 // Lets the device look while no graph is computed. A look and the poll after it are waited for: when this thread rests,

@@ -40,8 +40,7 @@ struct CudaReceiverOptions {
 
 struct CudaReceiverStats {
     uint32_t n_looks, n_tasks,
-        n_refused;   // of this sender's launches so far; as of the last time that the device rested
-    uint32_t n_runs; // of graphs: so often the idle device was stopped from looking
+        n_refused; // of this sender's launches so far; as of the last time that the device rested
     uint32_t n_senders, n_sequences;
     size_t   free_nbytes;
 };
@@ -108,7 +107,7 @@ class CudaReceiver {
     std::condition_variable      changed_;
     bool                         in_graph_ = false, resting_ = false, has_ended_event_ = false, served_ = false;
     std::atomic<bool>            ended_{ false }, idle_ended_{ false }, failed_{ false }, draining_{ false };
-    std::atomic<uint32_t>        n_senders_{ 0 }, n_runs_{ 0 };
+    std::atomic<uint32_t>        n_senders_{ 0 };
     CudaReceiverStats            stats_ = {};
     std::thread                  serving_, idling_;
 };

@@ -137,6 +137,9 @@ def serve_woven(weaving: Weaving, wanted: Settings, host: str, port: int, more: 
     """Run llama-server's router until it ends; returns its exit code."""
     hot, cold = planned(weaving, wanted)
     remove_abandoned()
+    there = autoplan.find_accelerator()
+    if there and not any(model.device for model in (hot, *cold)):
+        say(f"all models run on the CPU; --device {there}, or --device hot={there},cold=.., puts them on GPUs")
     where = f" on {hot.device}" if hot.device else ""
     say(f"{hot.name}{where}: {hot.parallel} sequences at home, {hot.guests} more as guests, {hot.n_threads} threads")
     for model in cold:
