@@ -3,8 +3,8 @@
 python bench/gpu/polls.py --model FILE.gguf [--distances 1,2,4,8,16,32,8-plain] [--out FILE.jsonl]
 
 On a GPU the distance is in products with weights and attentions, "" leaves it to the engine; with "-plain" a look in
-vain launches blocks that leave at once, in place of a conditional node. With --device RPC the receiver is the CPU's, and
-the distances are its own (graphs, operators, parts). One JSON line per distance and round, loaded anew.
+vain launches blocks that leave at once, in place of a conditional node. With --device RPC the receiver is the CPU's,
+and the distances are its own (graphs, operators, parts). One JSON line per distance and round, loaded anew.
 """
 
 from __future__ import annotations
