@@ -3,10 +3,11 @@
 python bench/weave_cuda.py [-o FILE.jsonl] [--repeats 5]
 
 One process on one GPU, both sides in it. One JSON line per measurement:
-  poll       seconds of a captured or launched graph of 100 kernels of 20 us with and without a poll after each
+  look       seconds of a captured or launched graph of 100 kernels of 20 us with and without a look after each; the
+             work behind a look is a conditional node, or a launch whose blocks leave at once (plain)
   attention  seconds of the receiver's launch for one row of every sequence; bytes of K and V per second; beside it
              ggml-cuda's flash attention of one row on as many tokens in all, where oallama was built with CUDA
-  layer      seconds of a layer for the sender: rows there, results back, by the receiver's idle polls
+  layer      seconds of a layer for the sender: rows there, results back, by the receiver's idle looks
 
 This module also compiles csrc/weave/cuda (`build()`), for tests/test_weave_cuda.py.
 """
@@ -61,13 +62,25 @@ def nvcc() -> str | None:
 def places() -> list[Path]:
     """Of headers that csrc/weave/cuda includes."""
     csrc = ROOT / "csrc"
-    return [WEAVE, WEAVE / "cuda", csrc / "comm", csrc / "os", ROOT / "third_party/llama.cpp/patched/ggml/include"]
+    return [
+        WEAVE,
+        WEAVE / "cuda",
+        csrc / "comm",
+        csrc / "engine",
+        csrc / "os",
+        ROOT / "third_party/llama.cpp/patched/ggml/include",
+    ]
+
+
+def host_sources() -> list[Path]:
+    """What g++ compiles of csrc/weave/cuda, and of the rest of the engine for it."""
+    return [*WEAVE.glob("cuda/*.cpp"), ROOT / "csrc" / "engine" / "graph_run.cpp"]
 
 
 def build(folder: Path, *flags: str) -> Path:
     """csrc/weave/cuda as a library for the GPU of this machine; takes some minutes. Raises CalledProcessError."""
     library = folder / "libweave_cuda.so"
-    sources = [*WEAVE.glob("cuda/*.cu"), *WEAVE.glob("cuda/*.cpp")]
+    sources = [*WEAVE.glob("cuda/*.cu"), *host_sources()]
     includes = [f"-I{path}" for path in places()]
     options = ["-arch=native", "-std=c++17", "-O2", "-lineinfo", "-use_fast_math", "-Xcompiler", "-fPIC", "--threads=0"]
     compiler = nvcc()
@@ -99,11 +112,11 @@ def checked(lib: Any, result: Any) -> Any:
 class Pair:
     """A receiver and a sender in this process, for sequences of one shape."""
 
-    def __init__(self, lib: Any, shape: OpenTask, quota_nbytes: int) -> None:
+    def __init__(self, lib: Any, shape: OpenTask, quota_nbytes: int, plain: bool = False) -> None:
         self.lib = lib
         self.path = os.path.join(tempfile.gettempdir(), f"oallama-weave-bench-{os.getpid()}").encode()
         quota, slot = ctypes.c_uint64(quota_nbytes), 32 << 20
-        self.receiver = ctypes.c_void_p(checked(lib, lib.wc_receiver_new(self.path, quota, slot, 2, 1)))
+        self.receiver = ctypes.c_void_p(checked(lib, lib.wc_receiver_new(self.path, quota, slot, 2, 1, int(plain))))
         made = lib.wc_sender_new(self.path, ctypes.byref(shape), ctypes.c_double(2.0), 0xFFFFFFF0)
         self.sender = ctypes.c_void_p(checked(lib, made))
         self.shape = shape
@@ -122,19 +135,23 @@ class Pair:
         self.lib.wc_receiver_delete(self.receiver)
 
 
-def polls(lib: Any, repeats: int) -> Iterator[dict[str, Any]]:
-    pair = Pair(lib, OpenTask(1, 128, 1, 1, 1024, 1024), 64 << 20)
+def looks(lib: Any, repeats: int) -> Iterator[dict[str, Any]]:
     n_graphs, n_nodes, node_ns = 20, 100, ctypes.c_uint64(20_000)
-    for captured in (1, 0):
+    for captured, plain in ((1, False), (1, True), (0, True)):
+        pair = Pair(lib, OpenTask(1, 128, 1, 1, 1024, 1024), 64 << 20, plain)
         times: dict[int, list[float]] = {0: [], 1: []}
         for _, wanted in product(range(repeats), (0, 1)):
             seconds = lib.wc_cold_graphs(pair.receiver, n_graphs, n_nodes, node_ns, wanted, captured)
             times[wanted].append(checked(lib, seconds) / n_graphs)
-        without, with_polls = (statistics.median(times[i]) for i in (0, 1))
-        cost = (with_polls - without) / n_nodes * 1e6
-        print(f"poll, {'captured' if captured else 'launched'}: {cost:.2f} us each")
-        yield {"what": "poll", "captured": bool(captured), "nodes": n_nodes, "without_s": times[0], "with_s": times[1]}
-    pair.close()
+        pair.close()
+        without, with_looks = (statistics.median(times[i]) for i in (0, 1))
+        cost = (with_looks - without) / n_nodes * 1e6
+        form = "plain" if plain else "conditional, where graphs have that"
+        print(f"look, {'captured' if captured else 'launched'}, {form}: {cost:.2f} us each")
+        yield {
+            "what": "look", "captured": bool(captured), "plain": plain, "nodes": n_nodes, "without_s": times[0],
+            "with_s": times[1],
+        }  # fmt: skip
 
 
 def ggml_attention(n_head: int, n_head_kv: int, width: int, depth: int) -> float | None:
@@ -210,7 +227,7 @@ def main() -> None:
         lib = load(options.library or build(Path(folder)))
         machine = describe(sys.argv)
         lines = [
-            {**line, "machine": machine} for part in (polls, attention, layers) for line in part(lib, options.repeats)
+            {**line, "machine": machine} for part in (looks, attention, layers) for line in part(lib, options.repeats)
         ]
     if options.out:
         save_lines(lines, options.out)

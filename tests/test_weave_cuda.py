@@ -29,7 +29,7 @@ from test_weave import play
 from test_weave_channel import Reference, floats, nmse
 
 sys.path.append(str(ROOT / "bench"))
-from weave_cuda import KV_TYPES, AttendTask, Handle, OpenTask, Rows, build, load, nvcc, places
+from weave_cuda import KV_TYPES, AttendTask, Handle, OpenTask, Rows, build, host_sources, load, nvcc, places
 
 NMSE = {"f32": 1e-7, "f16": 1e-6, "bf16": 1e-4, "q8_0": 5e-4}
 names = count()
@@ -49,10 +49,10 @@ def headers() -> Path | None:
 
 
 def build_fake(folder: Path) -> Path:
-    weave, library = ROOT / "csrc" / "weave", folder / "libweave_fake.so"
+    library = folder / "libweave_fake.so"
     command = ["c++", "-std=c++17", "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-fPIC", "-shared"]
     command += ["-isystem", str(headers()), *(f"-I{place}" for place in places())]
-    command += [str(source) for source in (ROOT / "tests" / "weave_cuda_fake.cpp", *weave.glob("cuda/*.cpp"))]
+    command += [str(source) for source in (ROOT / "tests" / "weave_cuda_fake.cpp", *host_sources())]
     subprocess.run([*command, "-o", str(library)], check=True)
     return library
 
@@ -90,7 +90,7 @@ RECEIVE = """if True:
     sys.path.append(sys.argv[1])
     from weave_cuda import load
     lib = load(sys.argv[2])
-    receiver = ctypes.c_void_p(lib.wc_receiver_new(sys.argv[3].encode(), ctypes.c_uint64(1 << 28), 4 << 20, 4, 1))
+    receiver = ctypes.c_void_p(lib.wc_receiver_new(sys.argv[3].encode(), ctypes.c_uint64(1 << 28), 4 << 20, 4, 1, 0))
     assert receiver.value, lib.wc_error()
     print("ready", flush=True)
     for command in sys.stdin:
@@ -342,19 +342,94 @@ HOOKS = """if True:
     sys.path.append(sys.argv[1])
     from weave_cuda import load
     lib = load(sys.argv[2])
+    n_graphs, n_splits, n_nodes, n_rows, node_ns = map(int, sys.argv[3:])
     for command in sys.stdin:
-        assert lib.wc_ggml_graphs(20, 50, ctypes.c_uint64(50_000)) == 0, lib.wc_error()
-        print("done", flush=True)
+        sizes = (ctypes.c_uint64(n_rows), ctypes.c_uint64(node_ns))
+        assert lib.wc_ggml_graphs(n_graphs, n_splits, n_nodes, *sizes) == 0, lib.wc_error()
+        counts = (ctypes.c_uint32 * 3)()
+        if "fake" in sys.argv[2]:
+            lib.fake_counts(counts)
+        print("done", *counts, flush=True)
 """
+
+
+def hooks(library: Path, n_graphs: int = 20, n_splits: int = 1, n_nodes: int = 50, n_rows: int = 1) -> list[str]:
+    """The command of a process with nothing but the hooks of ggml-cuda, whose kernels take 50 us each."""
+    sizes = map(str, (n_graphs, n_splits, n_nodes, n_rows, 50_000))
+    return [sys.executable, "-c", HOOKS, str(ROOT / "bench"), str(library), *sizes]
+
+
+def fake_counts(library: Path, path: str, given: str = "", *, working: str | None = None, **graphs: int) -> list[int]:
+    """Looks, works and waits of a stream for another one, of a process with a receiver and no sender."""
+    if "fake" not in library.name:
+        pytest.skip("only the fake counts them")
+    environment = os.environ | {"OALLAMA_WEAVE_CUDA_RECEIVER": f"{path}:{1 << 28}{given}"}
+    environment |= {"OALLAMA_WEAVE_CUDA_WORK": working} if working else {}
+    done = subprocess.run(
+        hooks(library, **graphs), input="graphs\n", capture_output=True, text=True, env=environment, timeout=60
+    )
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    return [int(count) for count in done.stdout.split()[1:]]
+
+
+@pytest.mark.parametrize(
+    ("given", "n_rows", "n_looks"),
+    [
+        ("", 1, 7),  # after every 8 of 50 products, and at the end
+        ("", 16, 7),
+        ("", 17, 25),
+        (":50:50:1", 1, 1),
+        (":1000:3:4", 4, 1),
+        (":1000:3:4", 5, 17),
+        (":1:1:1", 1, 50),
+    ],
+)
+def test_looks_are_as_far_apart_as_they_are_told(
+    library: Path, path: str, given: str, n_rows: int, n_looks: int
+) -> None:
+    """Also in replayed graphs; operators between products do not count, nor whether they are fused."""
+    assert fake_counts(library, path, given, n_graphs=5, n_rows=n_rows)[0] == 5 * n_looks
+
+
+def test_only_a_hit_launches_work(library: Path, path: str) -> None:
+    """Nobody sends: captured graphs launch looks, no work. Two graphs are not captured, whose works leave at once."""
+    looks, works, _ = fake_counts(library, path, n_graphs=10)
+    assert (looks, works) == (10 * 7, 2 * 7)
+    looks, works, _ = fake_counts(library, path, n_graphs=10, working="plain")
+    assert (looks, works) == (10 * 7, 10 * 7)
+
+
+def test_a_run_begins_once(library: Path, path: str) -> None:
+    """Not with every split: each beginning stops the idle device's look, and waits for that."""
+    waits = fake_counts(library, path, n_graphs=6, n_splits=5, n_nodes=2)[2]
+    assert waits == 5  # of six runs all but the first follow another one
+
+
+def test_graphs_without_conditional_nodes(library: Path, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said once, and every look launches; a receiver that is to have them is none."""
+    if "fake" not in library.name:
+        pytest.skip("a GPU has what it has")
+    monkeypatch.setenv("OALLAMA_FAKE_WAYS", "mapped")
+    environment = os.environ | {"OALLAMA_WEAVE_CUDA_RECEIVER": f"{path}:{1 << 28}"}
+    for working, said, works in (("", "every look launches", "70"), ("conditional", "no guests on this GPU", "0")):
+        done = subprocess.run(
+            hooks(library, n_graphs=10),
+            input="graphs\n",
+            capture_output=True,
+            text=True,
+            env=environment | {"OALLAMA_WEAVE_CUDA_WORK": working},
+            timeout=60,
+        )
+        assert done.returncode == 0 and done.stdout.split()[2] == works
+        assert done.stderr.count("oallama: ") == 1 and said in done.stderr and "not in this fake" in done.stderr
 
 
 def test_hooks_of_ggml(library: Path, path: str) -> None:
     """A process with nothing but the hooks and a variable; it ends while a sender is attached."""
-    command = [sys.executable, "-c", HOOKS, ROOT / "bench", library]
-    environment = os.environ | {"OALLAMA_WEAVE_CUDA_RECEIVER": f"{path}:{1 << 28}:2"}
+    environment = os.environ | {"OALLAMA_WEAVE_CUDA_RECEIVER": f"{path}:{1 << 28}:2:2:16"}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with process_of(command, env=environment, **pipes) as process:
-        assert ask(process, "graphs") == "done\n"
+    with process_of(hooks(library), env=environment, **pipes) as process:
+        assert ask(process, "graphs").startswith("done")
         with CudaSender(library, path, EIGHT_LAYERS) as sender:
             # Polls of graphs; else of the device at rest.
             attend_tokens(sender, 20, lambda at: tell(process, "graphs") if at % 10 == 5 else None)
@@ -365,17 +440,20 @@ def test_hooks_of_ggml(library: Path, path: str) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("{path}", "is path:bytes[:nodes between polls], got"),
-        ("{path}:12:0", "is path:bytes[:nodes between polls], got"),
+        ("{path}", "is path:bytes[:decode:prompt:few], got"),
+        ("{path}:12:0:1:1", "is path:bytes[:decode:prompt:few], got"),
+        ("{path}:12:8", "is path:bytes[:decode:prompt:few], got"),
+        ("{path}:12:8:1:1:1", "is path:bytes[:decode:prompt:few], got"),
         ("/nowhere/{path}:1000000", "cannot make /nowhere/"),
     ],
 )
 def test_hooks_without_a_receiver(library: Path, path: str, given: str, said: str) -> None:
     """Graphs are computed, and why there are no guests is said once."""
-    command = [sys.executable, "-c", HOOKS, ROOT / "bench", library]
     environment = os.environ | {"OALLAMA_WEAVE_CUDA_RECEIVER": given.format(path=path)}
-    process = subprocess.run(command, input="graphs\n", capture_output=True, text=True, env=environment, timeout=60)
-    assert process.returncode == 0 and process.stdout == "done\n"
+    process = subprocess.run(
+        hooks(library), input="graphs\n", capture_output=True, text=True, env=environment, timeout=60
+    )
+    assert process.returncode == 0 and process.stdout.startswith("done")
     assert process.stderr.count("oallama: no guests on this GPU: ") == 1 and said in process.stderr
 
 

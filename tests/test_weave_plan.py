@@ -14,7 +14,7 @@ import pytest
 
 from oallama.errors import OallamaError
 from oallama.serve_limits import Limits
-from oallama.weave.plan import read_part
+from oallama.weave.plan import Looks, read_looks
 from oallama.weave.serving import Served, environments
 
 OALLAMA = str(Path(sys.executable).parent / "oallama")
@@ -59,7 +59,7 @@ def test_waits_are_those_of_the_parts(made: tuple[Path, dict[str, Any], str], ki
 def test_the_part_serves_both_kinds_of_step(made: tuple[Path, dict[str, Any], str]) -> None:
     path, plan, shown = made
     parts = [plan[kind]["part"] for kind in ("decode", "prefill") if plan[kind]["part"]]
-    assert read_part(path) == (plan["hot"], plan["cold"], min(parts, default=None))
+    assert read_looks(path, on_gpus=False) == Looks(plan["hot"], plan["cold"], min(parts, default=None), None)
     assert "W before" in shown and "W after" in shown and "they cost" in shown
     assert max(map(len, shown.splitlines())) <= 80
 
@@ -68,7 +68,7 @@ def test_the_part_serves_both_kinds_of_step(made: tuple[Path, dict[str, Any], st
 def test_receivers_are_told(part: int | None, looks: str) -> None:
     hot = Served(Path("hot.gguf"), 512, 2, 1, guests=2)
     cold = Served(Path("cold.gguf"), 512, 2, 1, lend_nbytes=1000, part=part)
-    found = json.loads(environments(hot, [cold], 0.1, Limits()))
+    found = json.loads(environments(hot, [cold], 0.1, Limits(), "/tmp"))
     assert found["cold"]["OALLAMA_WEAVE_RECEIVER"].endswith(f":1000:{looks}")
     assert found["hot"]["OALLAMA_WEAVE_FIRST_GUEST"] == "2" and found["hot"]["OALLAMA_REQUEST_LIMIT"] == "68"
 
@@ -85,7 +85,7 @@ def test_bad_input(made: tuple[Path, dict[str, Any], str], tiny: Callable[..., P
     ):
         other.write_text(content)
         with pytest.raises(OallamaError, match="make a new one with `oallama weave plan`"):
-            read_part(other)
+            read_looks(other, on_gpus=False)
     models = ["--hot", tiny("qwen2"), "--cold", tiny("llama")]
     done = subprocess.run(
         [OALLAMA, "serve", *map(str, models), "--weave", str(path)], capture_output=True, text=True, timeout=60

@@ -2,7 +2,7 @@
 // threads (weave_cuda_threads.h) and returns when it is done, what is captured runs when its graph is launched. With it
 // tests/test_weave_cuda.py runs on any machine that has CUDA's headers.
 //
-// OALLAMA_FAKE_WAYS: the ways of sharing memory that work: "mapped" (memfds; the default), "host".
+// OALLAMA_FAKE_WAYS: what works: "mapped" (memfds to share memory), "host", "conditional"; the default is all of it.
 #include "receive_cuda.h"
 #include "send_cuda.h"
 #include "weave_cuda_threads.h"
@@ -30,7 +30,7 @@ double now_s() {
 
 bool works(const char * way) {
     const char * given = getenv("OALLAMA_FAKE_WAYS");
-    return std::string(given ? given : "mapped host").find(way) != std::string::npos;
+    return std::string(given ? given : "mapped host conditional").find(way) != std::string::npos;
 }
 
 } // namespace
@@ -77,14 +77,18 @@ template <class Kernel> cudaError_t send_launch(SenderState * state, int n_block
     });
 }
 
-template <class Kernel>
-cudaError_t poll_launch(ReceiverState * state, int n_blocks, cudaStream_t stream, Kernel kernel) {
-    return enqueue(stream, [=] {
-        launch<PollMemory>(n_blocks, 2, n_blocks == 1 ? 1 : 2, ++seed, [&](auto & block) {
-            Poll<TwinBlock<PollMemory>, TwinRules> poll(block, *state);
-            kernel(poll);
-        });
-    });
+using PollBlock = TwinBlock<PollMemory>;
+
+std::atomic<uint32_t> n_looks{ 0 }, n_works{ 0 }, n_waits{ 0 };
+
+void look(ReceiverState * state) {
+    ++n_looks;
+    launch<PollMemory>(1, 1, 1, ++seed, [&](auto & block) { Look<PollBlock, TwinRules>(block, *state).look(); });
+}
+
+void work(ReceiverState * state, int n_blocks) {
+    ++n_works;
+    launch<PollMemory>(n_blocks, 2, 2, ++seed, [&](auto & block) { Work<PollBlock, TwinRules>(block, *state).run(); });
 }
 
 } // namespace
@@ -96,12 +100,26 @@ cudaError_t poll_blocks(int & n_blocks) {
     return cudaSuccess;
 }
 
-cudaError_t launch_poll(ReceiverState * state, int n_blocks, cudaStream_t stream) {
-    return poll_launch(state, n_blocks, stream, [](auto & poll) { poll.run(); });
+bool conditional_works(const char *& why_not) {
+    why_not = "not in this fake";
+    return works("conditional");
+}
+
+cudaError_t launch_poll(ReceiverState * state, int n_blocks, bool conditional, cudaStream_t stream) {
+    conditional = conditional && stream->captures;
+    return enqueue(stream, [=] {
+        look(state);
+        if (!conditional || state->is_open.value != 0) {
+            work(state, n_blocks);
+        }
+    });
 }
 
 cudaError_t launch_watch(ReceiverState * state, uint64_t patience, const uint32_t * stop, cudaStream_t stream) {
-    return poll_launch(state, 1, stream, [=](auto & poll) { poll.watch(patience, stop); });
+    return enqueue(stream, [=] {
+        launch<PollMemory>(1, 1, 1, ++seed,
+                           [&](auto & block) { Look<PollBlock, TwinRules>(block, *state).watch(patience, stop); });
+    });
 }
 
 cudaError_t launch_busy(uint64_t ns, cudaStream_t stream) {
@@ -128,6 +146,13 @@ cudaError_t launch_fetch(SenderState * state, const FetchCall & call, cudaStream
 } // namespace oa::weave::cuda
 
 extern "C" {
+
+// Since the process began: looks, works; how often a stream was told to wait for another one.
+void fake_counts(uint32_t counts[3]) {
+    counts[0] = n_looks;
+    counts[1] = n_works;
+    counts[2] = n_waits;
+}
 
 cudaError_t cudaMalloc(void ** memory, size_t nbytes) {
     *memory = aligned_alloc(256, (nbytes + 255) / 256 * 256);
@@ -232,6 +257,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t) {
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) {
+    ++n_waits;
     return cudaSuccess;
 }
 

@@ -26,22 +26,22 @@
 namespace oa::weave::cuda {
 
 struct TwinRules {
-    static inline bool first_looks = true, generation = true, room = true, epoch = true;
+    static inline bool generation = true, room = true, epoch = true, says = true, closes = true;
 };
 
 // Orders of memory.
-inline bool arrive_orders = true, arrive_system_orders = true, open_orders = true, words_order = true;
+inline bool arrive_orders = true, arrive_system_orders = true, words_order = true;
 
 // "": nothing. False: there is nothing of that name.
 inline bool leave_out(const std::string & name) {
     const std::pair<const char *, bool *> all[] = {
-        { "first_looks", &TwinRules::first_looks },
         { "generation", &TwinRules::generation },
         { "room", &TwinRules::room },
         { "epoch", &TwinRules::epoch },
+        { "says", &TwinRules::says },
+        { "closes", &TwinRules::closes },
         { "arrive", &arrive_orders },
         { "arrive_system", &arrive_system_orders },
-        { "open", &open_orders },
         { "words", &words_order },
     };
     for (const auto & [known, there] : all) {
@@ -64,12 +64,6 @@ constexpr auto no_order = std::memory_order_relaxed;
 constexpr auto no_order = std::memory_order_seq_cst;
 #endif
 
-// What the blocks of a launch share.
-struct Launch {
-    std::atomic<int> waiting{ 0 }; // blocks that wait for a word
-    std::atomic<int> running{ 0 }; // blocks that have begun, or can
-};
-
 template <class Memory> struct Team {
     explicit Team(int n) : n(n) { pthread_barrier_init(&barrier, nullptr, unsigned(n)); }
     ~Team() { pthread_barrier_destroy(&barrier); }
@@ -82,8 +76,8 @@ template <class Memory> struct Team {
 
 template <class Memory> class TwinBlock {
   public:
-    TwinBlock(Launch & launch, Team<Memory> & team, int thread, int block, int n_blocks, unsigned seed) :
-        launch_(launch), team_(team), thread_(thread), block_(block), n_blocks_(n_blocks), random_(seed) {}
+    TwinBlock(Team<Memory> & team, int thread, int block, int n_blocks, unsigned seed) :
+        team_(team), thread_(thread), block_(block), n_blocks_(n_blocks), random_(seed) {}
 
     int block() const { return block_; }
     int n_blocks() const { return n_blocks_; }
@@ -104,33 +98,6 @@ template <class Memory> class TwinBlock {
     uint32_t claim(uint32_t * word) { return add(word, 1, false); }
     uint32_t arrive(uint32_t * word) { return add(word, 1, arrive_orders); }
     uint32_t arrive_system(uint32_t * word, uint32_t n) { return add(word, n, arrive_system_orders); }
-
-    void open(uint32_t * word, uint32_t value) {
-        sync();
-        jitter();
-        if (thread_ == 0) {
-            open_orders ? __atomic_store_n(word, value, __ATOMIC_RELEASE) :
-                          __atomic_store_n(word, value, __ATOMIC_RELAXED);
-        }
-    }
-
-    uint32_t await(const uint32_t * word) {
-        sync();
-        if (thread_ == 0) {
-            launch_.waiting.fetch_add(1, no_order);
-            while ((team_.memory.claimed = __atomic_load_n(word, __ATOMIC_ACQUIRE)) == 0) {
-                // All that have begun wait, and nobody has written the word: the one to do so cannot begin.
-                if (launch_.waiting.load(no_order) == launch_.running.load(no_order) &&
-                    __atomic_load_n(word, __ATOMIC_ACQUIRE) == 0) {
-                    give_up("blocks wait for one that has not begun");
-                }
-                sched_yield();
-            }
-            launch_.waiting.fetch_sub(1, no_order);
-        }
-        sync();
-        return team_.memory.claimed;
-    }
 
     template <class T> static T    load_acquire(const T * word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
     template <class T> static T    load(const T * word) { return __atomic_load_n(word, __ATOMIC_RELAXED); }
@@ -167,7 +134,6 @@ template <class Memory> class TwinBlock {
         }
     }
 
-    Launch &         launch_;
     Team<Memory> &   team_;
     const int        thread_, block_, n_blocks_;
     std::minstd_rand random_;
@@ -183,12 +149,10 @@ void launch(int n_blocks, int n_resident, int n_threads, unsigned seed, Kernel &
     std::minstd_rand random(seed);
     std::shuffle(order.begin(), order.end(), random);
     n_resident = std::min(n_resident, n_blocks);
-    Launch                                     state;
     std::atomic<int>                           next{ n_resident };
     std::vector<std::unique_ptr<Team<Memory>>> teams;
     std::vector<std::atomic<int>>              blocks(static_cast<size_t>(n_resident));
     std::vector<std::thread>                   threads;
-    state.running = n_resident;
     for (int i = 0; i < n_resident; ++i) {
         teams.push_back(std::make_unique<Team<Memory>>(n_threads));
         blocks[size_t(i)] = i;
@@ -206,14 +170,13 @@ void launch(int n_blocks, int n_resident, int n_threads, unsigned seed, Kernel &
                         break;
                     }
                     const int         block = order[size_t(at)];
-                    TwinBlock<Memory> view(state, team, thread, block, n_blocks, seed + unsigned(block) * 7919u);
+                    TwinBlock<Memory> view(team, thread, block, n_blocks, seed + unsigned(block) * 7919u);
                     kernel(view);
                     if (n_threads > 1) {
                         pthread_barrier_wait(&team.barrier);
                     }
                     if (thread == 0) {
                         blocks[size_t(i)] = next.fetch_add(1, no_order);
-                        state.running.fetch_sub(blocks[size_t(i)] >= n_blocks, no_order);
                     }
                 }
             });

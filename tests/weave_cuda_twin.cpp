@@ -181,6 +181,23 @@ class Twin {
     const ReceiverState & counts() { return receiver(); }
     std::mutex &          between_polls() { return between_polls_; }
 
+    // The launches of a poll.
+    void look(unsigned seed) {
+        launch<PollMemory>(1, 1, int(o_.n_threads), seed,
+                           [&](auto & block) { Look<TwinBlock<PollMemory>, TwinRules>(block, receiver()).look(); });
+    }
+    void work(unsigned seed) {
+        launch<PollMemory>(int(o_.n_blocks), int(o_.n_resident), int(o_.n_threads), seed,
+                           [&](auto & block) { Work<TwinBlock<PollMemory>, TwinRules>(block, receiver()).run(); });
+    }
+    void detach() {
+        write(&report_.abort, 1);
+        Setup nobody                           = receiver().setups[n_setups_ % 2];
+        nobody.epoch                           = 0;
+        receiver().setups[(n_setups_ + 1) % 2] = nobody;
+        write(&receiver().setup_number.value, ++n_setups_);
+    }
+
   private:
     using PollMemory = Shared<2 * max_width>; // of one or two threads
 
@@ -190,14 +207,17 @@ class Twin {
 
     static void write(uint32_t * to, uint32_t value) { __atomic_store_n(to, value, __ATOMIC_RELAXED); }
 
+    // Now and then a work never comes, since its launch failed, or comes twice.
     void poll() {
         for (unsigned seed = o_.seed; !ended_; ++seed) {
             const std::lock_guard lock(between_polls_);
             launch<PollMemory>(1, 1, 1, seed, [&](auto & block) {
-                Poll<TwinBlock<PollMemory>, TwinRules>(block, receiver()).watch(seed % 2 * 100000, &stop_);
+                Look<TwinBlock<PollMemory>, TwinRules>(block, receiver()).watch(seed % 2 * 100000, &stop_);
             });
-            launch<PollMemory>(int(o_.n_blocks), int(o_.n_resident), int(o_.n_threads), seed,
-                               [&](auto & block) { Poll<TwinBlock<PollMemory>, TwinRules>(block, receiver()).run(); });
+            look(seed);
+            for (unsigned n = seed % 5 == 0 ? 0 : seed % 3 == 0 ? 2 : 1; n > 0; --n) {
+                work(seed);
+            }
         }
     }
 
@@ -275,11 +295,33 @@ void twin_scribble(Twin * twin) {
     twin->scribble();
 }
 
-// Tasks done, refused; polls; items and outputs of the last task.
+// Looks and works are the caller's from now on; and again the twin's.
+void twin_hold(Twin * twin, int hold) {
+    hold ? twin->between_polls().lock() : twin->between_polls().unlock();
+}
+
+// Whether a task is open after it.
+int twin_look(Twin * twin) {
+    twin->look(1);
+    return int(twin->counts().is_open.value);
+}
+
+// Tasks done after it.
+uint32_t twin_work(Twin * twin) {
+    twin->work(1);
+    return twin->counts().n_tasks;
+}
+
+// The sender is told to wait no more, and no look serves it from now on.
+void twin_detach(Twin * twin) {
+    twin->detach();
+}
+
+// Tasks done, refused; looks; items and outputs of the last task.
 void twin_counts(Twin * twin, uint32_t counts[5]) {
     const std::lock_guard lock(twin->between_polls());
     const ReceiverState & s     = twin->counts();
-    const uint32_t        all[] = { s.n_tasks, s.n_refused, s.n_polls, s.opened.n_items, s.opened.n_outputs };
+    const uint32_t        all[] = { s.n_tasks, s.n_refused, s.n_looks, s.opened.n_items, s.opened.n_outputs };
     std::copy_n(all, 5, counts);
 }
 

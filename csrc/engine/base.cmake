@@ -2,6 +2,7 @@
 set(OALLAMA_BASE_SOURCES
     ${OALLAMA_CSRC}/engine/arena.cpp
     ${OALLAMA_CSRC}/engine/buffer_ledger.cpp
+    ${OALLAMA_CSRC}/engine/graph_run.cpp
     ${OALLAMA_CSRC}/engine/host_memory.cpp
     ${OALLAMA_CSRC}/engine/offline_offsets.cpp
     ${OALLAMA_CSRC}/engine/op_timer.cpp

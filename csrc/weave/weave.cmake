@@ -16,6 +16,7 @@ set(OALLAMA_WEAVE_GUEST_SOURCES
     ${OALLAMA_CSRC}/weave/guest_graph.cpp)
 set(OALLAMA_WEAVE_CUDA_SOURCES
     ${OALLAMA_CSRC}/weave/cuda/block_store.cpp
+    ${OALLAMA_CSRC}/weave/cuda/conditional_cuda.cu
     ${OALLAMA_CSRC}/weave/cuda/control.cpp
     ${OALLAMA_CSRC}/weave/cuda/guest_ops_cuda.cpp
     ${OALLAMA_CSRC}/weave/cuda/receive_cuda.cu

@@ -7,6 +7,7 @@ user can cause into OallamaError. The native module is loaded at the first use, 
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -26,10 +27,17 @@ FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
 
 @cache
 def core() -> ModuleType:
-    """The native module, with llama-cpp-python bound to the same libllama."""
+    """The native module, with llama-cpp-python bound to the same libllama.
+
+    Raises:
+        OallamaError: GGML_BACKEND_PATH names a library that is no backend; llama.cpp's programs load it, too.
+    """
     runtime.llama_cpp()
     from oallama import _core
 
+    path = os.environ.get("GGML_BACKEND_PATH")
+    if path and not _core.load_backend(path):
+        raise OallamaError(f"cannot load the backend that GGML_BACKEND_PATH names: {path}")
     return _core
 
 

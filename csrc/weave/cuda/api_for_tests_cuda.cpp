@@ -18,14 +18,15 @@ const char * wc_error() {
 }
 
 CudaReceiver * wc_receiver_new(const char * path, uint64_t quota_nbytes, uint32_t slot_nbytes, uint32_t n_slots,
-                               uint32_t every) {
+                               uint32_t distance, int plain) {
     return guarded(
         [&] {
             CudaReceiverOptions options;
             options.quota_nbytes = quota_nbytes;
             options.task_nbytes = options.result_nbytes = slot_nbytes;
             options.n_slots                             = n_slots;
-            options.every                               = every;
+            options.distance                            = { distance, distance, 16 };
+            options.working                             = plain ? Working::plain : Working::best;
             return new CudaReceiver(path, options);
         },
         static_cast<CudaReceiver *>(nullptr));
@@ -35,30 +36,30 @@ void wc_receiver_delete(CudaReceiver * receiver) {
     delete receiver;
 }
 
-// Polls, tasks, refused tasks, senders, sequences.
+// Looks, tasks, refused tasks, senders, sequences.
 int wc_receiver_stats(CudaReceiver * receiver, uint32_t counts[5]) {
     return guarded(
         [&] {
             const CudaReceiverStats s     = receiver->stats();
-            const uint32_t          all[] = { s.n_polls, s.n_tasks, s.n_refused, s.n_senders, s.n_sequences };
+            const uint32_t          all[] = { s.n_looks, s.n_tasks, s.n_refused, s.n_senders, s.n_sequences };
             std::copy_n(all, 5, counts);
             return 0;
         },
         -1);
 }
 
-// A cold model: `n_graphs` graphs of `n_nodes` kernels of `node_ns` each, polls between them if wanted. Seconds of all.
-double wc_cold_graphs(CudaReceiver * receiver, uint32_t n_graphs, uint32_t n_nodes, uint64_t node_ns, int polls,
+// A cold model: `n_graphs` graphs of `n_nodes` kernels of `node_ns` each, looks between them if wanted. Seconds of all.
+double wc_cold_graphs(CudaReceiver * receiver, uint32_t n_graphs, uint32_t n_nodes, uint64_t node_ns, int looks,
                       int captured) {
     return guarded(
         [&] {
-            Stream stream;
-            Event  first, last;
-            Work   work(captured != 0, stream, [&] {
+            Stream   stream;
+            Event    first, last;
+            Launches work(captured != 0, stream, [&] {
                 for (uint32_t i = 0; i < n_nodes; ++i) {
                     check(launch_busy(node_ns, stream), "keep the device busy");
-                    if (polls) {
-                        receiver->poll(stream);
+                    if (looks) {
+                        receiver->worked(1, 1, stream);
                     }
                 }
             });
@@ -66,7 +67,7 @@ double wc_cold_graphs(CudaReceiver * receiver, uint32_t n_graphs, uint32_t n_nod
             for (uint32_t i = 0; i < n_graphs; ++i) {
                 receiver->begin(stream);
                 work.launch();
-                receiver->end(stream);
+                receiver->end();
             }
             last.record(stream);
             stream.wait();
@@ -114,7 +115,7 @@ double wc_sender_attend(CudaSender * sender, const AttendTask * task, const Sequ
             CudaAttention wanted = attention_of(*task, of_q, of_k, of_v, sinks ? of_sinks.get() : nullptr, of_out);
             Stream        stream;
             Event         first, last;
-            Work          work(captured != 0, stream, [&] {
+            Launches      work(captured != 0, stream, [&] {
                 for (uint32_t i = 0; i < n_layers; ++i) {
                     wanted.task.layer = task->layer + i;
                     sender->send(wanted, stream);
@@ -155,10 +156,10 @@ double wc_task_seconds(CudaReceiver * receiver, CudaSender * sender, const Atten
                 sender->send(wanted, here);
                 here.wait();
                 first.record(there);
-                receiver->poll(there);
+                receiver->worked(1, 1, there);
                 last.record(there);
                 there.wait();
-                receiver->end(there);
+                receiver->end();
                 sender->receive(wanted, here);
                 here.wait();
                 if (!sender->lives()) {

@@ -5,11 +5,9 @@
 //   sync()                     all threads of the block are here, and see what each has written
 //   lanes<D>(), sum<D>(x)      how many threads share a token of D values; their sum, on each of them
 //   shared()                   memory of the block: `claimed`, and what the kernel needs
-//   claim(word)                how many blocks were here before; in no order. Same on all threads, as the next three
+//   claim(word)                how many blocks were here before; in no order. Same on all threads, as the next two
 //   arrive(word)               the same; who comes later sees all that this block has written
 //   arrive_system(word, n)     the same, counting n, with fences for memory of other devices
-//   await(word)                until the word is not 0; then all is seen that was written before open()
-//   open(word, value)          see await(); a sync() too
 //   load_acquire(), store_release(), load()   words that devices and the host share; the last in no order
 //   exp(), tanh(), now(), pause()             now() in nanoseconds
 #pragma once

@@ -66,26 +66,6 @@ template <class Memory, int threads = cuda::n_threads> class CudaBlock {
         return memory_.claimed;
     }
 
-    __device__ void open(uint32_t * word, uint32_t value) const {
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            asm volatile("st.release.gpu.global.u32 [%0], %1;" : : "l"(word), "r"(value) : "memory");
-        }
-    }
-
-    __device__ uint32_t await(const uint32_t * word) const {
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            uint32_t value;
-            do {
-                asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
-            } while (value == 0);
-            memory_.claimed = value;
-        }
-        __syncthreads();
-        return memory_.claimed;
-    }
-
     static __device__ uint32_t load_acquire(const uint32_t * word) {
         uint32_t value;
         asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");

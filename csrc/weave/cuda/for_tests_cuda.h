@@ -84,9 +84,9 @@ class Event {
 };
 
 // A captured graph, or launches one by one.
-template <class Enqueue> class Work {
+template <class Enqueue> class Launches {
   public:
-    Work(bool captured, const Stream & stream, Enqueue enqueue) :
+    Launches(bool captured, const Stream & stream, Enqueue enqueue) :
         captured_(captured), stream_(stream), enqueue_(enqueue) {
         if (captured) {
             check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), "capture");
@@ -95,15 +95,15 @@ template <class Enqueue> class Work {
             check(cudaGraphInstantiate(&instance_, graph_, nullptr, nullptr, 0), "make a graph");
         }
     }
-    ~Work() {
+    ~Launches() {
         if (captured_) {
             cudaGraphExecDestroy(instance_);
             cudaGraphDestroy(graph_);
         }
     }
 
-    Work(const Work &)             = delete;
-    Work & operator=(const Work &) = delete;
+    Launches(const Launches &)             = delete;
+    Launches & operator=(const Launches &) = delete;
 
     void launch() {
         if (captured_) {

@@ -1,11 +1,13 @@
 // Guests' operators and looks for tasks as ggml-cuda's graphs have them, for tests/test_weave_cuda.py; no part of the
 // engine. As api_for_tests_cuda.cpp.
 #include "for_tests_cuda.h"
+#include "graph_run.h"
 #include "guest_op.h"
 #include "receive_cuda.h"
 #include "weave_hooks_cuda.h"
 
-#include <optional>
+#include <memory>
+#include <vector>
 
 using namespace oa::weave;
 using namespace oa::weave::cuda;
@@ -61,27 +63,38 @@ struct GraphLayer {
 
 extern "C" {
 
-// As ggml-cuda with patch 0012: `n_graphs` graphs of `n_nodes` kernels of `node_ns` each, captured from the third on.
-int wc_ggml_graphs(uint32_t n_graphs, uint32_t n_nodes, uint64_t node_ns) {
+// As ggml-cuda with patch 0012: `n_graphs` graphs of `n_splits` splits, each of `n_nodes` products of `n_rows` rows
+// that take `node_ns` each; captured from the third graph on.
+int wc_ggml_graphs(uint32_t n_graphs, uint32_t n_splits, uint32_t n_nodes, uint64_t n_rows, uint64_t node_ns) {
     return guarded(
         [&] {
             Stream stream;
             int    device = 0;
             check(cudaGetDevice(&device), "tell the current device");
+            ggml_tensor product = {}, add = {};
+            product.op         = GGML_OP_MUL_MAT;
+            product.ne[1]      = int64_t(n_rows);
+            add.op             = GGML_OP_ADD;
             const auto enqueue = [&] {
+                ggml_tensor * nodes[] = { &product, &add };
                 for (uint32_t node = 0; node < n_nodes; ++node) {
                     check(launch_busy(node_ns, stream), "keep the device busy");
-                    oa_weave_cuda_poll(device, stream);
+                    oa_weave_cuda_poll(device, stream, nodes, 2); // fused
+                    oa_weave_cuda_poll(device, stream, nodes + 1, 1);
                 }
+                oa_weave_cuda_poll(device, stream, nullptr, 0);
             };
-            std::optional<Work<decltype(enqueue)>> captured;
+            std::vector<std::unique_ptr<Launches<decltype(enqueue)>>> captured(n_splits);
             for (uint32_t i = 0; i < n_graphs; ++i) {
-                oa_weave_cuda_begin(device, stream);
-                if (i == 2) {
-                    captured.emplace(true, stream, enqueue);
+                const oa_graph_run run;
+                for (auto & split : captured) {
+                    oa_weave_cuda_begin(device, stream);
+                    if (i == 2) {
+                        split = std::make_unique<Launches<decltype(enqueue)>>(true, stream, enqueue);
+                    }
+                    split ? split->launch() : enqueue();
+                    oa_weave_cuda_end(device);
                 }
-                captured ? captured->launch() : enqueue();
-                oa_weave_cuda_end(device, stream);
             }
             stream.wait();
             return 0;
@@ -115,8 +128,8 @@ int wc_graph_attend(CudaSender * sender, const AttendTask * task, const Sequence
             if (!layer.supported(0) || layer.supported(1)) {
                 throw ChannelError("the operators belong to the sender's device");
             }
-            Stream stream;
-            Work   work(captured != 0, stream, [&] {
+            Stream   stream;
+            Launches work(captured != 0, stream, [&] {
                 for (ggml_tensor * node : layer.nodes) {
                     if (!oa_weave_cuda_forward(stream, node)) {
                         throw ChannelError("an operator is not the sender's");

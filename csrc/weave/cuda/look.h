@@ -1,5 +1,9 @@
 // The beginning and the end of a task: one snapshot of what waits, the checks, the cut into items; its result is
-// published. One block does it, with all of its threads unless it says otherwise.
+// published. A look is a launch of one block, which does it with all of its threads unless it says otherwise; the work
+// (receive.h) is the next launch, and only a look that has opened a task gives it any.
+//
+// A look takes nothing: until a task's result is published each look finds that task again, as the first one did. So a
+// look whose work never came, since a launch failed, loses none.
 //
 // What the sender writes is read once, into the receiver's own memory, and only then looked at: whatever it does
 // meanwhile, all threads come to the same end, and no size or position is used that was not checked.
@@ -14,10 +18,11 @@ namespace oa::weave::cuda {
 
 // Tests take them away one by one and must find out.
 struct AllPollRules {
-    static constexpr bool first_looks = true; // not block 0
-    static constexpr bool generation  = true; // a place that another sequence has now is not read
-    static constexpr bool room        = true; // no tokens beyond what is reserved
-    static constexpr bool epoch       = true; // a task of another epoch or number is refused
+    static constexpr bool generation = true; // a place that another sequence has now is not read
+    static constexpr bool room       = true; // no tokens beyond what is reserved
+    static constexpr bool epoch      = true; // a task of another epoch or number is refused
+    static constexpr bool says       = true; // a look that opens no task says so, whatever the last one has opened
+    static constexpr bool closes     = true; // work that is done is not done again
 };
 
 template <class Block, class Rules> class Look {
@@ -28,20 +33,33 @@ template <class Block, class Rules> class Look {
     OA_DEVICE Look(Block & block, ReceiverState & state) : b_(block), s_(state), o_(state.opened) {}
 
     // Whether a task is open now, with items of attention. Others have been answered.
-    OA_NOINLINE OA_DEVICE bool look() {
+    OA_DEVICE bool look() {
+        const bool found = open();
         if (b_.thread() == 0) {
-            b_.shared().status = has_task() ? 1 : 0;
+            if (found || Rules::says) {
+                s_.is_open.value = found ? 1 : 0;
+            }
+            if (s_.adopted_number != s_.number) { // the work before, with the setup before, has ended
+                s_.adopted_number = s_.number;
+                Block::store_release(s_.adopted, s_.number);
+            }
         }
-        b_.sync();
-        if (b_.shared().status == 0) {
-            return false;
+        return found;
+    }
+
+    // One block, while the device has nothing else to do: until there may be a task, the host wants something (`stop`,
+    // in its memory), or so many nanoseconds are over.
+    OA_DEVICE void watch(uint64_t patience, const uint32_t * stop) const {
+        if (b_.thread() != 0) {
+            return;
         }
-        const Status status = read_task();
-        if (status == Status::ok && o_.n_items > 0) {
-            return true;
+        const uint64_t since = Block::now();
+        for (uint32_t spins = 0; !may_have_task() && Block::now() - since < patience; ++spins) {
+            if (spins % 16 == 0 && Block::load(stop) != 0) { // over PCIe: seldom
+                return;
+            }
+            Block::pause();
         }
-        finish(status, o_.answer_nbytes);
-        return false;
     }
 
     // What this block has seen is published.
@@ -59,18 +77,7 @@ template <class Block, class Rules> class Look {
         ++s_.n_tasks;
         s_.n_refused += status != Status::ok;
         ring().finish();
-        channel().template store_release<uint32_t>(word::heartbeat, s_.n_polls);
-    }
-
-    // One thread: without taking anything.
-    OA_DEVICE bool may_have_task() const {
-        if (Block::load_acquire(&s_.setup_number.value) != s_.number) {
-            return true;
-        }
-        if (setup().epoch == 0) {
-            return false;
-        }
-        return ring().epoch() == setup().epoch ? ring().has_task() : ring().is_new_epoch();
+        channel().template store_release<uint32_t>(word::heartbeat, s_.n_looks);
     }
 
     OA_DEVICE Channel &     channel() const { return *reinterpret_cast<Channel *>(s_.channel); }
@@ -82,9 +89,36 @@ template <class Block, class Rules> class Look {
 
     OA_DEVICE Ring & ring() const { return *reinterpret_cast<Ring *>(s_.ring); }
 
+    OA_NOINLINE OA_DEVICE bool open() {
+        if (b_.thread() == 0) {
+            b_.shared().status = has_task() ? 1 : 0;
+        }
+        b_.sync();
+        if (b_.shared().status == 0) {
+            return false;
+        }
+        const Status status = read_task();
+        if (status == Status::ok && o_.n_items > 0) {
+            return true;
+        }
+        finish(status, o_.answer_nbytes);
+        return false;
+    }
+
+    // One thread: without opening anything.
+    OA_DEVICE bool may_have_task() const {
+        if (Block::load_acquire(&s_.setup_number.value) != s_.number) {
+            return true;
+        }
+        if (setup().epoch == 0) {
+            return false;
+        }
+        return ring().epoch() == setup().epoch ? ring().has_task() : ring().is_new_epoch();
+    }
+
     // One thread.
     OA_DEVICE bool has_task() {
-        ++s_.n_polls;
+        ++s_.n_looks;
         const uint32_t wanted = Block::load_acquire(&s_.setup_number.value);
         if (wanted != s_.number) {
             s_.number = wanted;

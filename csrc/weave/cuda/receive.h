@@ -1,14 +1,13 @@
-// A look for a task, and the work of one: what a launch of the receiver's kernel does.
+// The work of a task that a look (look.h) has opened: what the second launch of the receiver does.
 //
-//   look      the first block to arrive takes one snapshot: a task of this epoch that is there now, or none. It copies
-//             the description to its own memory, checks it, cuts it into items, and opens the launch.
 //   work      blocks claim items one by one. Splits of an output are merged by the last of them to arrive.
 //   finish    the last block that has written outputs publishes the result.
+//   close     the last block to leave closes the task: another launch before the next look would do nothing.
 //
-// It never waits for the other side: without a task all blocks leave. They wait for the first one's look only, which is
-// running, waits for nothing, and has begun before any of them; so it does not matter how many blocks fit on the device
-// at once, nor in which order they start. A launch takes one task at most: the next one may need the tokens of this
-// one, and there is no barrier of the grid. Launches of one receiver are in the order of streams and never overlap.
+// No block waits for another one, nor for the other side; so it does not matter how many blocks fit on the device at
+// once, nor in which order they start. There is one task at most: the next one may need the tokens of this one, and
+// there is no barrier of the grid. Launches of one receiver, looks and works, are in the order of streams and never
+// overlap.
 #pragma once
 
 #include "look.h"
@@ -16,39 +15,21 @@
 
 namespace oa::weave::cuda {
 
-template <class Block, class Rules = AllPollRules> class Poll {
-    enum : uint32_t { undecided, nothing, open_task };
-
+template <class Block, class Rules = AllPollRules> class Work {
   public:
-    OA_DEVICE Poll(Block & block, ReceiverState & state) :
+    OA_DEVICE Work(Block & block, ReceiverState & state) :
         b_(block), s_(state), o_(state.opened), look_(block, state), merge_(block, state) {}
 
     OA_DEVICE void run() {
-        const uint32_t before = b_.claim(&s_.arrived.value);
-        if (Rules::first_looks ? before == 0 : b_.block() == 0) {
-            const bool found = look_.look();
-            b_.open(&s_.decided.value, found ? open_task : nothing);
-        }
-        if (b_.await(&s_.decided.value) == open_task) {
-            work();
-        }
-        if (b_.arrive(&s_.left.value) == uint32_t(b_.n_blocks()) - 1 && b_.thread() == 0) {
-            leave();
-        }
-    }
-
-    // One block, while the device has nothing else to do: until there may be a task, the host wants something (`stop`,
-    // in its memory), or so many nanoseconds are over.
-    OA_DEVICE void watch(uint64_t patience, const uint32_t * stop) {
-        if (b_.thread() != 0) {
+        if (Block::load(&s_.is_open.value) == 0) { // all blocks alike: the last of them to leave closes the task
             return;
         }
-        const uint64_t since = Block::now();
-        for (uint32_t spins = 0; !look_.may_have_task() && Block::now() - since < patience; ++spins) {
-            if (spins % 16 == 0 && Block::load(stop) != 0) { // over PCIe: seldom
-                return;
+        work();
+        if (b_.arrive(&s_.left.value) == uint32_t(b_.n_blocks()) - 1 && b_.thread() == 0) {
+            s_.next_item.value = s_.outputs.value = s_.left.value = 0;
+            if (Rules::closes) {
+                s_.is_open.value = 0;
             }
-            Block::pause();
         }
     }
 
@@ -194,15 +175,6 @@ template <class Block, class Rules = AllPollRules> class Poll {
 
     template <class Format, int D, int n_queries> static OA_NOINLINE OA_DEVICE void attend(Block & b) {
         Attention<Format, D, n_queries, Block>(b, b.shared().item).run();
-    }
-
-    // The last block of the launch, one thread.
-    OA_DEVICE void leave() {
-        s_.arrived.value = s_.decided.value = s_.next_item.value = s_.outputs.value = s_.left.value = 0;
-        if (s_.adopted_number != s_.number) {
-            s_.adopted_number = s_.number;
-            Block::store_release(s_.adopted, s_.number);
-        }
     }
 
     Block &            b_;

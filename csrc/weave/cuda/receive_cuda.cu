@@ -1,3 +1,4 @@
+#include "conditional_cuda.h"
 #include "cuda_block.h"
 #include "receive.h"
 #include "receive_cuda.h"
@@ -8,30 +9,55 @@ namespace {
 
 using Memory = Shared<n_threads * chunk_values>;
 
-__global__ void __launch_bounds__(n_threads, 2) poll_kernel(ReceiverState * state) {
+__global__ void __launch_bounds__(n_threads, 2) work_kernel(ReceiverState * state) {
 #ifdef OA_HAS_RELEASE
     __shared__ Memory memory;
     CudaBlock<Memory> block(memory);
-    Poll<CudaBlock<Memory>>(block, *state).run();
+    Work<CudaBlock<Memory>>(block, *state).run();
 #endif
 }
 
-struct WatchMemory {
-    uint32_t claimed;
+struct LookMemory {
+    uint32_t claimed, status;
 };
+
+constexpr int look_threads = 32;
+using Warp                 = CudaBlock<LookMemory, look_threads>;
+
+__device__ bool look(ReceiverState & state) {
+#ifdef OA_HAS_RELEASE
+    __shared__ LookMemory memory;
+    Warp                  block(memory);
+    return Look<Warp, AllPollRules>(block, state).look();
+#else
+    return false;
+#endif
+}
+
+__global__ void look_kernel(ReceiverState * state) {
+    look(*state);
+}
+
+#if CUDART_VERSION >= 12040
+__global__ void deciding_look_kernel(ReceiverState * state, Condition condition) {
+    const bool found = look(*state);
+    if (threadIdx.x == 0) {
+        cudaGraphSetConditional(condition, found ? 1 : 0);
+    }
+}
+#endif
 
 __global__ void watch_kernel(ReceiverState * state, uint64_t patience, const uint32_t * stop) {
 #ifdef OA_HAS_RELEASE
-    __shared__ WatchMemory memory;
-    using Warp = CudaBlock<WatchMemory, 32>;
-    Warp block(memory);
-    Poll<Warp>(block, *state).watch(patience, stop);
+    __shared__ LookMemory memory;
+    Warp                  block(memory);
+    Look<Warp, AllPollRules>(block, *state).watch(patience, stop);
 #endif
 }
 
 __global__ void busy_kernel(uint64_t ns) {
-    const uint64_t begin = CudaBlock<WatchMemory, 32>::now();
-    while (CudaBlock<WatchMemory, 32>::now() - begin < ns) {
+    const uint64_t begin = Warp::now();
+    while (Warp::now() - begin < ns) {
     }
 }
 
@@ -50,23 +76,89 @@ cudaError_t poll_blocks(int & n_blocks) {
         code = cudaDeviceGetAttribute(&n_multiprocessors, cudaDevAttrMultiProcessorCount, device);
     }
     if (code == cudaSuccess) {
-        code = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_multiprocessor, poll_kernel, n_threads, 0);
+        code = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_multiprocessor, work_kernel, n_threads, 0);
     }
-    if (code == cudaSuccess) { // loads it, as the line above loads poll_kernel: not amidst a sender's wait
-        cudaFuncAttributes about;
+    // Loads them, as the line above loads work_kernel: not amidst a sender's wait.
+    cudaFuncAttributes about;
+    if (code == cudaSuccess) {
         code = cudaFuncGetAttributes(&about, watch_kernel);
+    }
+    if (code == cudaSuccess) {
+        code = cudaFuncGetAttributes(&about, look_kernel);
     }
     n_blocks = n_multiprocessors * per_multiprocessor;
     return code;
 }
 
-cudaError_t launch_poll(ReceiverState * state, int n_blocks, cudaStream_t stream) {
-    poll_kernel<<<n_blocks, n_threads, 0, stream>>>(state);
-    return cudaGetLastError();
+bool conditional_works([[maybe_unused]] const char *& why_not) {
+#if CUDART_VERSION >= 12040
+    int         driver = 0;
+    cudaError_t code   = cudaDriverGetVersion(&driver);
+    if (code == cudaSuccess && driver < 12040) {
+        why_not = "the driver is older than CUDA 12.4";
+        return false;
+    }
+    cudaFuncAttributes about;
+    if (code == cudaSuccess) {
+        code = cudaFuncGetAttributes(&about, deciding_look_kernel);
+    }
+    if (code == cudaSuccess) {
+        code = try_conditional();
+    }
+    why_not = cudaGetErrorString(code);
+    return code == cudaSuccess;
+#else
+    why_not = "built with CUDA before 12.4";
+    return false;
+#endif
+}
+
+namespace {
+
+#if CUDART_VERSION >= 12040
+cudaError_t capture_poll(ReceiverState * state, int n_blocks, cudaStream_t stream) {
+    Conditional work;
+    cudaError_t code = work.open(stream);
+    if (code == cudaSuccess) {
+        deciding_look_kernel<<<1, look_threads, 0, stream>>>(state, work.condition());
+        code = cudaGetLastError();
+    }
+    void *               arguments[] = { &state };
+    cudaKernelNodeParams body        = {};
+    body.func                        = reinterpret_cast<void *>(work_kernel);
+    body.gridDim                     = dim3(unsigned(n_blocks));
+    body.blockDim                    = dim3(n_threads);
+    body.kernelParams                = arguments;
+    return code == cudaSuccess ? work.then(body) : code;
+}
+#endif
+
+} // namespace
+
+cudaError_t launch_poll(ReceiverState * state, int n_blocks, [[maybe_unused]] bool conditional, cudaStream_t stream) {
+    cudaError_t code = cudaSuccess;
+#if CUDART_VERSION >= 12040
+    cudaStreamCaptureStatus captured = cudaStreamCaptureStatusNone;
+    if (conditional) {
+        code = cudaStreamIsCapturing(stream, &captured);
+    }
+    if (captured == cudaStreamCaptureStatusActive) {
+        return capture_poll(state, n_blocks, stream);
+    }
+#endif
+    if (code == cudaSuccess) {
+        look_kernel<<<1, look_threads, 0, stream>>>(state);
+        code = cudaGetLastError();
+    }
+    if (code == cudaSuccess) {
+        work_kernel<<<n_blocks, n_threads, 0, stream>>>(state);
+        code = cudaGetLastError();
+    }
+    return code;
 }
 
 cudaError_t launch_watch(ReceiverState * state, uint64_t patience, const uint32_t * stop, cudaStream_t stream) {
-    watch_kernel<<<1, 32, 0, stream>>>(state, patience, stop);
+    watch_kernel<<<1, look_threads, 0, stream>>>(state, patience, stop);
     return cudaGetLastError();
 }
 

@@ -1,4 +1,4 @@
-// The receiver's launch (receive.h).
+// The receiver's launches: a look (look.h), and the work that it may have opened (receive.h).
 #pragma once
 
 #include "receiver_state.h"
@@ -7,11 +7,15 @@
 
 namespace oa::weave::cuda {
 
-// Blocks of a launch on the current device: as many as fit at once.
+// Blocks of a work's launch on the current device: as many as fit at once.
 cudaError_t poll_blocks(int & n_blocks);
 
-// Look for a task, and do it. May be captured: all that changes is in `state`, which is in device memory.
-cudaError_t launch_poll(ReceiverState * state, int n_blocks, cudaStream_t stream);
+// Whether captured graphs can launch the work only after a look that has opened a task. `why_not`: static.
+bool conditional_works(const char *& why_not);
+
+// Look for a task, and do it. May be captured: all that changes is in `state`, which is in device memory. The work is a
+// launch whose blocks leave at once if the look has opened nothing; where it is captured and `conditional`, none.
+cudaError_t launch_poll(ReceiverState * state, int n_blocks, bool conditional, cudaStream_t stream);
 
 // Before launch_poll() where nothing else is to do: ends when there may be a task, when *stop (in host memory) is not
 // 0, or after so many nanoseconds.

@@ -48,6 +48,19 @@ CudaReceiver::CudaReceiver(const std::string & path, const CudaReceiverOptions &
 
 void CudaReceiver::set_up() {
     check(poll_blocks(n_blocks_), "tell how many blocks fit");
+    if (options_.working != Working::plain) {
+        const char * why_not = "";
+        conditional_         = conditional_works(why_not);
+        if (!conditional_ && options_.working == Working::conditional) {
+            throw ChannelError("graphs have no conditional nodes here: " + std::string(why_not));
+        }
+        if (!conditional_) {
+            fprintf(stderr,
+                    "oallama: every look launches the attention of guests, since graphs have no conditional "
+                    "nodes here: %s\n",
+                    why_not);
+        }
+    }
     const uint32_t pages_per_place = (options_.max_tokens + block_tokens - 1) / block_tokens;
     const uint32_t max_partials    = uint32_t(n_blocks_) * 4;
     ReceiverState  made            = {};
@@ -110,25 +123,48 @@ void CudaReceiver::let_go() {
 }
 
 void CudaReceiver::begin(cudaStream_t stream) {
+    if (running_ == std::this_thread::get_id()) { // its run goes on
+        distance_ = 0.0;
+        if (stream != run_stream_ && !failed_) {
+            check_device(cudaEventRecord(ended_event_, run_stream_), "end a graph");
+            check_device(cudaStreamWaitEvent(stream, ended_event_), "follow the last graph");
+        }
+        run_stream_ = stream;
+        return;
+    }
     graphs_.lock();
+    running_    = std::this_thread::get_id();
+    run_stream_ = stream;
+    distance_   = 0.0;
     std::unique_lock lock(mutex_);
     in_graph_ = true;
     __atomic_store_n(words_ + 1, 1, __ATOMIC_RELEASE); // a watch ends
     changed_.wait(lock, [&] { return resting_; });
-    nodes_ = 0;
     if (has_ended_event_ && !failed_) {
         check_device(cudaStreamWaitEvent(stream, ended_event_), "follow the last graph");
     }
 }
 
-void CudaReceiver::poll(cudaStream_t stream) {
-    if (!failed_ && ++nodes_ % options_.every == 0) {
-        check_device(launch_poll(state_, n_blocks_, stream), "look for guests' tasks");
+// Where replayed graphs are between others their looks stay where they are: the distance is counted graph by graph.
+void CudaReceiver::worked(uint32_t n_products, uint64_t n_rows, cudaStream_t stream) {
+    const Distance & wanted = options_.distance;
+    const double     share  = double(n_products) / (n_rows > wanted.few ? wanted.prompt : wanted.decode);
+    const bool       ends   = n_products == 0 && distance_ > 0.0;
+    distance_ += share;
+    if (ends || distance_ > 1.0 - 1e-9) {
+        distance_ = 0.0;
+        look(stream);
     }
 }
 
-void CudaReceiver::end(cudaStream_t stream) {
-    const cudaError_t code = cudaEventRecord(ended_event_, stream);
+void CudaReceiver::look(cudaStream_t stream) {
+    if (!failed_) {
+        check_device(launch_poll(state_, n_blocks_, conditional_, stream), "look for guests' tasks");
+    }
+}
+
+void CudaReceiver::end() {
+    const cudaError_t code = cudaEventRecord(ended_event_, run_stream_);
     {
         const std::lock_guard lock(mutex_);
         has_ended_event_ = code == cudaSuccess;
@@ -136,6 +172,7 @@ void CudaReceiver::end(cudaStream_t stream) {
         __atomic_store_n(words_ + 1, 0, __ATOMIC_RELEASE);
         changed_.notify_all();
     }
+    running_ = std::thread::id();
     graphs_.unlock();
     if (!failed_) {
         check_device(code, "end a graph");
@@ -150,8 +187,8 @@ void CudaReceiver::check_device(cudaError_t code, const char * what) {
 CudaReceiverStats CudaReceiver::stats() const {
     const OnDevice here(options_.device);
     uint32_t       counts[3] = {};
-    static_assert(offsetof(ReceiverState, n_refused) == offsetof(ReceiverState, n_polls) + 8, "they follow each other");
-    check(cudaMemcpyAsync(counts, &state_->n_polls, sizeof(counts), cudaMemcpyDeviceToHost, upload_stream_), "count");
+    static_assert(offsetof(ReceiverState, n_refused) == offsetof(ReceiverState, n_looks) + 8, "they follow each other");
+    check(cudaMemcpyAsync(counts, &state_->n_looks, sizeof(counts), cudaMemcpyDeviceToHost, upload_stream_), "count");
     check(cudaStreamSynchronize(upload_stream_), "count");
     const std::lock_guard lock(mutex_);
     return { counts[0], counts[1], counts[2], n_senders_, stats_.n_sequences, stats_.free_nbytes };
@@ -179,7 +216,7 @@ void CudaReceiver::idle() {
             resting_ = false;
             lock.unlock();
             check(launch_watch(state_, options_.watch_ns, words_ + 1, idle_stream_), "wait for guests' tasks");
-            check(launch_poll(state_, n_blocks_, idle_stream_), "look for guests' tasks");
+            check(launch_poll(state_, n_blocks_, false, idle_stream_), "look for guests' tasks");
             check(cudaEventRecord(rest_event_, idle_stream_), "compute guests' attention");
             check(cudaEventSynchronize(rest_event_), "compute guests' attention");
             lock.lock();

@@ -1,5 +1,5 @@
-// What the polls of a receiver find in the memory of its device; the host makes it, and changes of it only what is said
-// to be the host's. Launches of one receiver never overlap: what one leaves is seen by the next.
+// What the looks and works of a receiver find in the memory of its device; the host makes it, and changes of it only
+// what is said to be the host's. Launches of one receiver never overlap: what one leaves is seen by the next.
 #pragma once
 
 #include "kv_rows.h"
@@ -63,15 +63,15 @@ struct ReceiverState {
     Setup      setups[2];
     Counter    setup_number;
 
-    // Of the launch; all 0 between launches.
-    Counter arrived, decided, next_item, outputs, left;
+    // Of the work; all 0 between a work and the next look. is_open: by a look, for the work that follows it.
+    Counter is_open, next_item, outputs, left;
 
     // From launch to launch.
     alignas(8) unsigned char channel[16]; // Duplex
     alignas(8) unsigned char ring[32];    // ReceiverRing
     uint32_t   number;                    // of the setup
     uint32_t   adopted_number;
-    uint32_t   n_polls;
+    uint32_t   n_looks;
     uint32_t   n_tasks, n_refused;
     OpenedTask opened;
 };

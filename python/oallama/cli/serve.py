@@ -84,17 +84,24 @@ def serve(
 ) -> None:
     """Serve the OpenAI API with llama-server; arguments after -- go to it unchanged.
 
-    With --hot and --cold: several models by name, on the CPU, each in a process of its own.
+    With --hot and --cold: several models by name, each in a process of its own; on the CPU, unless --device says
+    "hot=CUDA0,cold=CUDA1", or one device for all.
     """
     limits = Limits(queue, drain)
     if hot is not None:
-        if model is not None or plan or vram:
-            raise OallamaError("--hot takes the place of MODEL, and --plan and --vram are for one model")
-        weaving = Weaving(hot, cold or [], limits, guests, lend, deadline, weave)
-        of_all = settings(ctx, batch, ubatch, type_k, type_v, "on", threads, parallel or 4)
+        of_one = {"--plan": plan, "--vram": vram, "--profile": profile, "--rpc": rpc, "--local-rpc": local_rpc}
+        given = [name for name, value in of_one.items() if value]
+        if model is not None or given:
+            what = " and ".join(["MODEL"] * (model is not None) + given)
+            raise OallamaError(f"--hot takes the place of MODEL and of what is for one model; leave out {what}")
+        weaving = Weaving(hot, cold or [], limits, guests, lend, deadline, weave, device, margin)
+        form = "on" if flash_attn == "auto" else flash_attn
+        of_all = settings(ctx, batch, ubatch, type_k, type_v, form, threads, parallel or 4)
         raise typer.Exit(serve_woven(weaving, of_all, host, port, context.args))
     if model is None or cold:
         raise OallamaError("give MODEL, or --hot MODEL with --cold MODEL")
+    if lend is not None or guests is not None or weave is not None:
+        raise OallamaError("--guests, --lend and --weave are for --hot MODEL with --cold MODEL; leave them out")
     connection = connect(rpc, local_rpc, device)
     made = wanted = None
     chosen = connection.device or autoplan.find_accelerator()

@@ -12,7 +12,8 @@ from oallama.planning.cost import CostModel
 from oallama.profiling.fingerprint import cpu_set
 from oallama.profiling.profiler import profile_machine
 from oallama.profiling.workload import depths_for
-from oallama.weave.plan import Load, guest_shape, measure
+from oallama.weave.gpus import check_places, parse_places
+from oallama.weave.plan import Load, estimate, guest_shape, measure
 from oallama.weave.plan import plan as plan_weave
 from oallama.weave.render import render_weave
 
@@ -40,29 +41,39 @@ def plan(
     ubatch: Ubatch = None,
     type_k: TypeK = "f16",
     type_v: TypeV = "f16",
+    device: Annotated[
+        str | None, typer.Option(help='Where the models run: "hot=CUDA0,cold=CUDA1", or one device. Default: the CPU.')
+    ] = None,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads of each model, 0: half of all.")] = 0,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan, for `serve --weave`.")] = None,
     json: Json = False,
 ) -> None:
-    """Decide where the cold model's threads look for the hot one's attention: the paper's operator splitting."""
+    """Decide where the cold model looks for the hot one's attention: the paper's operator splitting."""
     quiet()
     warn_if_busy()
+    places = parse_places(device)
+    check_places(places, 1, 1)
     n_threads = threads or max(1, len(cpu_set()) // 2)
     wanted = settings(ctx, None, ubatch, type_k, type_v, "on", n_threads)
     costs = []
     with progress_bar("measuring") as report:
-        for path in (hot, cold):
+        for path, own in ((hot, places.hot), (cold, places.cold)):
             graph = autoplan.read_graph(path, wanted)
             resolved = autoplan.resolve(wanted, graph.n_ctx_train)
             depths = depths_for(resolved.n_ctx)
+            # Where the hot model's attention would be computed, too.
+            names = list(dict.fromkeys(name for name in (own, places.cold) if name))
             profile = profile_machine(
-                graph, [], n_threads=n_threads, depths=depths, type_k=type_k, type_v=type_v, progress=report
+                graph, names, n_threads=n_threads, depths=depths, type_k=type_k, type_v=type_v, progress=report
             )
-            costs.append(CostModel(graph, profile, (), autoplan.context_of(resolved)))
+            costs.append(CostModel(graph, profile, names, autoplan.context_of(resolved)))
     of_hot, of_cold = costs
     n_ctx = of_hot.context.n_ctx
     load = Load(parallel, parallel if guests is None else guests, parallel, n_ctx // 2 if depth is None else depth)
-    measured = measure(guest_shape(of_hot)[0], load, type_k, type_v)
+    if places.cold:
+        measured = estimate(of_hot, load, places.cold)
+    else:
+        measured = measure(guest_shape(of_hot)[0], load, type_k, type_v)
     made = plan_weave(of_hot, of_cold, load, measured, n_threads, of_cold.context.n_ubatch)
     if output:
         made.save(output)
@@ -71,4 +82,5 @@ def plan(
         return
     out.print(render_weave(made, (hot.stem, cold.stem)))
     if output:
-        say(f"written to {output}; use it with `oallama serve --hot {hot} --cold {cold} --weave {output}`")
+        more = f" --device {device}" if device else ""
+        say(f"written to {output}; use it with `oallama serve --hot {hot} --cold {cold} --weave {output}{more}`")

@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from oallama import autoplan, engine, runtime
@@ -17,8 +18,8 @@ from oallama.planning.budget import format_bytes, parse_budget
 from oallama.profiling.fingerprint import cpu_set
 from oallama.serve_limits import Limits
 from oallama.weave import remove_abandoned
-from oallama.weave.channel import DEFAULT_PART
-from oallama.weave.plan import REMEDY, read_part
+from oallama.weave.gpus import check_places, parse_places, room_for_guests
+from oallama.weave.plan import REMEDY, read_looks
 from oallama.weave.serving import ENVIRONMENTS, Served, check, environments, preset
 
 from .options import quiet
@@ -30,8 +31,9 @@ class Weaving:
     """What is served and how.
 
     guests: sequences of the hot model beyond its own; None: as many as its own. lend: memory of each cold model's
-    process for them; None: for as much context as the hot one has at home. deadline_s: of the attention of a layer.
-    plan: of `oallama weave plan`, for the hot model and one of the cold ones; the others look for tasks as ever.
+    process for them; None: for as much context as the hot one has at home, on a GPU as far as there is room for it.
+    deadline_s: of the attention of a layer. plan: of `oallama weave plan`, for the hot model and one of the cold ones;
+    the others look for tasks as ever. device: as `parse_places` reads it. margin: bytes of a GPU that stay free.
     """
 
     hot: Path
@@ -41,62 +43,119 @@ class Weaving:
     lend: str | None = None
     deadline_s: float = 0.1
     plan: Path | None = None
+    device: str | None = None
+    margin: str | None = None
 
 
 def planned(weaving: Weaving, wanted: Settings) -> tuple[Served, list[Served]]:
     """What every model is served with; threads are dealt out evenly unless given.
 
     Raises:
-        OallamaError: a file is no model, two have one name, or `lend` is no size.
+        OallamaError: a file is no model, two have one name, `lend` is no size or more than there is, or the devices do
+            not allow what is wanted of them.
     """
     quiet()
     n_threads = wanted.n_threads or max(1, len(cpu_set()) // (1 + len(weaving.cold)))
     guests = wanted.n_seq_max if weaving.guests is None else weaving.guests
+    guests = guests if weaving.cold else 0
+    places = parse_places(weaving.device)
+    check_places(places, len(weaving.cold), guests)
+    if guests and wanted.flash_attn == "off":
+        raise OallamaError("guests need flash attention: leave --flash-attn off out, or give --guests 0")
+    if not guests and (weaving.lend is not None or weaving.plan):
+        raise OallamaError("--lend and --weave are for guests, and there are none; leave them out")
+    if weaving.margin is not None and not places.on_gpus:
+        raise OallamaError("--margin is for models on GPUs (--device); leave it out")
 
-    of_hot, of_cold, part = read_part(weaving.plan) if weaving.plan else ({}, {}, DEFAULT_PART)
+    looks = read_looks(weaving.plan, places.on_gpus) if weaving.plan else None
+    is_cold = []
 
-    def served(path: Path) -> Served:
+    def served(path: Path, device: str | None) -> Served:
         graph = autoplan.read_graph(path, wanted)
-        if weaving.plan and path == weaving.hot:
-            check_model(of_hot, graph.model, REMEDY)
+        if looks and path == weaving.hot:
+            check_model(looks.hot, graph.model, REMEDY)
         n_ctx = autoplan.resolve(wanted, graph.n_ctx_train).n_ctx
-        looks = part if graph.model == of_cold else DEFAULT_PART
-        return Served(path, n_ctx, wanted.n_seq_max, n_threads, wanted.type_k, wanted.type_v, part=looks)
+        made = Served(path, n_ctx, wanted.n_seq_max, n_threads, wanted.type_k, wanted.type_v, device=device)
+        made = replace(made, n_batch=wanted.n_batch, n_ubatch=wanted.n_ubatch, flash_attn=wanted.flash_attn)
+        if not looks or graph.model != looks.cold:
+            return made
+        is_cold.append(path)
+        return replace(made, part=looks.part, distance=looks.distance)
 
-    hot, cold = served(weaving.hot), [served(path) for path in weaving.cold]
+    hot, cold = served(weaving.hot, places.hot), [served(path, places.cold) for path in weaving.cold]
     check([hot, *cold])
-    if cold and guests:
-        lent = _lent(weaving, replace(wanted, n_ctx=hot.n_ctx, devices=()), guests)
+    if looks and not set(is_cold) & set(weaving.cold):
+        raise OallamaError(f"the weave plan {weaving.plan} is for another cold model; {REMEDY}")
+    if guests:
+        lent = _lent(weaving, wanted, [hot, *cold], guests)
         hot, cold = replace(hot, guests=guests), [replace(model, lend_nbytes=lent) for model in cold]
+    elif places.on_gpus:
+        _rooms(weaving, wanted, [hot, *cold])
     return hot, cold
 
 
-def _lent(weaving: Weaving, settings: Settings, guests: int) -> int:
+def _lent(weaving: Weaving, wanted: Settings, models: Sequence[Served], guests: int) -> int:
+    """Bytes of each cold model's process, on its GPU if it has one."""
+    hot, cold = models[0], models[1:]
+    room = _rooms(weaving, wanted, models).get(cold[0].device or "")
     if weaving.lend is not None:
         budget = parse_budget(weaving.lend, weights_bytes=0, free_bytes=0)
         if budget.bytes_total is None:
             raise OallamaError(f'--lend is a size, like "2GiB", got {weaving.lend}')
+        if room is not None and budget.bytes_total > room:
+            raise OallamaError(
+                f"{cold[0].device} has {format_bytes(room)} left for guests, which is less than --lend {weaving.lend}"
+            )
         return budget.bytes_total
-    memory = engine.dry_run(os.fspath(weaving.hot), settings, None)
-    at_home = sum(found["kv"] for found in memory.values())
-    return -(-at_home * guests // (settings.n_seq_max * len(weaving.cold)))
+    at_home = sum(found["kv"] for found in _dry_run(wanted, hot).values())
+    asked = -(-at_home * guests // (wanted.n_seq_max * len(cold)))
+    if room is None or asked <= room:
+        return asked
+    if room == 0:
+        raise OallamaError(f"{cold[0].device} has no memory left for guests; lower --ctx, or give --guests 0")
+    say(f"{cold[0].device} has {format_bytes(room)} left for guests, who might take {format_bytes(asked)}")
+    return room
+
+
+def _rooms(weaving: Weaving, wanted: Settings, models: Sequence[Served]) -> dict[str, int]:
+    """What every GPU has left beside the models on it."""
+    taken: dict[str, list[int]] = {}
+    for model in models:
+        if model.device:
+            taken.setdefault(model.device, []).append(sum(_dry_run(wanted, model)[model.device].values()))
+    return {device: room_for_guests(device, each, weaving.margin) for device, each in taken.items()}
+
+
+@cache
+def _dry_run(wanted: Settings, model: Served) -> dict[str, dict[str, int]]:
+    devices = (model.device,) if model.device else ()
+    settings = replace(wanted, n_ctx=model.n_ctx, n_seq_max=model.parallel, devices=devices)
+    return engine.dry_run(os.fspath(model.model), settings, None)
 
 
 def serve_woven(weaving: Weaving, wanted: Settings, host: str, port: int, more: Sequence[str]) -> int:
     """Run llama-server's router until it ends; returns its exit code."""
     hot, cold = planned(weaving, wanted)
     remove_abandoned()
-    say(f"{hot.name}: {hot.parallel} sequences at home, {hot.guests} more as guests, {hot.n_threads} threads")
+    there = autoplan.find_accelerator()
+    if there and not any(model.device for model in (hot, *cold)):
+        say(f"all models run on the CPU; --device {there}, or --device hot={there},cold=.., puts them on GPUs")
+    where = f" on {hot.device}" if hot.device else ""
+    say(f"{hot.name}{where}: {hot.parallel} sequences at home, {hot.guests} more as guests, {hot.n_threads} threads")
     for model in cold:
         lends = format_bytes(model.lend_nbytes) if model.lend_nbytes else "nothing"
-        say(f"{model.name}: {model.parallel} sequences, {model.n_threads} threads, lends {lends}")
-    with tempfile.NamedTemporaryFile("w", prefix="oallama-", suffix=".ini") as file:
+        where = f" on {model.device}" if model.device else ""
+        say(f"{model.name}{where}: {model.parallel} sequences, {model.n_threads} threads, lends {lends}")
+    with (
+        tempfile.TemporaryDirectory(prefix="oallama-") as folder,
+        tempfile.NamedTemporaryFile("w", prefix="oallama-", suffix=".ini") as file,
+    ):
         file.write(preset([hot, *cold]))
         file.flush()
         command = [str(runtime.program("llama-server")), "--models-preset", file.name]
         command += ["--models-max", str(1 + len(cold)), "--host", host, "--port", str(port), *more]
         say(f"serving on http://{host}:{port} (OpenAI API under /v1); models load now")
-        of_models = environments(hot, cold, weaving.deadline_s, weaving.limits)
+        of_models = environments(hot, cold, weaving.deadline_s, weaving.limits, folder)
         try:
             return run_server(command, os.environ | weaving.limits.of_router() | {ENVIRONMENTS: of_models})
         finally:

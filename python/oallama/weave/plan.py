@@ -11,7 +11,7 @@ import os
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from oallama.planning.cost import CostModel, OperatorCost
 from oallama.planning.operators import AttentionShape
 
 from .channel import Receiver, Sender, SequenceRows, channel_path
+from .distance import LOOK_S, Distance, pieces, widest
 from .waiting import Splitting, mean_wait, split
 
 SCHEMA = "oallama.weave/1"
@@ -42,7 +43,10 @@ class Load:
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds through a channel here. guest_s: of all guests' attention, a layer. poll_s: a look for tasks, in vain."""
+    """Seconds through a channel here. guest_s: of all guests' attention, a layer. poll_s: a look for tasks, in vain.
+
+    On GPUs neither is measured: guest_s is what the profile says of the cold model's GPU, poll_s an estimate.
+    """
 
     guest_s: float
     poll_s: float
@@ -54,12 +58,16 @@ class Step:
 
     names, seconds: of the operators in execution order; splitting.parts[i] - 1 looks are inside of operator i.
     part: multiply-adds of a thread between two looks; None: none inside of operators.
+    distance: products between two looks on a GPU, where none are inside of operators: splitting.wait_before_s is that
+    of looks after every product, wait_after_s of those there are.
     """
 
     names: tuple[str, ...]
     seconds: tuple[float, ...]
     splitting: Splitting
     part: int | None
+    distance: int | None = None
+    n_looks: int = 0
 
     @property
     def duration_s(self) -> float:
@@ -101,45 +109,80 @@ class WeavePlan:
         """Multiply-adds between two looks that serve both kinds of step; None: looks after operators suffice."""
         return min((step.part for step in (self.decode, self.prefill) if step.part), default=None)
 
+    @property
+    def distance(self) -> Distance | None:
+        """Between two looks on a GPU; None: the cold model is on the CPU."""
+        if self.decode.distance is None or self.prefill.distance is None:
+            return None
+        return Distance(self.decode.distance, self.prefill.distance, self.load.n_cold)
+
     def polls_s(self, step: Step) -> float:
-        """What the looks cost a step: one after every operator, and those inside, on each thread beside the others."""
-        return self.measured.poll_s * sum(step.splitting.parts)
+        """What the looks cost a step; on the CPU on each thread beside the others."""
+        return self.measured.poll_s * step.n_looks
 
     def to_json(self) -> str:
         """The file's text."""
-        return json.dumps({"schema": SCHEMA, **asdict(self), "part": self.part}, indent=1) + "\n"
+        distance = asdict(self.distance) if self.distance else None
+        made = {"schema": SCHEMA, **asdict(self), "part": self.part, "distance": distance}
+        return json.dumps(made, indent=1) + "\n"
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Raises OallamaError when it cannot be written."""
         write_text_atomic(path, self.to_json(), "weave plan")
 
 
-def read_part(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any], int | None]:
-    """Fingerprints of hot and cold model, and `part`, of a plan's file. Raises OallamaError for what is none."""
+@dataclass(frozen=True)
+class Looks:
+    """What a server needs of a plan: the models' fingerprints, and where looks are (`WeavePlan`)."""
+
+    hot: dict[str, Any]
+    cold: dict[str, Any]
+    part: int | None
+    distance: Distance | None
+
+
+def read_looks(path: str | os.PathLike[str], on_gpus: bool) -> Looks:
+    """Of a plan's file, for models on GPUs or on the CPU.
+
+    Raises:
+        OallamaError: it is none, or one for the other kind of device.
+    """
     found = read_json_object(path, "weave plan", REMEDY)
-    part = found.get("part")
-    if found.get("schema") != SCHEMA or not isinstance(part, int | None) or (part is not None and part < 1):
+    part, distance = found.get("part"), found.get("distance")
+    sound = isinstance(part, int | None) and (part is None or part >= 1)
+    if distance is not None:
+        values = list(distance.values()) if isinstance(distance, dict) else []
+        names = [field.name for field in fields(Distance)]
+        sound = sound and list(distance) == names and all(isinstance(n, int) and n >= 1 for n in values)
+    if found.get("schema") != SCHEMA or not sound:
         raise OallamaError(f"{path} is no weave plan of this version; {REMEDY}")
-    return found["hot"], found["cold"], part
+    if on_gpus != (distance is not None):
+        made, now = ("GPUs", "the CPU") if distance else ("the CPU", "GPUs")
+        raise OallamaError(f"the weave plan {path} is for models on {made}, these are on {now}; {REMEDY}")
+    return Looks(found["hot"], found["cold"], part, Distance(**distance) if distance else None)
 
 
 def plan(hot: CostModel, cold: CostModel, load: Load, measured: Measured, n_threads: int, n_ubatch: int) -> WeavePlan:
     """Split the cold model's operators as far as the hot one's waiting asks for (waiting.split).
 
+    Models whose costs have accelerators are on the first of them; there looks are put further apart instead, as far as
+    the waiting allows (distance.widest).
+
     A task may wait as long as the hot model computes attention of its own beyond the guests' (K - N) for nothing; of
     the rest SHARE of the hot model's step, over its layers, is allowed.
     """
     shape, layers = guest_shape(hot)
-    home_s = load.n_home * float(hot.attention_s(shape, 1, load.depth)[0])
-    together = hot.operator_costs(load.n_home + load.n_guests, load.depth, decode=True)
+    home_s = load.n_home * float(hot.attention_s(shape, 1, load.depth)[_device(hot)])
+    together = hot.operator_costs(load.n_home + load.n_guests, load.depth, decode=True, device=_device(hot))
     step_s = sum(cost.seconds for cost in together)
     threshold_s = SHARE * step_s / layers
     slack_s = max(0.0, home_s - measured.guest_s)
 
     def step(n_tokens: int, *, decode: bool) -> Step:
-        return _step(
-            cold.operator_costs(n_tokens, load.depth, decode=decode), threshold_s, slack_s, measured.poll_s, n_threads
-        )
+        costs = cold.operator_costs(n_tokens, load.depth, decode=decode, device=_device(cold))
+        if _device(cold):
+            return _step_on_gpu(costs, threshold_s, slack_s, measured.poll_s)
+        return _step(costs, threshold_s, slack_s, measured.poll_s, n_threads)
 
     return WeavePlan(
         hot=hot.graph.model,
@@ -165,7 +208,29 @@ def _step(costs: Sequence[OperatorCost], threshold_s: float, slack_s: float, pol
     between = [
         max(1, cost.multiply_adds // n_threads // n) for cost, n in zip(costs, found.parts, strict=True) if n > 1
     ]
-    return Step(tuple(cost.kind for cost in costs), tuple(seconds), found, min(between, default=None))
+    names = tuple(cost.kind for cost in costs)
+    return Step(names, tuple(seconds), found, min(between, default=None), n_looks=sum(found.parts))
+
+
+def _step_on_gpu(costs: Sequence[OperatorCost], threshold_s: float, slack_s: float, look_s: float) -> Step:
+    seconds, is_product = [cost.seconds for cost in costs], [cost.multiply_adds > 0 for cost in costs]
+    distance = widest(seconds, is_product, threshold_s, slack_s)
+    waits = [mean_wait(pieces(seconds, is_product, each), slack_s) for each in (1, distance)]
+    n_looks = len(pieces(seconds, is_product, distance))
+    splitting = Splitting((1,) * len(costs), waits[0], waits[1], look_s * n_looks)
+    return Step(tuple(cost.kind for cost in costs), tuple(seconds), splitting, None, distance, n_looks)
+
+
+def _device(costs: CostModel) -> int:
+    """Of the model: its first accelerator, or the host."""
+    return min(1, len(costs.names) - 1)
+
+
+def estimate(hot: CostModel, load: Load, cold_device: str) -> Measured:
+    """What `measure` measures, for the cold model on a GPU that `hot` has times of."""
+    shape, _ = guest_shape(hot)
+    each = float(hot.attention_s(shape, 1, load.depth + 1)[hot.ids[cold_device]])
+    return Measured(load.n_guests * each, LOOK_S)
 
 
 def guest_shape(model: CostModel) -> tuple[AttentionShape, int]:

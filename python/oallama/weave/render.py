@@ -29,10 +29,12 @@ def render_weave(plan: WeavePlan, names: tuple[str, str]) -> RenderableType:
     found = list(steps.values())
     row("a step without guests", [_time(step.duration_s) for step in found])
     row("a task waits, served after the step", [_time(step.wait_for_request_s) for step in found])
-    row("  served after operators (W before)", [_time(step.splitting.wait_before_s) for step in found])
-    row("  also inside of them (W after)", [_time(step.splitting.wait_after_s) for step in found])
+    of_gpu = plan.distance is not None
+    before, after = ("every product", "as far apart as it may be") if of_gpu else ("operators", "also inside of them")
+    row(f"  served after {before} (W before)", [_time(step.splitting.wait_before_s) for step in found])
+    row(f"  {after} (W after)", [_time(step.splitting.wait_after_s) for step in found])
     row(f"W after, {plan.layers} layers, of a step", [_share(plan, step.splitting.wait_after_s) for step in found])
-    row("looks for tasks, a step", [str(sum(step.splitting.parts)) for step in found])
+    row("looks for tasks, a step", [str(step.n_looks) for step in found])
     row("they cost", [_time(plan.polls_s(step)) for step in found])
     row("  of the step", [f"{plan.polls_s(step) / step.duration_s:.2%}" for step in found])
     return Group(*parts, waits, *(Text(line) for line in _remarks(plan, hot)))
@@ -66,9 +68,13 @@ def _remarks(plan: WeavePlan, hot: str) -> list[str]:
         f"{hot}: a step of {load.n_home + load.n_guests} sequences after {load.depth} tokens takes "
         f"{_time(plan.step_s)}; {SHARE:.0%} of it may be waiting, {_time(plan.threshold_s)} a task.",
         f"A layer's attention: {_time(plan.home_s)} at home (K), {_time(measured.guest_s)} of the guests through "
-        f"a channel (N, measured). A look for tasks in vain: {measured.poll_s * 1e9:.0f} ns (measured).",
+        f"a channel (N, {'by the profile' if plan.distance else 'measured'}). A look for tasks in vain: "
+        f"{measured.poll_s * 1e9:.0f} ns ({'an estimate' if plan.distance else 'measured'}).",
     ]
-    if plan.part is None:
+    if plan.distance is not None:
+        few, decode, prompt = plan.distance.few, plan.distance.decode, plan.distance.prompt
+        lines.append(f"Looks follow every {decode} products of {few} rows at most, every {prompt} of more.")
+    elif plan.part is None:
         lines.append("Looks after operators suffice.")
     else:
         lines.append(f"Threads look inside of matrix multiplications every {plan.part} multiply-adds.")

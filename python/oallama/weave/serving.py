@@ -12,6 +12,7 @@ from oallama.errors import OallamaError
 from oallama.serve_limits import Limits
 
 from .channel import DEFAULT_PART, channel_path
+from .distance import Distance
 
 ENVIRONMENTS = "OALLAMA_MODEL_ENVIRONMENTS"
 
@@ -19,7 +20,9 @@ ENVIRONMENTS = "OALLAMA_MODEL_ENVIRONMENTS"
 @dataclass(frozen=True)
 class Served:
     """A model: its context of n_ctx tokens is shared by `parallel` sequences; lend_nbytes: for guests, 0: none.
-    part: multiply-adds of a thread between two looks for guests' tasks; None: looks come after operators only.
+
+    device: where all of it is, None: on the CPU. part: multiply-adds of a thread between two looks for guests' tasks on
+    the CPU; None: looks come after operators only. distance: between two looks on a GPU; None: the engine's default.
 
     The name is the file's without its ending.
     """
@@ -33,6 +36,11 @@ class Served:
     guests: int = 0
     lend_nbytes: int = 0
     part: int | None = DEFAULT_PART
+    device: str | None = None
+    distance: Distance | None = None
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    flash_attn: str = "on"
 
     @property
     def name(self) -> str:
@@ -62,11 +70,13 @@ def preset(models: Sequence[Served]) -> str:
             "cache-type-k": served.type_k,
             "cache-type-v": served.type_v,
             "kv-unified": "true",
-            "flash-attn": "on",
+            "batch-size": served.n_batch,
+            "ubatch-size": served.n_ubatch,
+            "flash-attn": served.flash_attn,
             "cache-ram": 0,
             "fit": "off",
-            "n-gpu-layers": 0,
-            "device": "none",
+            "n-gpu-layers": "all" if served.device else 0,
+            "device": served.device or "none",
             "metrics": "true",
             "load-on-startup": "true",
         }
@@ -75,18 +85,26 @@ def preset(models: Sequence[Served]) -> str:
     return "\n".join(sections)
 
 
-def environments(hot: Served, cold: Sequence[Served], deadline_s: float, limits: Limits) -> str:
-    """Variables of the models' processes, as ENVIRONMENTS wants them.
+def environments(hot: Served, cold: Sequence[Served], deadline_s: float, limits: Limits, folder: str) -> str:
+    """Variables of the models' processes, as ENVIRONMENTS wants them. folder: for sockets of receivers on GPUs.
 
     A model that is unloaded alone gets less time to end than llama-server's router grants it, 10 s.
     """
     lenders = [served for served in cold if served.lend_nbytes > 0]
-    paths = {served.name: channel_path(f"{os.getpid()}-{number}") for number, served in enumerate(lenders)}
+    paths = {
+        served.name: f"{folder}/{number}" if served.device else channel_path(f"{os.getpid()}-{number}")
+        for number, served in enumerate(lenders)
+    }
     limits = replace(limits, drain_s=min(limits.drain_s, 5.0))
     found = {served.name: limits.of_server(served.parallel + served.guests) for served in (hot, *cold)}
     for served in lenders:
-        looks = served.part or "operators"
-        found[served.name]["OALLAMA_WEAVE_RECEIVER"] = f"{paths[served.name]}:{served.lend_nbytes}:{looks}"
+        receiver = f"{paths[served.name]}:{served.lend_nbytes}"
+        if served.device:
+            found[served.name]["OALLAMA_WEAVE_CUDA_RECEIVER"] = receiver + (
+                f":{served.distance}" if served.distance else ""
+            )
+        else:
+            found[served.name]["OALLAMA_WEAVE_RECEIVER"] = f"{receiver}:{served.part or 'operators'}"
     if hot.guests and paths:
         found[hot.name] |= {
             "OALLAMA_WEAVE_CHANNELS": ",".join(paths.values()),
