@@ -391,6 +391,12 @@ def test_looks_are_as_far_apart_as_they_are_told(
     assert fake_counts(library, path, given, n_graphs=5, n_rows=n_rows)[0] == 5 * n_looks
 
 
+def test_virtual_devices_share_a_card(library: Path, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GGML_CUDA_DEVICES=2 on one card: ggml's second device is CUDA's first."""
+    monkeypatch.setenv("GGML_CUDA_DEVICES", "2")
+    assert fake_counts(library, path, ":1:1:1", n_graphs=2, n_nodes=3)[0] == 2 * 3
+
+
 def test_only_a_hit_launches_work(library: Path, path: str) -> None:
     """Nobody sends: captured graphs launch looks, no work. Two graphs are not captured, whose works leave at once."""
     looks, works, _ = fake_counts(library, path, n_graphs=10)

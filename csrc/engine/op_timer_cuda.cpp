@@ -9,7 +9,7 @@ namespace {
 
 struct mark {
     cudaEvent_t event  = nullptr;
-    int         device = 0;
+    int         device = 0;     // ggml's number: virtual ones share a card
     bool        start  = false; // before the first node of a graph
     oa_op_time  record;         // described at once: the graph may be gone when the event is read
 };
@@ -42,7 +42,7 @@ void flush() {
 
 } // namespace
 
-void oa_op_timer_cuda(cudaStream_t stream, const ggml_tensor * node) {
+void oa_op_timer_cuda(int device, cudaStream_t stream, const ggml_tensor * node) {
     if (!oa_op_timer_enabled()) {
         return;
     }
@@ -50,8 +50,8 @@ void oa_op_timer_cuda(cudaStream_t stream, const ggml_tensor * node) {
     std::call_once(once, [] { oa_op_timer_add_flush(flush); });
 
     mark m;
-    if (cudaGetDevice(&m.device) != cudaSuccess || cudaEventCreate(&m.event) != cudaSuccess ||
-        cudaEventRecord(m.event, stream) != cudaSuccess) {
+    m.device = device;
+    if (cudaEventCreate(&m.event) != cudaSuccess || cudaEventRecord(m.event, stream) != cudaSuccess) {
         return; // no record rather than a wrong one; the real error surfaces at ggml's own next CUDA_CHECK
     }
     m.start = node == nullptr;

@@ -7,4 +7,4 @@
 #include <cuda_runtime.h>
 
 // Call with node = nullptr before the first node of a graph, then after every node.
-void oa_op_timer_cuda(cudaStream_t stream, const ggml_tensor * node);
+void oa_op_timer_cuda(int device, cudaStream_t stream, const ggml_tensor * node);

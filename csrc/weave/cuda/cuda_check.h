@@ -15,6 +15,13 @@ inline void check(cudaError_t code, const std::string & what) {
     }
 }
 
+// The number that CUDA knows a device of ggml-cuda's by: with GGML_CUDA_DEVICES several share a card, dealt in turn.
+inline int card_of(int device) {
+    int n_cards = 0;
+    check(cudaGetDeviceCount(&n_cards), "count devices");
+    return n_cards > 0 ? device % n_cards : device;
+}
+
 class OnDevice {
   public:
     explicit OnDevice(int device) {

@@ -6,6 +6,7 @@
 #include "receive_cuda.h"
 #include "weave_hooks_cuda.h"
 
+#include <cstdlib>
 #include <memory>
 #include <vector>
 
@@ -71,6 +72,9 @@ int wc_ggml_graphs(uint32_t n_graphs, uint32_t n_splits, uint32_t n_nodes, uint6
             Stream stream;
             int    device = 0;
             check(cudaGetDevice(&device), "tell the current device");
+            if (const char * n_virtual = getenv("GGML_CUDA_DEVICES")) { // the last of them
+                device = atoi(n_virtual) - 1;
+            }
             ggml_tensor product = {}, add = {};
             product.op         = GGML_OP_MUL_MAT;
             product.ne[1]      = int64_t(n_rows);

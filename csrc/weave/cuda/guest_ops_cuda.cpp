@@ -24,7 +24,7 @@ std::atomic<uint32_t>      n_made{ 0 };
 class GraphSender final : public CudaSender {
   public:
     GraphSender(int device, const std::string & path, const OpenTask & shape, const SenderOptions & options) :
-        CudaSender(path, shape, device, options), number_(++n_made) {
+        CudaSender(path, shape, card_of(device), options), number_(++n_made), of_ggml_(device) {
         const std::lock_guard lock(mutex);
         senders.push_back(this);
     }
@@ -34,6 +34,7 @@ class GraphSender final : public CudaSender {
     }
 
     uint32_t number() const override { return number_; }
+    int      of_ggml() const { return of_ggml_; }
     void     set_rows(const std::vector<SequenceRows> & rows) override { rows_ = rows; }
 
     void plan_rows(cudaStream_t stream) {
@@ -45,7 +46,8 @@ class GraphSender final : public CudaSender {
 
   private:
     const uint32_t            number_;
-    std::vector<SequenceRows> rows_; // not planned yet
+    const int                 of_ggml_; // its number of the device
+    std::vector<SequenceRows> rows_;    // not planned yet
 };
 
 // Null: the operator is not one of a sender here.
@@ -116,7 +118,7 @@ std::unique_ptr<GuestSender> oa_weave_new_cuda_sender(int device, const std::str
 bool oa_weave_cuda_supports(int device, const ggml_tensor * node) {
     const GuestOp       op     = guest_op(node);
     const GraphSender * sender = sender_of(op);
-    if (!sender || sender->device() != device || node->type != GGML_TYPE_F32) {
+    if (!sender || sender->of_ggml() != device || node->type != GGML_TYPE_F32) {
         return false;
     }
     const auto * const * src = node->src;

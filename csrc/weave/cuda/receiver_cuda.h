@@ -63,7 +63,6 @@ class CudaReceiver {
     // forks; 0: after the last node.
     void worked(uint32_t n_products, uint64_t n_rows, cudaStream_t stream);
 
-    int device() const { return options_.device; }
     // Ask the sender to take its sequences back.
     void drain(bool wanted) { draining_ = wanted; }
 

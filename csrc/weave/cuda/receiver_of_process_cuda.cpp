@@ -1,5 +1,6 @@
 // The receiver of this process on a GPU, which the graphs of that GPU serve.
 #include "../region.h"
+#include "cuda_check.h"
 #include "graph_run.h"
 #include "receiver_cuda.h"
 #include "weave_hooks_cuda.h"
@@ -20,10 +21,11 @@ using oa::weave::cuda::CudaReceiverOptions;
 using oa::weave::cuda::Working;
 
 std::atomic<CudaReceiver *> receiver{ nullptr };
+std::atomic<int>            served_by{ -1 }; // ggml's number of the device whose graphs serve it
 
 CudaReceiver * of(int device) {
     CudaReceiver * of_process = receiver.load(std::memory_order_relaxed);
-    return of_process && of_process->device() == device ? of_process : nullptr;
+    return of_process && served_by.load(std::memory_order_relaxed) == device ? of_process : nullptr;
 }
 
 // The model goes on without guests; where the device has failed ggml finds out by itself.
@@ -64,7 +66,7 @@ void make_receiver(int device) {
     const size_t        colon = std::min(all.find(':'), all.size());
     size_t              at    = colon;
     CudaReceiverOptions options;
-    options.device       = device;
+    options.device       = oa::weave::cuda::card_of(device);
     options.working      = working();
     options.quota_nbytes = take_number(all, at);
     bool sound           = options.quota_nbytes > 0;
@@ -77,7 +79,8 @@ void make_receiver(int device) {
     if (!sound || at < all.size()) {
         throw ChannelError("OALLAMA_WEAVE_CUDA_RECEIVER is path:bytes[:decode:prompt:few], got " + all);
     }
-    receiver = new CudaReceiver(all.substr(0, colon), options);
+    served_by = device;
+    receiver  = new CudaReceiver(all.substr(0, colon), options);
     std::atexit([] { delete receiver.exchange(nullptr); }); // CUDA, which was there before, is still there then
 }
 

@@ -45,7 +45,6 @@ class CudaSender : public GuestSender {
     size_t              free_nbytes() const override { return free_nbytes_; }                  // as of the last answer
     double              waited_s() const override;                                             // of the device
     Way                 way() const { return inbox_->handle().way; }
-    int                 device() const { return device_; }
 
     // Between iterations.
     Status open(const OpenTask & wanted, Handle & handle) override;
