@@ -122,9 +122,9 @@ def profile_machine(
                     recorder.add(probe.measure(task))
                 except OallamaError as err:
                     failed.append(err)
-                    recorder.note(Note(name, task.describe(), f"not measured: {err.__cause__}"))
+                    recorder.note(name, task, Note(name, task.describe(), f"not measured: {err.__cause__}"))
                 else:
-                    recorder.note(*probe.notes)
+                    recorder.note(name, task, *probe.notes)
                 done += task.cost
             if failed and len(failed) == len(wanted[name]):
                 raise failed[0]
@@ -217,12 +217,12 @@ class _Recorder:
         if self._unsaved >= _SAVE_EVERY:
             self.save()
 
-    def note(self, *notes: Note) -> None:
-        """Add them in place of older ones on the same tasks."""
-        new = {(note.device, note.task) for note in notes}
-        kept = tuple(note for note in self.profile.notes if (note.device, note.task) not in new)
-        self.profile = replace(self.profile, notes=(*kept, *notes))
-        self._unsaved += len(notes)
+    def note(self, device: str, task: Task, *notes: Note) -> None:
+        """Add them in place of older ones on the same task."""
+        same = (device, task.describe())
+        kept = tuple(note for note in self.profile.notes if (note.device, note.task) != same)
+        self._unsaved += kept + notes != self.profile.notes
+        self.profile = replace(self.profile, notes=kept + notes)
 
     def save(self) -> None:
         if self._unsaved:
