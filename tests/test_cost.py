@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from oallama.errors import OallamaError
-from oallama.plan import ContextSettings
+from oallama.plan import HOST, ContextSettings
 from oallama.planning.cost import CostModel
 from oallama.planning.predict import Predictor
 from oallama.planning.reduced import reduced_links
@@ -206,6 +206,52 @@ def test_only_unfused_attention_works_on_positions_beyond_the_last_token():
     assert first < second < third
     first, second, third = seconds(fused=False)
     assert first == second < third
+
+
+def test_cuda_computes_the_padding_of_the_cache_in_both_forms():
+    """Its fused kernels skip what the mask hides for 1024 queries and more alone."""
+    shape = Shape(n_head_kv=8, n_head=8, head_dim=128)
+    model = graph(shape)
+    machine = profile(model)
+    cuda = replace(machine, devices=tuple(replace(d, backend="CUDA") for d in machine.devices if d.name != HOST))
+    cuda = replace(cuda, devices=(*cuda.devices, machine.device(HOST)))
+    first = next(s for s in model.attention if s)
+    on_cuda, elsewhere = (
+        [CostModel(model, m, [DEVICE], CONTEXT).attention_s(first, 1, depth) for depth in (1100, 1250, 1280)]
+        for m in (cuda, machine)
+    )
+    assert on_cuda[0][1] == on_cuda[1][1] == on_cuda[2][1]
+    assert elsewhere[0][1] < elsewhere[1][1] < elsewhere[2][1] == on_cuda[2][1]
+    assert [s[0] for s in on_cuda] == [s[0] for s in elsewhere]
+
+
+def test_a_device_without_fused_attention_is_priced_by_the_other_form():
+    """llama.cpp's "auto" takes that form for all of the model; "on" computes attention on the host."""
+    model = graph(Shape(n_head_kv=8, n_head=8, head_dim=128))
+    machine = profile(model, flash=(True, False))
+    only = tuple(a for a in machine.attention if a.device != DEVICE or not a.flash)
+    lacks = replace(machine, attention=only)
+    shape = next(s for s in model.attention if s)
+    assert machine.fuses(DEVICE, shape) and not lacks.fuses(DEVICE, shape) and lacks.fuses(HOST, shape)
+
+    def seconds(flash_attn: str) -> float:
+        context = replace(CONTEXT, flash_attn=flash_attn)
+        return float(CostModel(model, lacks, [DEVICE], context).attention_s(shape, 1, 1100)[1])
+
+    assert seconds("auto") == lacks.attention_time(DEVICE, shape, 1, 1280, flash=False).seconds
+    on_host = lacks.attention_time(HOST, shape, 1, 1100).seconds
+    assert seconds("on") > on_host > 0
+
+
+def test_results_travel_by_pinned_memory_and_weights_from_the_file():
+    model = costs()
+    pinned, pageable = (model.profile.link_time(DEVICE, "h2d", 1 << 24, kind) for kind in ("pinned", "pageable"))
+    assert model.link_s(1, "h2d", 1 << 24) == model.move_s(0, 1, 1 << 24) == pinned < pageable
+    large = costs(Shape(n_embd=2048, n_ff=8192, n_layer=1))
+    stage, up = large.stage(512), large.targets.index("blk.0.ffn_up.weight")
+    at = int(np.flatnonzero(stage.graph.target == up)[0])
+    nbytes = large.graph.tensor["blk.0.ffn_up.weight"].nbytes
+    assert stage.upload[at] - stage.seconds[1, at] == pytest.approx(large.link_s(1, "h2d", nbytes, "pageable"))
 
 
 def test_notes_say_what_is_missing():
