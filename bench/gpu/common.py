@@ -264,7 +264,8 @@ def predicted(plan: PlacementPlan) -> dict[str, Any]:
     return {
         "plan": plan.hash[:8], "planner": plan.planner["name"], "predicted_ttft_s": dict(plan.predicted.ttft_s),
         "predicted_tpot_s": dict(plan.predicted.tpot_s), "predicted_request_s": plan.predicted.request_s,
-        "predicted_bytes": {name: memory.total for name, memory in plan.predicted.devices.items()},
+        "predicted_bytes": {name: memory.buffers for name, memory in plan.predicted.devices.items()},
+        "predicted_pool_bytes": {name: memory.pool for name, memory in plan.predicted.devices.items()},
         "params": {k: v for k, v in plan.planner["params"].items() if isinstance(v, (int, float, str, bool))},
     }  # fmt: skip
 

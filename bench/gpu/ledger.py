@@ -59,7 +59,8 @@ def child(options: Any, text: str) -> dict[str, Any]:
     return {
         "budget": budget, "flash_attn": flash, "n_ctx": options.ctx, "free_bytes": free, "unknown_bytes": unknown,
         "ours_bytes": {"weights": ours.weights, "kv": ours.kv, "compute": ours.compute, "total": ours.total},
-        "predicted_bytes": plan.predicted.devices[device].total,
+        "predicted_bytes": plan.predicted.devices[device].buffers,
+        "predicted_pool_bytes": plan.predicted.devices[device].pool,
         "nvidia_smi_used_mib": {"before": used_before, "after": [gpu["memory.used"] for gpu in gpus()]},
     }  # fmt: skip
 
