@@ -14,6 +14,7 @@ from oallama.planning.predict import Predictor
 from oallama.planning.reduced import reduced_links
 from oallama.planning.stage import Placement
 from oallama.planning.workload import Workload
+from oallama.profiling.entries import Note
 from synthetic import DEVICE, GPU, SMALL, Shape, graph, profile
 
 CONTEXT = ContextSettings(n_ctx=4096)
@@ -252,6 +253,21 @@ def test_results_travel_by_pinned_memory_and_weights_from_the_file():
     at = int(np.flatnonzero(stage.graph.target == up)[0])
     nbytes = large.graph.tensor["blk.0.ffn_up.weight"].nbytes
     assert stage.upload[at] - stage.seconds[1, at] == pytest.approx(large.link_s(1, "h2d", nbytes, "pageable"))
+
+
+def test_a_context_smaller_than_the_padding_is_padded_too():
+    model = graph(Shape(fused=False))
+    machine = profile(model, flash=(False,))
+    shape = next(s for s in model.attention if s)
+    small, large = (CostModel(model, machine, [DEVICE], replace(CONTEXT, n_ctx=n)) for n in (100, 4096))
+    assert (small.attention_s(shape, 1, 100) == large.attention_s(shape, 1, 256)).all()
+
+
+def test_notes_say_what_the_profiler_left_out():
+    model = graph()
+    notes = tuple(Note(name, f"task {i}", "not measured: no room") for name in (DEVICE, "GPU7") for i in range(3))
+    predictor = Predictor(CostModel(model, replace(profile(model), notes=notes), [DEVICE], CONTEXT))
+    assert predictor.notes() == (f"{DEVICE}: not measured: no room (task 0, task 1 and 1 more)",)
 
 
 def test_notes_say_what_is_missing():

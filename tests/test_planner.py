@@ -543,6 +543,18 @@ def test_the_faster_form_of_attention_is_chosen_where_both_were_measured():
     assert plan(machine=partly, graphs=graphs, planner="exact").context.flash_attn == "auto"
 
 
+def test_auto_is_planned_unfused_where_a_device_has_no_fused_attention():
+    """llama.cpp's "auto" turns the fused form off for the whole context, host layers too; the host alone keeps it."""
+    graphs = {"auto": MODEL, "off": graph(Shape(fused=False))}
+    machine = profile(MODEL, flash=(True, False))
+    lacking = replace(machine, attention=tuple(a for a in machine.attention if a.device == HOST or not a.flash))
+    for planner in ("exact", "layers", "minimal", "cpu"):
+        whole, part = (plan(machine=m, graphs=graphs, planner=planner) for m in (machine, lacking))
+        seconds = [sum(parts["attention"] for parts in p.predicted.parts.values()) for p in (whole, part)]
+        assert seconds[0] == seconds[1] if planner == "cpu" else seconds[0] < seconds[1]
+        assert part.context.flash_attn == ("off" if planner == "minimal" else "auto")
+
+
 def test_kv_that_fits_nowhere_names_the_sizes():
     context = replace(CONTEXT, n_ctx=32768)
     machine = profile(MODEL, host_memory=2**20)

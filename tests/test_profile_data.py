@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from oallama.errors import OallamaError
 from oallama.profiling.curves import log_log, piecewise_linear
-from oallama.profiling.entries import AttentionTime, DeviceInfo, LinkTime, OperatorTime, SwitchTime
+from oallama.profiling.entries import AttentionTime, DeviceInfo, LinkTime, Note, OperatorTime, SwitchTime
 from oallama.profiling.profile import RECORDED, Profile
 from synthetic import DEVICE, graph, profile
 
@@ -123,6 +123,26 @@ def test_attention_is_linear_in_depth():
     assert halfway.source == "interpolated" and halfway.seconds == pytest.approx(2e-3)
     assert p.attention_time("CPU", shape, 10, 0).seconds == pytest.approx(1e-2)
     assert p.attention_time("CPU", shape, 1, 2000).seconds == pytest.approx(5e-3)
+
+
+def test_fewer_rows_than_were_measured_take_less():
+    """On CPUs the fused form skips what is hidden: the first depth, 256, must not stand for all below it."""
+    p = make(attention=(attention(1, 256, 3e-3), attention(1, 1024, 9e-3)))
+    shape = (4, 2, 16, 16)
+    assert p.attention_time("CPU", shape, 1, 128).seconds == pytest.approx(2e-3)
+    # Never below the share of the rows, never above the first point.
+    steep = make(attention=(attention(1, 256, 1e-3), attention(1, 1024, 9e-3)))
+    assert steep.attention_time("CPU", shape, 1, 128).seconds == pytest.approx(5e-4)
+    falling = make(attention=(attention(1, 256, 3e-3), attention(1, 1024, 1e-3)))
+    assert falling.attention_time("CPU", shape, 1, 128).seconds == pytest.approx(3e-3)
+
+
+def test_notes_are_kept(tmp_path):
+    noted = make(notes=(Note("CPU", "norms and adds", "not measured: no room"),))
+    noted.save(tmp_path / "p.json")
+    assert Profile.load(tmp_path / "p.json") == noted
+    with pytest.raises(OallamaError, match=r"no MUL_MAT of type q4_K on CPU.*the profiler noted: CPU: not measured"):
+        noted.op_time("CPU", "MUL_MAT", "q4_K", (64, 128), 1)
 
 
 def test_attention_of_another_shape_or_type_is_scaled():

@@ -87,7 +87,7 @@ def test_streamed_caches_cost_a_copy_of_every_layers_rows() -> None:
         without, with_caches = (float(predictor.tpot(streamed(costs, caches=c), depth)) for c in (False, True))
         rows = -(-depth // 256) * 256
         each = sum(
-            costs.link_s(1, "h2d", rows * shape.n_head_kv * width * 2)
+            costs.link_s(1, "h2d", rows * shape.n_head_kv * width * 2, "pageable")
             for shape in MODEL.attention
             if shape
             for width in (shape.head_dim_k, shape.head_dim_v)
