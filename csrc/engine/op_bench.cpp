@@ -1,6 +1,7 @@
 #include "op_bench.h"
 
 #include "ggml-alloc.h"
+#include "ggml-impl.h"
 #include "ggml.h"
 #include "host_memory.h"
 #include "log_capture.h"
@@ -54,6 +55,12 @@ ggml_backend_buffer_type_t weight_type(ggml_backend_dev_t dev, const oa_mul_mat_
     const oa_built_case built = oa_build_case(*oa_mul_mat_case(spec));
     ggml_tensor *       op    = ggml_graph_node(built.repeats.graph, 0);
     return oa_weight_buffer_type(dev, op->src[0], op, use_extra_bufts);
+}
+
+// An RPC client keeps the last graph alone. Plans enter a device several times a step, and each part is sent anew.
+bool sends_graphs(ggml_backend_dev_t dev) {
+    const std::string name = ggml_backend_reg_name(ggml_backend_dev_backend_reg(dev));
+    return name.rfind("RPC", 0) == 0;
 }
 
 std::string mebibytes(size_t n) {
@@ -153,6 +160,9 @@ oa_op_bench::prepared oa_op_bench::prepare(const oa_bench_case & which, ggml_bac
 oa_op_bench::loaded oa_op_bench::load(const oa_bench_case & which, prepared & made, int n_ops) const {
     loaded graph{ oa_repeat_case(which, made.copies, made.inputs, made.next, n_ops),
                   ggml_gallocr_ptr(ggml_gallocr_new(ggml_backend_get_default_buffer_type(backend_.get()))), nullptr };
+    if (sends_graphs(device_)) {
+        graph.repeats.graph->uid = 0;
+    }
     made.next += n_ops;
     if (!ggml_gallocr_alloc_graph(graph.memory.get(), graph.repeats.graph)) {
         throw oa_no_room(std::string("not enough memory on ") + ggml_backend_dev_name(device_));
