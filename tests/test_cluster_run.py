@@ -73,16 +73,18 @@ def test_ranks_are_placed() -> None:
         place(fixed, 7)
 
 
-def reports(speeds: list[float], memory: list[float], hosts: str) -> list[dict[str, Any]]:
+def reports(speeds: list[float | None], memory: list[float], hosts: str) -> list[dict[str, Any]]:
     """Of ranks on hosts named by a letter each; the model takes 1000 bytes."""
     return [
-        {"host": h, "engine": "e", "memory": m, "model": {"nbytes": 1000, "sha256": "s"}, "seconds": 1 / s}
+        {"host": h, "engine": "e", "memory": m, "model": {"nbytes": 1000, "sha256": "s"}, "seconds": s and 1 / s}
         for s, m, h in zip(speeds, memory, hosts, strict=True)
     ]
 
 
 def test_shares_follow_speed_and_memory() -> None:
     assert shares(reports([1, 3], [1e6, 1e6], "ab")) == pytest.approx([0.25, 0.75])
+    # A rank without the memory to measure its speed counts as the slowest.
+    assert shares(reports([2, None, 1], [1e6, 1e6, 1e6], "abc")) == pytest.approx([0.5, 0.25, 0.25])
     # b has room for 170 bytes in all, 85 a rank; a takes the rest.
     tight = shares(reports([1, 1, 1], [1e6, 200, 200], "abb"))
     assert tight == pytest.approx([0.83, 0.085, 0.085]) and sum(tight) == pytest.approx(1)

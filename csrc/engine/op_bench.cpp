@@ -110,18 +110,20 @@ oa_op_bench::prepared oa_op_bench::prepare(const oa_bench_case & which, ggml_bac
     }
     prepared     made;
     const size_t result = ggml_nbytes(ggml_graph_node(built.repeats.graph, -1));
-    made.max_ops        = max_repeats;
-    if (!which.chained()) {
-        made.max_ops = int(std::clamp<size_t>(max_result_bytes / result, 1, max_repeats));
-    }
     // What a repeat needs with all it reads, and the results of the others; copies take what is left.
     size_t                 needed = 0;
     const ggml_gallocr_ptr trial(ggml_gallocr_new(buft));
     ggml_gallocr_reserve_n_size(trial.get(), built.repeats.graph, nullptr, nullptr, &needed);
-    needed = size_t(double(needed) * (1.0 + converted)) + (which.chained() ? 0 : result * size_t(made.max_ops));
+    needed              = size_t(double(needed) * (1.0 + converted));
     const size_t usable = usable_bytes(device_);
     if (needed > usable) {
         throw oa_no_room("it needs " + mebibytes(needed) + " of memory, " + mebibytes(usable) + " can be used");
+    }
+    made.max_ops = max_repeats;
+    if (!which.chained()) {
+        const size_t results = std::min(max_result_bytes, (usable - needed) / 2);
+        made.max_ops         = int(std::clamp<size_t>(results / result, 1, max_repeats));
+        needed += result * size_t(made.max_ops);
     }
 
     size_t one_copy = 0;
@@ -137,7 +139,7 @@ oa_op_bench::prepared oa_op_bench::prepare(const oa_bench_case & which, ggml_bac
         // time.
         const size_t cold = which.n_tokens() <= max_cold_tokens ? cold_bytes_ : cold_bytes_ / 8;
         const size_t wish = std::clamp<size_t>((cold + one_copy - 1) / one_copy, 1, max_repeats);
-        n_copies          = int(std::min(wish, 1 + (usable - needed) / one_copy));
+        n_copies          = int(std::min(wish, 1 + (usable - std::min(usable, needed)) / one_copy));
         warm_             = size_t(n_copies) < wish;
     }
     made.cold_context = oa_bench_context(size_t(n_copies) * oa_bench_max_tensors);

@@ -29,8 +29,11 @@ def file_fingerprint(path: Path) -> dict[str, Any]:
     return {"nbytes": size, "sha256": found.hexdigest()}
 
 
-def rank_seconds(path: Path, device: str, n_threads: int) -> float:
-    """Seconds of the model's largest matrix at one token, while the other ranks measure theirs."""
+def rank_seconds(path: Path, device: str, n_threads: int) -> float | None:
+    """Seconds of the model's largest matrix at one token, while the other ranks measure theirs.
+
+    None where there is no memory to measure that.
+    """
     from oallama import autoplan, engine
 
     graph = autoplan.read_graph(path, engine.Settings(n_ctx=64), tiers=(1,))
@@ -39,7 +42,10 @@ def rank_seconds(path: Path, device: str, n_threads: int) -> float:
     k, m, n_expert = (*weight.ne, 1, 1)[:3]
     bench = engine.core().OpBench(device, n_threads, False, 0)
     used = max(1, largest.n_used)
-    return float(bench.mul_mat(weight.type, k, m, 1, n_expert, used, PROBE_S)["median_s"])
+    try:
+        return float(bench.mul_mat(weight.type, k, m, 1, n_expert, used, PROBE_S)["median_s"])
+    except MemoryError:
+        return None
 
 
 def report(path: Path, device: str, n_threads: int, barrier: Any) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def shares(reports: Sequence[Mapping[str, Any]], resident: bool = True) -> list[
     """Each rank's share of the model (they add up to 1): by measured speed, as far as its memory goes.
 
     Ranks of one host share its memory. What a rank cannot hold goes to the others, again by speed. resident: whether
-    weights are in memory.
+    weights are in memory. A rank without the memory to measure its speed counts as the slowest.
 
     Raises:
         OallamaError: when all hosts together have too little memory, saying by how much.
@@ -51,7 +51,8 @@ def shares(reports: Sequence[Mapping[str, Any]], resident: bool = True) -> list[
             f"the model takes {format_bytes(int(nbytes))}, all hosts together may hold {format_bytes(int(sum(room)))} "
             f"({WEIGHTS_SHARE:.0%} of what is free: {offered}): {missing} too little"
         )
-    speed = [1 / r["seconds"] for r in reports]
+    slowest = max((r["seconds"] for r in reports if r["seconds"]), default=1.0)
+    speed = [1 / (r["seconds"] or slowest) for r in reports]
     share = [0.0] * len(reports)
     open_ranks, left = set(range(len(reports))), 1.0
     while open_ranks:
