@@ -10,7 +10,7 @@
 namespace {
 
 constexpr size_t   stage_bytes = 4 << 20;
-constexpr unsigned max_fillers = 4; // a file in the page cache is read at about 8 GB/s by each
+constexpr unsigned max_fillers = 4; // a guess: not measured on a GPU yet
 
 // Half of what is free now: pinned memory is lost to everybody else.
 size_t pool_limit() {
