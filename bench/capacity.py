@@ -116,13 +116,13 @@ def measure(way: str, rate: float, seed: int, models: dict[str, Path], options: 
 @contextmanager
 def servers(way: str, models: dict[str, Path], options: argparse.Namespace) -> Iterator[tuple[str, Path, int]]:
     """llama.cpp's router with both models; gives its address, its log and its process."""
-    from oallama import runtime
+    from oallama.base.children import die_with_parent
     from oallama.bench.load.lengths import LONGEST
-    from oallama.children import die_with_parent
+    from oallama.engine import runtime
+    from oallama.engine.rpc import free_port
     from oallama.modelmaker import SHAPES
-    from oallama.rpc import free_port
-    from oallama.serve_limits import Limits
-    from oallama.weave.serving import ENVIRONMENTS, Served, environments, preset
+    from oallama.serving.serve_limits import Limits
+    from oallama.serving.serving import ENVIRONMENTS, Served, environments, preset
 
     n_seq = -(-int(LONGEST * options.scale + 1) // BLOCK) * BLOCK  # tokens of the longest request
     at_home, lent = options.home * n_seq, options.guests * n_seq

@@ -18,9 +18,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from oallama import autoplan, engine
-from oallama.autoplan import Choices
 from oallama.bench.machine import describe, save_lines
+from oallama.engine import engine
+from oallama.loading import autoplan
+from oallama.loading.autoplan import Choices
 from oallama.modelmaker import make_sparse_model
 from oallama.profiling.datasheet import Datasheet, make_profile
 

@@ -156,7 +156,7 @@ def looks(lib: Any, repeats: int) -> Iterator[dict[str, Any]]:
 
 def ggml_attention(n_head: int, n_head_kv: int, width: int, depth: int) -> float | None:
     with suppress(ImportError, RuntimeError):
-        from oallama import engine
+        from oallama.engine import engine
 
         if any(d.backend == "CUDA" for d in engine.devices()):
             bench = engine.core().OpBench("CUDA0", 1, False, 256 << 20)

@@ -132,7 +132,7 @@ class Soak:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def _open(self, folder: Path, deadline_s: float) -> None:
-        from oallama import runtime
+        from oallama.engine import runtime
         from oallama.modelmaker import make_model
         from oallama.weave import channel_path
         from oallama.weave.sequences import Sequences

@@ -77,7 +77,7 @@ def nursery() -> None:
 
     {path, model, quota, serves} -> {pid, crashed}: a new one, in place of the last; {path} -> {lives}.
     """
-    from oallama import runtime
+    from oallama.engine import runtime
 
     runtime.llama_cpp()
     from oallama import _core  # noqa: F401  its children have it then

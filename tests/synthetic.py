@@ -10,13 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
-from oallama.plan import HOST, ContextSettings, PlacementPlan
-from oallama.planning import OperatorGraph, Space, parse_budget
-from oallama.planning.drafts import MemoryDryRun
-from oallama.planning.fusion import chains
-from oallama.planning.planner import DEFAULT_WORKLOAD
-from oallama.planning.workload import Workload
-from oallama.profiling.entries import (
+from oallama.data.entries import (
     OTHER,
     AttentionTime,
     ChainTime,
@@ -27,7 +21,13 @@ from oallama.profiling.entries import (
     Overlap,
     SwitchTime,
 )
-from oallama.profiling.profile import Profile
+from oallama.data.fusion import chains
+from oallama.data.plan import HOST, ContextSettings, PlacementPlan
+from oallama.data.profile import Profile
+from oallama.data.workload import Workload
+from oallama.planning import OperatorGraph, Space, parse_budget
+from oallama.planning.drafts import MemoryDryRun
+from oallama.planning.planner import DEFAULT_WORKLOAD
 
 BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32, "q4_K": 144 / 256}
 

@@ -13,18 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from oallama.cluster.allocation import Allocation, DoesNotFit, allocate
-from oallama.cluster.chains import solve_chains
-from oallama.cluster.costs import make_costs
-from oallama.cluster.explain import explain
-from oallama.cluster.grouped import count_layers, solve_grouped
-from oallama.cluster.network import LinkQuality, Network
-from oallama.cluster.pieces import solve_pieces
-from oallama.cluster.predict import predict_latency
-from oallama.cluster.problem import Device, Layer, Problem, Settings
+from oallama.cluster.allocation.allocation import Allocation, DoesNotFit, allocate
+from oallama.cluster.allocation.chains import solve_chains
+from oallama.cluster.allocation.costs import make_costs
+from oallama.cluster.allocation.explain import explain
+from oallama.cluster.allocation.grouped import count_layers, solve_grouped
+from oallama.cluster.allocation.network import LinkQuality, Network
+from oallama.cluster.allocation.pieces import solve_pieces
+from oallama.cluster.allocation.predict import predict_latency
+from oallama.cluster.allocation.problem import Device, Layer, Problem, Settings
+from oallama.cluster.allocation.robust import allocate_robust, perturb, robustness
+from oallama.cluster.pipeline.replan import changes, replan
 from oallama.cluster.render import render_explanation
-from oallama.cluster.replan import changes, replan
-from oallama.cluster.robust import allocate_robust, perturb, robustness
 from oallama.errors import OallamaError
 
 MIB = 2**20

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from oallama import autoplan, engine, runtime
+from oallama.engine import engine, runtime
 from oallama.errors import OallamaError
+from oallama.loading import autoplan
 
 ALICE = Path(runtime.__file__).parent / "bench" / "prompts" / "alice.txt"
 HEADER = "# oallama backend map v1\n"

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from oallama import runtime
 from oallama.bench import (
     Cell,
     Engine,
@@ -43,10 +42,11 @@ from oallama.bench.results import Loaded, Sample, error_percent
 from oallama.bench.stats import itl, speedup, summarize, tpot
 from oallama.bench.sweep import order
 from oallama.bench.worker import parse_memory_log
+from oallama.data.plan import ContextSettings, DeviceMemory, PlacementPlan, TensorPlacement
+from oallama.data.plan import Prediction as PlanPrediction
+from oallama.engine import runtime
 from oallama.errors import OallamaError
 from oallama.modelmaker import make_model
-from oallama.plan import ContextSettings, DeviceMemory, PlacementPlan, TensorPlacement
-from oallama.plan import Prediction as PlanPrediction
 
 MIB = 1024 * 1024
 CPU = LoadParams(n_threads=1, devices=())

@@ -48,8 +48,8 @@ from oallama.bench.load.lengths import LONGEST
 from oallama.bench.load.measure import e2e, itl, tpot, ttft
 from oallama.bench.load.prompts import Prompts, of_words
 from oallama.cli.app import app
+from oallama.engine.rpc import free_port
 from oallama.errors import OallamaError
-from oallama.rpc import free_port
 
 OALLAMA = str(Path(sys.executable).parent / "oallama")
 SHORT = parse_lengths("4:3")

@@ -19,12 +19,12 @@ from typing import Any
 import pytest
 
 from conftest import ROOT
-from oallama import runtime
-from oallama.cluster import launch, mpi
-from oallama.cluster.hosts import load_hosts, place
-from oallama.cluster.mpi import Host
-from oallama.cluster.rank import RankJob
-from oallama.cluster.shards import WEIGHTS_SHARE, check_reports, shares
+from oallama.cluster.ranks import launch, mpi
+from oallama.cluster.ranks.hosts import load_hosts, place
+from oallama.cluster.ranks.mpi import Host
+from oallama.cluster.ranks.rank import RankJob
+from oallama.cluster.ranks.shards import WEIGHTS_SHARE, check_reports, shares
+from oallama.engine import runtime
 from oallama.errors import OallamaError
 
 sys.path.insert(0, str(ROOT / "scripts"))

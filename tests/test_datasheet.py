@@ -8,13 +8,14 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from oallama import autoplan, engine
 from oallama.cli.app import app
-from oallama.engine import Settings
+from oallama.data.profile import Profile
+from oallama.engine import engine
+from oallama.engine.engine import Settings
 from oallama.errors import OallamaError
-from oallama.here import stand_ins
+from oallama.loading import autoplan
+from oallama.loading.here import stand_ins
 from oallama.profiling.datasheet import FOLDER, Accelerator, Cpu, Datasheet, Link, make_profile
-from oallama.profiling.profile import Profile
 from synthetic import SMALL, graph
 
 SHEET = Datasheet(

@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oallama.errors import OallamaError
-from oallama.jsonfile import write_text_atomic
-from oallama.plan import (
+from oallama.base.jsonfile import write_text_atomic
+from oallama.data.plan import (
     HOST,
     SCHEMA_FILE,
     ContextSettings,
@@ -25,7 +24,8 @@ from oallama.plan import (
     Segment,
     TensorPlacement,
 )
-from oallama.plan_export import name_patterns
+from oallama.data.plan_export import name_patterns
+from oallama.errors import OallamaError
 
 KINDS = ("attn_norm", "attn_q", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 NAMES = [

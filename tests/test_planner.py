@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oallama.data.plan import HOST, PlacementPlan
 from oallama.errors import OallamaError
-from oallama.plan import HOST, PlacementPlan
 from oallama.planning import BudgetTooSmall, OperatorGraph, StockFlags, Workload, compare, make_plans
 from oallama.planning.exact import exact
 from oallama.planning.greedy import oato

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 import synthetic
-from oallama.plan import HOST, PlacementPlan
+from oallama.data.entries import OTHER, OperatorTime
+from oallama.data.plan import HOST, PlacementPlan
+from oallama.data.profile import Profile
+from oallama.data.tuning import Crossover
+from oallama.data.workload import Workload
 from oallama.planning import OperatorGraph, make_plans
 from oallama.planning.realisation import Weight, choose, usual_realisation
-from oallama.planning.workload import Workload
-from oallama.profiling.entries import OTHER, OperatorTime
-from oallama.profiling.profile import Profile
-from oallama.profiling.tuning import Crossover
 
 WEIGHT = Weight("MUL_MAT", "q4_K", (64, 128))
 TIERS = (1, 32, 512)

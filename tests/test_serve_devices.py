@@ -19,14 +19,14 @@ from pathlib import Path
 import pytest
 
 from conftest import ROOT, process_of
-from oallama import engine, runtime
-from oallama.engine import Device
+from oallama.engine import engine, runtime
+from oallama.engine.engine import Device
+from oallama.engine.rpc import free_port
 from oallama.errors import OallamaError
-from oallama.rpc import free_port
-from oallama.serve_limits import Limits
+from oallama.serving.serve_limits import Limits
+from oallama.serving.serving import Served, environments, preset
 from oallama.weave.distance import Distance
 from oallama.weave.gpus import Places, check_places, mps_runs, parse_places, room_for_guests
-from oallama.weave.serving import Served, environments, preset
 from test_weave_cuda import headers
 from test_weave_serve import OALLAMA, PROMPTS, answers, call, children, until
 
@@ -270,7 +270,7 @@ def test_the_hot_model_outlives_the_cold_one_on_gpus(backend: Path, tiny: Callab
 RUNS = """if True:
     import ctypes, sys
     from oallama.weave.sequences import Sequences
-    from oallama import engine
+    from oallama.engine import engine
     engine.core()
     fake = ctypes.CDLL(sys.argv[2])
     with Sequences(sys.argv[1], n_gpu_layers=99) as model:

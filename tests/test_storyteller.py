@@ -17,9 +17,11 @@ import pytest
 from gguf import GGUFReader
 
 from made_profile import made_profile
-from oallama import Llama, autoplan, demo_model, runtime
-from oallama.autoplan import Choices
-from oallama.engine import Settings
+from oallama import Llama, demo_model
+from oallama.engine import runtime
+from oallama.engine.engine import Settings
+from oallama.loading import autoplan
+from oallama.loading.autoplan import Choices
 from oallama.storyteller import Author, held_out_text, questions, read_story
 from oallama.storyteller.exam import ask, mark, right_answers, tell
 from test_placement import VULKAN, has_vulkan

@@ -16,10 +16,12 @@ import pytest
 
 from conftest import ARCHITECTURES, compute_logits
 from hand_plan import streamed_plan
-from oallama import Llama, autoplan, engine, runtime
+from oallama import Llama
 from oallama.bench.engines import Engine, LoadParams, Worker
+from oallama.engine import engine, runtime
+from oallama.engine.rpc import LocalRpcServer
 from oallama.errors import OallamaError
-from oallama.rpc import LocalRpcServer
+from oallama.loading import autoplan
 from test_placement import VULKAN, has_vulkan
 
 PROMPTS = (1, 31, 32, 33, 160)

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from oallama.errors import OallamaError
-from oallama.serve_limits import Limits
+from oallama.serving.serve_limits import Limits
+from oallama.serving.serving import Served, environments
 from oallama.weave.plan import Looks, read_looks
-from oallama.weave.serving import Served, environments
 
 OALLAMA = str(Path(sys.executable).parent / "oallama")
 

@@ -1,4 +1,4 @@
-// oallama._comm: csrc/comm seen from Python; oallama.cluster.comm is its front. No logic; the GIL is released while a
+// oallama._comm: csrc/comm seen from Python; oallama.cluster.ranks.comm is its front. No logic; the GIL is released while a
 // collective runs.
 #include "allreduce.h"
 #include "comm_error.h"

@@ -62,7 +62,7 @@ class LoadParams:
 class Engine:
     """One thing to measure: a libllama, how it loads the model, and what was predicted of it.
 
-    lib_dir: folder of libllama.so (`oallama.runtime.lib_dir()`, or `find_baseline_lib()` for the unpatched one).
+    lib_dir: folder of libllama.so (`oallama.engine.runtime.lib_dir()`, or `find_baseline_lib()` for the unpatched one).
     backend_map: text of the table a patched engine obeys. predicted_bytes: device name -> bytes. predict: cell ->
     Prediction. baseline: the one others are compared with. optional: a failed load is reported, not raised.
 

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ..jsonfile import write_text_atomic
+from ..base.jsonfile import write_text_atomic
 from .machine import portable
 from .results import Comparison, Result, Sample, compare, error_percent, first_prompts
 from .stats import Ratio, Summary

@@ -11,13 +11,13 @@ from typing import Annotated
 
 import typer
 
-from oallama import autoplan
-from oallama.autoplan import Choices
 from oallama.bench import Result, Sweep, find_baseline_lib, run_bench, write_plot, write_reports
 from oallama.bench.report import record
-from oallama.engine import Settings
+from oallama.data.plan import HOST, PlacementPlan
+from oallama.engine.engine import Settings
 from oallama.errors import OallamaError
-from oallama.plan import HOST, PlacementPlan
+from oallama.loading import autoplan
+from oallama.loading.autoplan import Choices
 from oallama.planning import OperatorGraph, Workload
 
 from .comparison import Rivals, interleave_for, results_table, stock_plans

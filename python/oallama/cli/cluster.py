@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from oallama.cluster import hosts as hosts_file
-from oallama.cluster import launch
-from oallama.cluster.comm import ALGORITHMS, WIRES
-from oallama.cluster.mpi import Host
-from oallama.cluster.pipeline import Options
-from oallama.cluster.rank import RankJob
+from oallama.cluster.pipeline.pipeline import Options
+from oallama.cluster.ranks import hosts as hosts_file
+from oallama.cluster.ranks import launch
+from oallama.cluster.ranks.comm import ALGORITHMS, WIRES
+from oallama.cluster.ranks.mpi import Host
+from oallama.cluster.ranks.rank import RankJob
 from oallama.errors import OallamaError
 
 from . import cluster_plan

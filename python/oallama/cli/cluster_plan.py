@@ -14,21 +14,21 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from oallama import autoplan
-from oallama.children import die_with_parent
-from oallama.cluster.allocation import Solver, allocate
-from oallama.cluster.cluster_plan import ClusterPlan
-from oallama.cluster.devices import load_devices
-from oallama.cluster.explain import explain
-from oallama.cluster.measure import measure_network, measure_problem, read_model
-from oallama.cluster.members import members
-from oallama.cluster.pipeline import HORIZON_TOKENS, Options, Pipeline, Token
+from oallama.base.children import die_with_parent
+from oallama.cluster.allocation.allocation import Solver, allocate
+from oallama.cluster.allocation.cluster_plan import ClusterPlan
+from oallama.cluster.allocation.devices import load_devices
+from oallama.cluster.allocation.explain import explain
+from oallama.cluster.pipeline.measure import measure_network, measure_problem, read_model
+from oallama.cluster.pipeline.members import members
+from oallama.cluster.pipeline.pipeline import HORIZON_TOKENS, Options, Pipeline, Token
+from oallama.cluster.pipeline.stages import StageJob, placed
+from oallama.cluster.pipeline.watch import Lost
 from oallama.cluster.render import render_explanation, render_network, render_prediction
-from oallama.cluster.stages import StageJob, placed
-from oallama.cluster.watch import Lost
-from oallama.engine import Settings
+from oallama.data.plan import check_model
+from oallama.engine.engine import Settings
 from oallama.errors import OallamaError
-from oallama.plan import check_model
+from oallama.loading import autoplan
 
 from .options import Json, Model, Threads, TypeK, TypeV, quiet, settings
 from .serve import server_command, table_file

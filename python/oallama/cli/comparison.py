@@ -10,8 +10,6 @@ from pathlib import Path
 from rich.console import Group
 from rich.text import Text
 
-from oallama import autoplan, engine, runtime
-from oallama.autoplan import Choices, Progress
 from oallama.bench import (
     Engine,
     LoadParams,
@@ -25,11 +23,14 @@ from oallama.bench import (
     layer_split,
 )
 from oallama.bench.planned import planned
-from oallama.engine import Settings
+from oallama.data.plan import HOST, PlacementPlan
+from oallama.engine import engine, runtime
+from oallama.engine.engine import Settings
+from oallama.engine.rpc import LocalRpcServer
 from oallama.errors import OallamaError
-from oallama.plan import HOST, PlacementPlan
+from oallama.loading import autoplan
+from oallama.loading.autoplan import Choices, Progress
 from oallama.planning import OperatorGraph, format_bytes
-from oallama.rpc import LocalRpcServer
 
 from .terminal import say, seconds, table
 

@@ -13,16 +13,17 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from oallama import autoplan, engine
-from oallama.autoplan import Choices
 from oallama.bench import Sweep, find_baseline_lib, run_bench, write_reports
-from oallama.engine import Settings
+from oallama.data.plan import PlacementPlan
+from oallama.engine import engine
+from oallama.engine.engine import Settings
+from oallama.engine.rpc import share_processor
 from oallama.errors import OallamaError
+from oallama.loading import autoplan
+from oallama.loading.autoplan import Choices
 from oallama.modelmaker import make_model
-from oallama.plan import PlacementPlan
 from oallama.planning import OperatorGraph, Workload, compare, format_bytes
 from oallama.planning.render import render_plan
-from oallama.rpc import share_processor
 
 from .comparison import Rivals, interleave_for, results_table, stock_plans
 from .devices import devices_table
@@ -84,7 +85,7 @@ def demo(
 
 def _has_accelerator() -> bool:
     """Asked in another process: what follows from the answer must be set before this one loads the engine."""
-    program = "from oallama import autoplan; print(autoplan.find_accelerator() or '')"
+    program = "from oallama.loading import autoplan; print(autoplan.find_accelerator() or '')"
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     return bool(answer.stdout.strip())
 

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from rich.table import Table
 
-from oallama import engine
+from oallama.engine import engine
 from oallama.planning import format_bytes
 
 from .options import Json, LocalRpc, Rpc, connect

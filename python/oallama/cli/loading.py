@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from oallama import autoplan, engine
-from oallama.autoplan import Choices
+from oallama.data.plan import HOST, PlacementPlan
+from oallama.engine import engine
 from oallama.errors import OallamaError
-from oallama.plan import HOST, PlacementPlan
+from oallama.loading import autoplan
+from oallama.loading.autoplan import Choices
 
 from .options import connect, debugging, settings
 from .terminal import interruptible, progress_bar, say, seconds

@@ -10,11 +10,11 @@ from typing import Annotated
 
 import typer
 
-from oallama import engine, runtime
-from oallama.engine import Settings
+from oallama.engine import engine, runtime
+from oallama.engine.engine import Settings
+from oallama.engine.rpc import LocalRpcServer, share_processor
 from oallama.errors import OallamaError
 from oallama.planning.planner import PLANNERS
-from oallama.rpc import LocalRpcServer, share_processor
 
 DEFAULT_CTX = 4096
 

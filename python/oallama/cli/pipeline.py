@@ -14,9 +14,9 @@ import sys
 import time
 from typing import Any
 
-from oallama.cluster.stages import Generation, ServerLost, StageJob
+from oallama.cluster.pipeline.stages import Generation, ServerLost, StageJob
+from oallama.engine.rpc import share_processor
 from oallama.errors import OallamaError
-from oallama.rpc import share_processor
 
 from .options import quiet
 

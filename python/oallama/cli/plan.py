@@ -8,15 +8,15 @@ from typing import Annotated
 
 import typer
 
-from oallama import autoplan
-from oallama.autoplan import Choices
+from oallama.data.plan import PlacementPlan
 from oallama.errors import OallamaError
-from oallama.plan import PlacementPlan
+from oallama.loading import autoplan
+from oallama.loading.autoplan import Choices
+from oallama.loading.verify import verify as run_verify
 from oallama.planning import Workload
 from oallama.planning.arenas import render_arenas
 from oallama.planning.explain import render_candidates
 from oallama.planning.render import render_plan
-from oallama.verify import verify as run_verify
 
 from .options import (
     Batch,

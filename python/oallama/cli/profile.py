@@ -10,13 +10,13 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from oallama import autoplan
-from oallama.autoplan import Choices
-from oallama.engine import Settings
+from oallama.data.entries import OTHER, OperatorTime
+from oallama.data.profile import Profile as MachineProfile
+from oallama.engine.engine import Settings
+from oallama.loading import autoplan
+from oallama.loading.autoplan import Choices
 from oallama.planning import OperatorGraph
 from oallama.profiling.datasheet import Datasheet, make_profile
-from oallama.profiling.entries import OTHER, OperatorTime
-from oallama.profiling.profile import Profile as MachineProfile
 from oallama.profiling.profiler import forget
 
 from .options import Ctx, Device, Json, LocalRpc, Model, Rpc, Threads, TypeK, TypeV, connect, quiet, settings

@@ -8,8 +8,8 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from oallama.autoplan import Choices
 from oallama.errors import OallamaError
+from oallama.loading.autoplan import Choices
 from oallama.planning import format_bytes, parse_budget
 from oallama.quantizing import (
     DEFAULT_TYPES,

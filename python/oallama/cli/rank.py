@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import sys
 
-from oallama import engine
-from oallama.cluster.rank import RankJob, library, rank_llama, server_command
+from oallama.cluster.ranks.rank import RankJob, library, rank_llama, server_command
+from oallama.engine import engine
 from oallama.errors import OallamaError
 
 from .options import quiet

@@ -12,14 +12,15 @@ from typing import Annotated
 
 import typer
 
-from oallama import autoplan, runtime
-from oallama.autoplan import Choices
-from oallama.children import run_server
-from oallama.engine import Settings
+from oallama.base.children import run_server
+from oallama.data.plan import HOST, PlacementPlan
+from oallama.engine import runtime
+from oallama.engine.engine import Settings
 from oallama.errors import OallamaError
-from oallama.plan import HOST, PlacementPlan
+from oallama.loading import autoplan
+from oallama.loading.autoplan import Choices
 from oallama.profiling.tuner import tuned_variable
-from oallama.serve_limits import Limits
+from oallama.serving.serve_limits import Limits
 
 from .options import (
     Batch,

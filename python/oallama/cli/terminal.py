@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from oallama.autoplan import Progress as Report
+from oallama.loading.autoplan import Progress as Report
 from oallama.profiling.fingerprint import cpu_set
 
 out = Console(highlight=False, soft_wrap=False)

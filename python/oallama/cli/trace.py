@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from oallama import engine
+from oallama.engine import engine
 from oallama.planning import format_bytes
 from oallama.tracing import record_timeline
 

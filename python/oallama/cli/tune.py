@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from oallama.data.tuning import KINDS, Tuning, tuning_file
 from oallama.profiling.profiler import cache_dir
 from oallama.profiling.tuner import TYPES, tune
-from oallama.profiling.tuning import KINDS, Tuning, tuning_file
 
 from .options import Json, Threads, quiet
 from .terminal import out, print_json, progress_bar, seconds, table, warn_if_busy

@@ -8,9 +8,9 @@ from rich.table import Table
 from rich.text import Text
 
 from oallama.bench.results import error_percent
+from oallama.data.plan import PlacementPlan
 from oallama.errors import OallamaError
-from oallama.plan import PlacementPlan
-from oallama.verify import predicted_times
+from oallama.loading.verify import predicted_times
 
 from .terminal import seconds, table
 
@@ -22,7 +22,7 @@ def render_verified(plans: Sequence[PlacementPlan]) -> Table:
     was run, and why a plan could not be.
 
     Raises:
-        OallamaError: for a plan that was not measured (`oallama.verify.verify` does that).
+        OallamaError: for a plan that was not measured (`oallama.loading.verify.verify` does that).
     """
     view = table("measured")
     view.add_column("plan", no_wrap=True)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from oallama import autoplan
+from oallama.loading import autoplan
 from oallama.planning.cost import CostModel
 from oallama.profiling.fingerprint import cpu_set
 from oallama.profiling.profiler import profile_machine

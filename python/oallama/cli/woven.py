@@ -9,18 +9,19 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from oallama import autoplan, engine, runtime
-from oallama.children import run_server
-from oallama.engine import Settings
+from oallama.base.children import run_server
+from oallama.data.budget import format_bytes, parse_budget
+from oallama.data.plan import check_model
+from oallama.engine import engine, runtime
+from oallama.engine.engine import Settings
 from oallama.errors import OallamaError
-from oallama.plan import check_model
-from oallama.planning.budget import format_bytes, parse_budget
+from oallama.loading import autoplan
 from oallama.profiling.fingerprint import cpu_set
-from oallama.serve_limits import Limits
+from oallama.serving.serve_limits import Limits
+from oallama.serving.serving import ENVIRONMENTS, Served, check, environments, preset
 from oallama.weave import remove_abandoned
 from oallama.weave.gpus import check_places, parse_places, room_for_guests
 from oallama.weave.plan import REMEDY, read_looks
-from oallama.weave.serving import ENVIRONMENTS, Served, check, environments, preset
 
 from .options import quiet
 from .terminal import say

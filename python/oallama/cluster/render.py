@@ -10,11 +10,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..planning.budget import format_bytes
-from .allocation import Allocation
-from .explain import Explanation
-from .network import Network
-from .predict import LatencyPrediction
+from ..data.budget import format_bytes
+from .allocation.allocation import Allocation
+from .allocation.explain import Explanation
+from .allocation.network import Network
+from .allocation.predict import LatencyPrediction
 
 _TERMS = (
     ("compute_s", "compute"),

@@ -13,8 +13,8 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from ..plan import HOST, ContextSettings
-from .budget import format_bytes
+from ..data.budget import format_bytes
+from ..data.plan import HOST, ContextSettings
 
 
 @dataclass(frozen=True)

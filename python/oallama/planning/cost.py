@@ -16,16 +16,16 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
-from ..plan import HOST, ContextSettings, PlacementPlan, TensorPlacement
-from ..profiling.entries import REALISATIONS, padded_rows
-from ..profiling.profile import Profile
-from .fusion import Chain, Fusion, chains
+from ..data.entries import REALISATIONS, padded_rows
+from ..data.fusion import Chain, Fusion, chains
+from ..data.operators import OUTPUT, AttentionShape, Operator, OperatorGraph
+from ..data.plan import HOST, ContextSettings, PlacementPlan, TensorPlacement
+from ..data.profile import Profile
+from ..data.workload import Workload
 from .oato import Anchor, Edge
-from .operators import OUTPUT, AttentionShape, Operator, OperatorGraph
 from .realisation import NONE, PLAIN, Realisations
 from .reduced import Link, reduced_links
 from .stage import OFFLOAD_MIN_TOKENS, STREAMER, Ids, Ints, Mask, Placement, StageGraph
-from .workload import Workload
 
 Floats = NDArray[np.float64]
 # Backends whose fused attention computes the cache's padding too; others skip what the mask hides.

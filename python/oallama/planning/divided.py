@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from ..plan import is_divided_by_columns
+from ..data.operators import OUTPUT, Operator
+from ..data.plan import is_divided_by_columns
 from .cost import CostModel, Floats, StageCosts
-from .operators import OUTPUT, Operator
 from .stage import STREAMER, Ints, Mask, Placement
 
 # What the engine can compute on both sides between the first matrices of a feed-forward and its last.

@@ -12,17 +12,17 @@ from functools import cached_property
 
 import numpy as np
 
+from ..data.workload import Workload
+from ..solving.layered import Infeasible
+from ..solving.solve import lower_bound, solve
 from .cost import CostModel
 from .divided import shares_of, topped_up
 from .drafts import HIDES, Drafts
 from .fitting import Choice, Fitted, fit
-from .layered import Infeasible
 from .segments import Segments
-from .solve import lower_bound, solve
 from .space import Space, too_small
 from .stage import Mask, Placement
 from .streams import not_too_early, stream_pays, with_streams
-from .workload import Workload
 
 # Weight of "copies take longer" against "all else takes longer" that streams are planned with. The plans of 0 to 1 are
 # within a percent of each other; the end that fits gives a tighter bound.

@@ -9,8 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..plan import HOST, PlacementPlan
-from .budget import format_bytes
+from ..data.budget import format_bytes
+from ..data.plan import HOST, PlacementPlan
 from .planner import TIE, Candidates
 
 _CAUSES = {

@@ -14,18 +14,18 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from ..data.budget import format_bytes
+from ..data.operators import layer_of
+from ..data.plan import HOST, PlacementPlan
+from ..data.workload import Workload
 from ..errors import OallamaError
-from ..plan import HOST, PlacementPlan
-from .budget import format_bytes
 from .drafts import Drafts, Measured
 from .exact import exact
 from .greedy import oato
-from .operators import layer_of
 from .pool import pool_bytes
 from .space import Space, too_small
 from .stage import Ids, Ints
 from .stock import StockFlags, cpu_ffn, cpu_moe
-from .workload import Workload
 
 PlannerName = Literal[
     "auto",

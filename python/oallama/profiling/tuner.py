@@ -8,11 +8,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from oallama import engine
+from oallama.data.tuning import KINDS, Crossover, Point, Tuning, find_tuning, mmvq_limits
+from oallama.engine import engine
 from oallama.errors import OallamaError
 from oallama.profiling.fingerprint import cpu_set, fingerprint
 from oallama.profiling.profiler import cache_dir, cold_bytes
-from oallama.profiling.tuning import KINDS, Crossover, Point, Tuning, find_tuning, mmvq_limits
 
 SHAPE = (4096, 2048)
 # Decode, a few sequences, around llama.cpp's own rules at 32, a full micro-batch.

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ..data.operators import kind_of, layer_of
 from ..errors import OallamaError
 from ..modelmaker.gguf_header import padded
-from ..planning.operators import kind_of, layer_of
 from .divergence import Divergence, Reference
 from .quantizer import Resolved, Tensor, resolve, write
 from .recipe import KEEP, Recipe, rules_of

@@ -16,7 +16,7 @@ from rich import box
 from rich.console import Group
 from rich.table import Table
 
-from ..jsonfile import write_text_atomic
+from ..base.jsonfile import write_text_atomic
 
 Intervals = list[tuple[float, float]]
 _LANES = {

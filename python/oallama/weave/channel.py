@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from oallama import runtime
-from oallama.arrays import as_array
+from oallama.base.arrays import as_array
+from oallama.engine import runtime
 from oallama.errors import OallamaError
 
 KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "bf16": 30}

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from oallama.base.jsonfile import read_json_object, write_text_atomic
+from oallama.data.operators import AttentionShape
 from oallama.errors import OallamaError
-from oallama.jsonfile import read_json_object, write_text_atomic
 from oallama.planning.cost import CostModel, OperatorCost
-from oallama.planning.operators import AttentionShape
 
 from .channel import Receiver, Sender, SequenceRows, channel_path
 from .distance import LOOK_S, Distance, pieces, widest

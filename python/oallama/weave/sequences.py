@@ -9,7 +9,7 @@ from types import TracebackType
 
 import numpy as np
 
-from oallama import runtime
+from oallama.engine import runtime
 from oallama.errors import OallamaError
 
 from .channel import DEADLINE_S, guest_stats, guests
