@@ -24,8 +24,8 @@ from oallama.cluster.allocation.predict import predict_latency
 from oallama.cluster.allocation.problem import Device, Layer, Problem, Settings
 from oallama.cluster.allocation.robust import allocate_robust, perturb, robustness
 from oallama.cluster.pipeline.replan import changes, replan
-from oallama.cluster.render import render_explanation
 from oallama.errors import OallamaError
+from oallama.views.cluster import render_explanation
 
 MIB = 2**20
 CLOSE = 1e-6  # relative; solvers stop at a gap of 1e-7

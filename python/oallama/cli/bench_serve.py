@@ -11,7 +11,7 @@ import typer
 
 from oallama.errors import OallamaError
 
-from . import load_tables
+from ..views import load as load_tables
 from .options import Json
 from .terminal import out, print_json, progress_bar, say, warn_if_busy
 

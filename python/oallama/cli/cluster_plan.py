@@ -24,11 +24,11 @@ from oallama.cluster.pipeline.members import members
 from oallama.cluster.pipeline.pipeline import HORIZON_TOKENS, Options, Pipeline, Token
 from oallama.cluster.pipeline.stages import StageJob, placed
 from oallama.cluster.pipeline.watch import Lost
-from oallama.cluster.render import render_explanation, render_network, render_prediction
 from oallama.data.plan import check_model
 from oallama.engine.engine import Settings
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
+from oallama.views.cluster import render_explanation, render_network, render_prediction
 
 from .options import Json, Model, Threads, TypeK, TypeV, quiet, settings
 from .serve import server_command, table_file

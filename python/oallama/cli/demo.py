@@ -23,7 +23,7 @@ from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices
 from oallama.modelmaker import make_model
 from oallama.planning import OperatorGraph, Workload, compare, format_bytes
-from oallama.planning.render import render_plan
+from oallama.views.plan_table import render_plan
 
 from .comparison import Rivals, interleave_for, results_table, stock_plans
 from .devices import devices_table

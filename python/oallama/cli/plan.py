@@ -15,9 +15,10 @@ from oallama.loading.autoplan import Choices
 from oallama.loading.verify import verify as run_verify
 from oallama.planning import Workload
 from oallama.planning.arenas import render_arenas
-from oallama.planning.explain import render_candidates
-from oallama.planning.render import render_plan
+from oallama.views.candidates import render_candidates
+from oallama.views.plan_table import render_plan
 
+from ..views.verified import render_verified
 from .options import (
     Batch,
     Ctx,
@@ -38,7 +39,6 @@ from .options import (
     settings,
 )
 from .terminal import err, out, progress_bar, warn_if_busy
-from .verified import render_verified
 
 FORMATS = ("table", "json", "llama.cpp", "llama-bench", "map")
 

@@ -21,7 +21,7 @@ from oallama.quantizing import (
     Trial,
     measure_importance,
 )
-from oallama.quantizing.plot import write_frontier
+from oallama.views.frontier_plot import write_frontier
 
 from .compare_models import Chunks, GpuLayers, Text, read_text
 from .options import Ctx, Device, Json, LocalRpc, Model, Profile, Rpc, Threads, Vram, connect, quiet, settings

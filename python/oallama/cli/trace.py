@@ -47,7 +47,7 @@ def trace(
     timeline.save(output)
     written = [output]
     if picture:
-        from oallama.tracing.plot import write_picture
+        from oallama.views.timeline_plot import write_picture
 
         title = f"{model.name}, {n_prompt} prompt tokens, {n_generate} decode steps"
         written.append(write_picture(timeline, picture, title))

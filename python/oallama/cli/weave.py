@@ -12,10 +12,10 @@ from oallama.planning.cost import CostModel
 from oallama.profiling.fingerprint import cpu_set
 from oallama.profiling.profiler import profile_machine
 from oallama.profiling.workload import depths_for
+from oallama.views.weave import render_weave
 from oallama.weave.gpus import check_places, parse_places
 from oallama.weave.plan import Load, estimate, guest_shape, measure
 from oallama.weave.plan import plan as plan_weave
-from oallama.weave.render import render_weave
 
 from .options import Ctx, Json, TypeK, TypeV, Ubatch, quiet, settings
 from .terminal import out, progress_bar, say, warn_if_busy

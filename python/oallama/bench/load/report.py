@@ -10,8 +10,8 @@ from typing import Any
 
 from oallama.errors import OallamaError
 
+from ...views.bench_plot import COLOURS
 from ..machine import describe, save_lines
-from ..plot import COLOURS
 from .drive import Load, Record, Run
 from .measure import Slo, e2e, itl, lags, measured, n_tokens, percentiles, summarize, tpot, ttft
 from .service import Service

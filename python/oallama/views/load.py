@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from .terminal import out, say, seconds, table
+from ..cli.terminal import out, say, seconds, table
 
 if TYPE_CHECKING:  # imported by functions: other commands need no HTTP client
     from oallama.bench.load import Load, Run, Slo, Summary

@@ -10,11 +10,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ..cluster.allocation.allocation import Allocation
+from ..cluster.allocation.explain import Explanation
+from ..cluster.allocation.network import Network
+from ..cluster.allocation.predict import LatencyPrediction
 from ..data.budget import format_bytes
-from .allocation.allocation import Allocation
-from .allocation.explain import Explanation
-from .allocation.network import Network
-from .allocation.predict import LatencyPrediction
 
 _TERMS = (
     ("compute_s", "compute"),

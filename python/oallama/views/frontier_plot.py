@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..bench.plot import COLOURS, MARKERS, save_figure
 from ..errors import OallamaError
-from .search import Trial
+from ..quantizing.search import Trial
+from .bench_plot import COLOURS, MARKERS, save_figure
 
 
 def write_frontier(trials: Sequence[Trial], path: str | os.PathLike[str], title: str = "") -> Path:

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from .plan import SHARE, Step, WeavePlan
+from ..weave.plan import SHARE, Step, WeavePlan
 
 
 def render_weave(plan: WeavePlan, names: tuple[str, str]) -> RenderableType:

@@ -12,7 +12,7 @@ from oallama.data.plan import PlacementPlan
 from oallama.errors import OallamaError
 from oallama.loading.verify import predicted_times
 
-from .terminal import seconds, table
+from ..cli.terminal import seconds, table
 
 
 def render_verified(plans: Sequence[PlacementPlan]) -> Table:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from ..errors import OallamaError
-from .timeline import Stage, Timeline
+from ..tracing.timeline import Stage, Timeline
 
 # Okabe and Ito's palette: told apart by colour-blind readers.
 COLOURS = {"compute": "#0072B2", "stream": "#E69F00", "upload": "#D55E00", "data": "#009E73", "wait": "#999999"}

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ..data.budget import format_bytes
 from ..data.plan import HOST, PlacementPlan
-from .planner import TIE, Candidates
+from ..planning.planner import TIE, Candidates
 
 _CAUSES = {
     "targets": "matrices",

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..bench.results import Result
 from ..errors import OallamaError
-from .results import Result
 
 # Okabe and Ito's palette: told apart by colour-blind readers; markers tell them apart in grey print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
