@@ -48,7 +48,7 @@ from oallama.loading.autoplan import Choices
 from oallama.modelmaker import make_sparse_model
 from oallama.planning import Workload
 from oallama.profiling.datasheet import Datasheet, make_profile
-from oallama.views.bench_plot import COLOURS, MARKERS, save_figure
+from oallama.views.style import COLOURS, MARKERS, save_figure
 
 PLANNERS = ("exact", "divided", "layers")
 SHARE = 50  # percent

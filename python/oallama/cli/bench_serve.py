@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from oallama.errors import OallamaError
+from oallama.views.load import highest, latencies_table, remarks, requests_table, search_table
 
-from ..views import load as load_tables
 from .options import Json
 from .terminal import out, print_json, progress_bar, say, warn_if_busy
 
@@ -97,16 +97,22 @@ def bench_serve(
     if json:
         print_json([generator.summary_line(run, slo, number) for number, run in enumerate(done)])
     else:
-        load_tables.show(best, slo)
+        summaries = generator.summarize(best, slo)
+        if summaries:
+            out.print(requests_table(summaries, best, slo))
+            out.print(latencies_table(summaries))
+        else:
+            say("no request was due yet that counts; the first seconds are the warm-up")
         if search_rate:
-            out.print(load_tables.searched(done, slo))
+            out.print(search_table([(run, generator.summarize(run, slo)) for run in done]))
         if found:
-            out.print(load_tables.highest(load, *found, attainment))
+            out.print(highest(load, *found, attainment))
         if output:
             out.print(f"written: {output}", soft_wrap=True)
     if plot:
         generator.write_plot(best, plot)
-    load_tables.remarks(best, slo)
+    for remark in remarks(best, generator.summarize(best, slo), generator.lags(best)):
+        say(f"note: {remark}")
     if ended:
         raise ended
     if not any(of.completed for of in generator.summarize(best, slo)):

@@ -29,10 +29,11 @@ from oallama.engine.engine import Settings
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.views.cluster import render_explanation, render_network, render_prediction
+from oallama.views.style import seconds
 
 from .options import Json, Model, Threads, TypeK, TypeV, quiet, settings
 from .serve import server_command, table_file
-from .terminal import out, print_json, progress_bar, say, seconds, warn_if_busy
+from .terminal import out, print_json, progress_bar, say, warn_if_busy
 
 Devices = Annotated[Path, typer.Option("--devices", help="devices.toml: the hosts of the cluster.")]
 SshAgent = Annotated[Path | None, typer.Option(help="Starts programs on hosts in place of ssh.")]

@@ -11,9 +11,10 @@ import typer
 from oallama.errors import OallamaError
 from oallama.planning import format_bytes
 from oallama.quantizing import Divergence, Reference
+from oallama.views.style import table
 
 from .options import Json, Threads, quiet
-from .terminal import out, print_json, progress_bar, table
+from .terminal import out, print_json, progress_bar
 
 Text = Annotated[Path, typer.Option("--text", help="Text to predict; none that the model was trained on.")]
 Chunk = Annotated[int, typer.Option("--ctx", min=4, help="Tokens of a chunk; its second half is scored.")]

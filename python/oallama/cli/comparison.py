@@ -31,8 +31,9 @@ from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices, Progress
 from oallama.planning import OperatorGraph, format_bytes
+from oallama.views.style import seconds, table
 
-from .terminal import say, seconds, table
+from .terminal import say
 
 # Drivers and library workspaces take their part beside the buffers.
 _SHARE_OF_FREE = 0.9

@@ -8,9 +8,10 @@ from rich.table import Table
 
 from oallama.engine import engine
 from oallama.planning import format_bytes
+from oallama.views.style import table
 
 from .options import Json, LocalRpc, Rpc, connect
-from .terminal import out, print_json, table
+from .terminal import out, print_json
 
 
 def devices(rpc: Rpc = None, local_rpc: LocalRpc = False, json: Json = False) -> None:

@@ -14,9 +14,10 @@ from oallama.engine import engine
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices
+from oallama.views.style import seconds
 
 from .options import connect, debugging, settings
-from .terminal import interruptible, progress_bar, say, seconds
+from .terminal import interruptible, progress_bar, say
 
 if TYPE_CHECKING:
     from oallama.llama import Llama

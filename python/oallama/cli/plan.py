@@ -14,7 +14,7 @@ from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices
 from oallama.loading.verify import verify as run_verify
 from oallama.planning import Workload
-from oallama.planning.arenas import render_arenas
+from oallama.views.arenas import render_arenas
 from oallama.views.candidates import render_candidates
 from oallama.views.plan_table import render_plan
 

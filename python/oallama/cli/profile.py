@@ -18,9 +18,10 @@ from oallama.loading.autoplan import Choices
 from oallama.planning import OperatorGraph
 from oallama.profiling.datasheet import Datasheet, make_profile
 from oallama.profiling.profiler import forget
+from oallama.views.style import seconds, table
 
 from .options import Ctx, Device, Json, LocalRpc, Model, Rpc, Threads, TypeK, TypeV, connect, quiet, settings
-from .terminal import out, print_json, progress_bar, seconds, table, warn_if_busy
+from .terminal import out, print_json, progress_bar, warn_if_busy
 
 
 def profile(

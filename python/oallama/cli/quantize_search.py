@@ -22,11 +22,12 @@ from oallama.quantizing import (
     measure_importance,
 )
 from oallama.views.frontier_plot import write_frontier
+from oallama.views.style import seconds, table
 
 from .compare_models import Chunks, GpuLayers, Text, read_text
 from .options import Ctx, Device, Json, LocalRpc, Model, Profile, Rpc, Threads, Vram, connect, quiet, settings
 from .quantize import Imatrix, Requantize
-from .terminal import out, print_json, progress_bar, seconds, table
+from .terminal import out, print_json, progress_bar
 
 
 def search(

@@ -11,10 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from oallama.loading.autoplan import Progress as Report
 from oallama.profiling.fingerprint import cpu_set
@@ -22,11 +20,6 @@ from oallama.profiling.fingerprint import cpu_set
 out = Console(highlight=False, soft_wrap=False)
 err = Console(highlight=False, soft_wrap=False, stderr=True)
 GRACE_S = 0.5
-
-
-def table(title: str | None = None) -> Table:
-    """A table that fits 80 columns."""
-    return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
 
 
 def print_json(value: Any) -> None:
@@ -44,15 +37,6 @@ def warn_if_busy() -> None:
     load, cpus = os.getloadavg()[0], len(cpu_set())
     if load > cpus / 2 and sys.stderr.isatty():
         say(f"note: other programs are busy (load {load:.1f} on {cpus} CPUs); what is measured now may be far off")
-
-
-def seconds(s: float | None) -> str:
-    """A time for people; "-" for none."""
-    if s is None:
-        return "-"
-    if s >= 1:
-        return f"{s:.2f} s"
-    return f"{s * 1e3:.1f} ms" if s >= 1e-3 else f"{s * 1e6:.0f} µs"
 
 
 @contextmanager

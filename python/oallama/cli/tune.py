@@ -11,9 +11,10 @@ from rich.table import Table
 from oallama.data.tuning import KINDS, Tuning, tuning_file
 from oallama.profiling.profiler import cache_dir
 from oallama.profiling.tuner import TYPES, tune
+from oallama.views.style import seconds, table
 
 from .options import Json, Threads, quiet
-from .terminal import out, print_json, progress_bar, seconds, table, warn_if_busy
+from .terminal import out, print_json, progress_bar, warn_if_busy
 
 
 def tune_command(

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..bench.results import Result
 from ..errors import OallamaError
+from .style import COLOURS, MARKERS, load_figure_class, save_figure
 
-# Okabe and Ito's palette: told apart by colour-blind readers; markers tell them apart in grey print.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-MARKERS = "osD^vPX"
+if TYPE_CHECKING:
+    from ..bench.results import Result
+
 PANELS = (("ttft_s", "TTFT"), ("tpot_s", "TPOT"))
 AXES = (("prompt", "prompt tokens"), ("depth", "depth (tokens in the cache)"), ("gen", "generated tokens"))
 
@@ -23,11 +23,9 @@ def write_plot(results: Sequence[Result], path: str | os.PathLike[str]) -> Path:
     The axis is whichever of prompt, depth and generated tokens has the most values; each combination of the others
     gets a row of panels. Raises OallamaError without matplotlib or without samples.
     """
-    try:
-        from matplotlib.figure import Figure
-        from matplotlib.layout_engine import ConstrainedLayoutEngine
-    except ImportError:
-        raise OallamaError("plots need matplotlib: pip install oallama[plot]") from None
+    figure_class = load_figure_class()
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
     measured = [r for r in results if r.samples]
     if not measured:
         raise OallamaError("no results to plot: every engine failed")
@@ -38,7 +36,7 @@ def write_plot(results: Sequence[Result], path: str | os.PathLike[str]) -> Path:
     facets = sorted({tuple(getattr(c, name) for name in others) for c in cells})
     engines = list(dict.fromkeys(r.engine for r in measured))
 
-    figure = Figure(figsize=(11, 1.3 + 3.6 * len(facets)), layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.08))
+    figure = figure_class(figsize=(11, 1.3 + 3.6 * len(facets)), layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.08))
     grid = figure.subplots(len(facets), len(PANELS), squeeze=False)
     for row, facet in zip(grid, facets, strict=True):
         chosen = [r for r in measured if tuple(getattr(r.cell, name) for name in others) == facet]
@@ -51,16 +49,6 @@ def write_plot(results: Sequence[Result], path: str | os.PathLike[str]) -> Path:
     figure.legend(handles, names, loc="outside lower center", ncols=min(3, len(names)), frameon=False)
     figure.suptitle(_title(measured), fontsize=11, x=0.01, ha="left")
     return save_figure(figure, path)
-
-
-def save_figure(figure: Any, path: str | os.PathLike[str]) -> Path:
-    """Write a matplotlib figure as a PNG, folders included. Raises OallamaError when the path cannot be written."""
-    try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150, format="png")
-    except OSError as error:
-        raise OallamaError(f"cannot write the plot {path}: {error.strerror}") from None
-    return Path(path)
 
 
 def _panel(plot: Any, results: Sequence[Result], engines: Sequence[str], axis: str, metric: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
@@ -11,7 +12,11 @@ from rich.text import Text
 
 from ..data.budget import format_bytes
 from ..data.plan import HOST, PlacementPlan
-from ..planning.planner import TIE, Candidates
+from ..data.predicted import TIE
+from .style import seconds, table
+
+if TYPE_CHECKING:
+    from ..planning import Candidates
 
 _CAUSES = {
     "targets": "matrices",
@@ -42,14 +47,14 @@ def _table(plans: Sequence[tuple[str, PlacementPlan]]) -> Table:
     n_prompt, n_generate = winner.predicted.workload
     depth = winner.planner["params"].get("depth", 0)
     title = f"candidates, predicted for {n_prompt} + {n_generate} tokens behind {depth}"
-    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("planner", no_wrap=True)
+    shown = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    shown.add_column("planner", no_wrap=True)
     for column in ("request", "TTFT", "TPOT", *_devices(plans), "micro-batch"):
-        table.add_column(column, justify="right", no_wrap=True)
+        shown.add_column(column, justify="right", no_wrap=True)
     for name, plan in plans:
         used = [plan.predicted.devices.get(device) for device in _devices(plans)]
         prefill, decode = (sum(plan.predicted.parts[stage].values()) for stage in ("prefill", "decode"))
-        table.add_row(
+        shown.add_row(
             name,
             f"{plan.predicted.request_s:.3g} s",
             _time(prefill),
@@ -58,7 +63,7 @@ def _table(plans: Sequence[tuple[str, PlacementPlan]]) -> Table:
             str(plan.context.n_ubatch) + (" unfused" if plan.context.flash_attn == "off" else ""),
             style="bold" if plan is winner else "",
         )
-    return table
+    return shown
 
 
 def _reasons(first: tuple[str, PlacementPlan], second: tuple[str, PlacementPlan], fastest: float) -> Text:
@@ -77,15 +82,15 @@ def _reasons(first: tuple[str, PlacementPlan], second: tuple[str, PlacementPlan]
 
 def _causes(plans: Sequence[tuple[str, PlacementPlan]]) -> Table:
     """Where the seconds of winner and runner-up go."""
-    table = Table(title="seconds by cause", title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("", no_wrap=True)
+    shown = table("seconds by cause")
+    shown.add_column("", no_wrap=True)
     for name, _ in plans:
         for stage in ("prefill", "decode"):
-            table.add_column(f"{name} {stage}", justify="right")
+            shown.add_column(f"{name} {stage}", justify="right")
     for cause, label in _CAUSES.items():
         cells = [plan.predicted.parts[stage][cause] for _, plan in plans for stage in ("prefill", "decode")]
-        table.add_row(label, *(_time(seconds) for seconds in cells))
-    return table
+        shown.add_row(label, *(_time(s) for s in cells))
+    return shown
 
 
 def _differences(winner: PlacementPlan, name: str, runner_up: PlacementPlan) -> Text:
@@ -99,4 +104,4 @@ def _devices(plans: Iterable[tuple[str, PlacementPlan]]) -> list[str]:
 
 
 def _time(s: float) -> str:
-    return "-" if s == 0 else f"{s:.2f} s" if s >= 1 else f"{s * 1e3:.1f} ms" if s >= 1e-4 else f"{s * 1e6:.1f} us"
+    return seconds(s or None)

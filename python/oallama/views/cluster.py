@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..cluster.allocation.allocation import Allocation
-from ..cluster.allocation.explain import Explanation
-from ..cluster.allocation.network import Network
-from ..cluster.allocation.predict import LatencyPrediction
 from ..data.budget import format_bytes
+from .style import table
+
+if TYPE_CHECKING:
+    from ..cluster.allocation.allocation import Allocation
+    from ..cluster.allocation.explain import Explanation
+    from ..cluster.allocation.network import Network
+    from ..cluster.allocation.predict import LatencyPrediction
 
 _TERMS = (
     ("compute_s", "compute"),
@@ -36,59 +39,59 @@ def render_explanation(found: Explanation) -> RenderableType:
 def render_stages(allocation: Allocation) -> Table:
     """One row per stage of the pipeline, in order: layers, bytes held of the device's memory, seconds per token."""
     problem = allocation.problem
-    table = _table(f"{len(allocation.layers)} layers on {len(allocation.segments)} devices, links {problem.links}")
-    table.add_column("device", overflow="fold")
+    shown = table(f"{len(allocation.layers)} layers on {len(allocation.segments)} devices, links {problem.links}")
+    shown.add_column("device", overflow="fold")
     for column in ("layers", "count", "memory", "of", "compute"):
-        table.add_column(column, justify="right", no_wrap=True)
+        shown.add_column(column, justify="right", no_wrap=True)
     for device, first, end in allocation.segments:
         on = problem.device(device)
         seconds = sum(layer.seconds_on(on, problem.n_tokens) for layer in problem.layers[first:end])
         held = sum(layer.memory_bytes for layer in problem.layers[first:end])
         label = f"{first}" if end == first + 1 else f"{first}-{end - 1}"
-        table.add_row(
+        shown.add_row(
             device, label, str(end - first), format_bytes(held), format_bytes(on.memory_bytes), _time(seconds)
         )
-    return table
+    return shown
 
 
 def render_network(network: Network, client: str) -> Table:
     """One row per pair of hosts; both directions are taken to be alike."""
-    table = _table("links")
-    table.add_column("between", overflow="fold")
+    shown = table("links")
+    shown.add_column("between", overflow="fold")
     for column in ("latency", "bandwidth", "jitter", "loss", "message"):
-        table.add_column(column, justify="right", no_wrap=True)
+        shown.add_column(column, justify="right", no_wrap=True)
     for (a, b), link in network.links.items():
         if a == client or (client not in (a, b) and a < b):
             loss = f"{link.loss:.2%}" if link.loss else "0"
             bandwidth = f"{format_bytes(int(link.bandwidth))}/s"
             message = f"{format_bytes(link.message_bytes)} {_time(link.message_s)}" if link.message_s else "-"
-            table.add_row(f"{a} - {b}", _time(link.latency_s), bandwidth, _time(link.jitter_s), loss, message)
-    return table
+            shown.add_row(f"{a} - {b}", _time(link.latency_s), bandwidth, _time(link.jitter_s), loss, message)
+    return shown
 
 
 def render_prediction(predicted: Mapping[int, LatencyPrediction]) -> Table:
     """TTFT by prompt length, and TPOT."""
-    table = _table("predicted")
-    table.add_column("prompt", justify="right")
+    shown = table("predicted")
+    shown.add_column("prompt", justify="right")
     for column in ("TTFT", "of it links", "TPOT", "of it links"):
-        table.add_column(column, justify="right", no_wrap=True)
+        shown.add_column(column, justify="right", no_wrap=True)
     for n_prompt, times in predicted.items():
         parts = (times.ttft_s, times.ttft_links_s, times.tpot_s, times.tpot_links_s)
-        table.add_row(f"{n_prompt} tokens", *map(_time, parts))
-    return table
+        shown.add_row(f"{n_prompt} tokens", *map(_time, parts))
+    return shown
 
 
 def _terms(found: Explanation) -> Table:
     columns = {"chosen": found.chosen, "runner-up": found.runner_up, "no QoS terms": found.time_only}
     shown = {name: plan.terms for name, plan in columns.items() if plan is not None}
-    table = _table("objective per token" if found.chosen.problem.n_tokens == 1 else "objective")
-    table.add_column("term", no_wrap=True)
+    shown = table("objective per token" if found.chosen.problem.n_tokens == 1 else "objective")
+    shown.add_column("term", no_wrap=True)
     for name in shown:
-        table.add_column(name, justify="right", no_wrap=True)
+        shown.add_column(name, justify="right", no_wrap=True)
     for attribute, name in _TERMS:
         cells = (_time(getattr(terms, attribute)) for terms in shown.values())
-        table.add_row(name, *cells, style="bold" if name == "total" else "")
-    return table
+        shown.add_row(name, *cells, style="bold" if name == "total" else "")
+    return shown
 
 
 def _remarks(found: Explanation) -> list[Text]:
@@ -115,10 +118,6 @@ def _proof(chosen: Allocation) -> str:
     if math.isinf(chosen.gap):
         return "how far it is from the best is not known: the time was up"
     return f"{best} costs less" if chosen.gap < 1e-6 else f"{best} costs less by more than {chosen.gap:.2%}"
-
-
-def _table(title: str) -> Table:
-    return Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
 
 
 def _time(seconds: float) -> str:

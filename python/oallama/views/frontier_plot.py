@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..errors import OallamaError
-from ..quantizing.search import Trial
-from .bench_plot import COLOURS, MARKERS, save_figure
+from .style import COLOURS, MARKERS, load_figure_class, save_figure
+
+if TYPE_CHECKING:
+    from ..quantizing.search import Trial
 
 
 def write_frontier(trials: Sequence[Trial], path: str | os.PathLike[str], title: str = "") -> Path:
@@ -18,12 +19,8 @@ def write_frontier(trials: Sequence[Trial], path: str | os.PathLike[str], title:
     With predicted times a second panel has seconds per token. Raises OallamaError without matplotlib, or when the file
     cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise OallamaError("plots need matplotlib: pip install oallama[plot]") from None
     timed = all(trial.tpot_s is not None for trial in trials)
-    figure = Figure(figsize=(11 if timed else 6, 4.5), layout="constrained")
+    figure = load_figure_class()(figsize=(11 if timed else 6, 4.5), layout="constrained")
     panels = figure.subplots(1, 2 if timed else 1, squeeze=False)[0]
     _panel(panels[0], trials, [trial.file_bytes / 2**20 for trial in trials], "file in MiB")
     if timed:

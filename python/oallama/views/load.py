@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from ..cli.terminal import out, say, seconds, table
+from .style import seconds, table
 
-if TYPE_CHECKING:  # imported by functions: other commands need no HTTP client
-    from oallama.bench.load import Load, Run, Slo, Summary
+if TYPE_CHECKING:
+    from ..bench.load import Load, Percentiles, Run, Slo, Summary
 
 LATE_S = 0.02
 CACHED = 0.05
@@ -18,19 +19,8 @@ LATENCIES = (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("ITL", "itl_s"), ("E2E", "
 PERCENTILES = ("mean", "p50", "p90", "p95", "p99")
 
 
-def show(run: Run, slo: Slo) -> None:
-    """Print the tables of a run."""
-    from oallama.bench.load import summarize
-
-    found = summarize(run, slo)
-    if not found:
-        say("no request was due yet that counts; the first seconds are the warm-up")
-        return
-    out.print(_requests(found, run, slo))
-    out.print(_latencies(found))
-
-
-def _requests(found: list[Summary], run: Run, slo: Slo) -> Table:
+def requests_table(found: Sequence[Summary], run: Run, slo: Slo) -> Table:
+    """Requests and throughput of a run, a column a model."""
     shown = table(f"{run.end_s - run.load.warmup_s:.0f} s measured")
     shown.add_column("requests")
     for of in found:
@@ -63,7 +53,8 @@ def _digits(number: float) -> str:
     return f"{number:.0f}" if number >= 100 else f"{number:.3g}"
 
 
-def _latencies(found: list[Summary]) -> Table:
+def latencies_table(found: Sequence[Summary]) -> Table:
+    """Latencies of a run, four rows a model."""
     shown = table()
     for name in ("model", "", *PERCENTILES):
         shown.add_column(name, justify="left" if name in ("model", "") else "right")
@@ -75,17 +66,16 @@ def _latencies(found: list[Summary]) -> Table:
     return shown
 
 
-def searched(done: list[Run], slo: Slo) -> Table:
+def search_table(done: Sequence[tuple[Run, Sequence[Summary]]]) -> Table:
     """What every run of a search attained."""
-    from oallama.bench.load import summarize
-
     shown = table("runs of the search")
     shown.add_column("requests/s")
-    for target in done[0].load.targets:
+    targets = done[0][0].load.targets
+    for target in targets:
         shown.add_column(f"{target.model}: met by", justify="right")
-    for run in done:
-        met = {of.model: f"{of.attainment:.0%} of {of.sent}" for of in summarize(run, slo)}
-        cells = [met.get(target.model, "-") for target in run.load.targets]
+    for run, found in done:
+        met = {of.model: f"{of.attainment:.0%} of {of.sent}" for of in found}
+        cells = [met.get(target.model, "-") for target in targets]
         shown.add_row(", ".join(f"{target.rate:.3g}" for target in run.load.targets), *cells)
     return shown
 
@@ -102,26 +92,23 @@ def highest(load: Load, good: float | None, bad: float | None, attainment: float
     return f"met by {attainment:.0%} up to {rates(good)}; {end}"
 
 
-def remarks(run: Run, slo: Slo) -> None:
-    """What a reader has to know besides the tables."""
-    from oallama.bench.load import lags, summarize
-
-    late = lags(run)
+def remarks(run: Run, found: Sequence[Summary], late: Percentiles | None) -> Iterator[str]:
+    """What a reader has to know besides the tables. late: how late requests were sent."""
     if late and late.p99 > LATE_S:
-        say(f"note: requests were sent late, {seconds(late.p50)} at p50, {seconds(late.p99)} at p99; TTFT includes it")
+        yield f"requests were sent late, {seconds(late.p50)} at p50, {seconds(late.p99)} at p99; TTFT includes it"
     if run.cpu_share > 0.5:
-        say(f"note: the generator itself used {run.cpu_share:.0%} of a CPU")
+        yield f"the generator itself used {run.cpu_share:.0%} of a CPU"
     if run.n_capped:
-        say(f"note: {run.n_capped} requests waited for one of {run.load.connections} connections; raise --connections")
-    for of in summarize(run, slo):
+        yield f"{run.n_capped} requests waited for one of {run.load.connections} connections; raise --connections"
+    for of in found:
         if of.short:
-            say(f"note: {of.short} answers of {of.model} ended before the length that was asked for")
+            yield f"{of.short} answers of {of.model} ended before the length that was asked for"
         if of.cached > CACHED:
-            say(f"note: {of.model} had {of.cached:.0%} of the prompts' tokens in its cache")
+            yield f"{of.model} had {of.cached:.0%} of the prompts' tokens in its cache"
         if of.refused or of.n_retries:
-            say(
-                f"note: {of.model} was too busy for {of.refused} requests, {of.retry_after} times with Retry-After; "
+            yield (
+                f"{of.model} was too busy for {of.refused} requests, {of.retry_after} times with Retry-After; "
                 f"{of.n_retries} were sent again"
             )
         for error, n in list(of.errors.items())[:SHOWN_ERRORS]:
-            say(f"note: {of.model}, {n} times: {error}")
+            yield f"{of.model}, {n} times: {error}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -16,6 +15,7 @@ from rich.text import Text
 from ..data.budget import format_bytes
 from ..data.operators import kind_of, layer_of
 from ..data.plan import HOST, PlacementPlan, TensorPlacement
+from .style import seconds, table
 
 # Columns of the picture in the order a layer computes them; other kinds follow in the order of the plan.
 _ORDER = (
@@ -52,18 +52,18 @@ def render_plan(plan: PlacementPlan, symbols: Symbols = UNICODE) -> RenderableTy
 
 def render_summary(plan: PlacementPlan) -> Table:
     """One row per device: budget, predicted weights / KV cache / compute bytes, total, number of tensors."""
-    table = Table(title=_title(plan), title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("device", no_wrap=True)
+    shown = table(_title(plan))
+    shown.add_column("device", no_wrap=True)
     for column in ("budget", "weights", "KV cache", "compute", "total", "tensors"):
-        table.add_column(column, justify="right", no_wrap=True)
+        shown.add_column(column, justify="right", no_wrap=True)
     for device in plan.devices:
         memory = plan.predicted.devices.get(device)
         count = sum(any(s.device == device for s in t.segments) for t in plan.tensors.values())
         budget = plan.budgets.get(device)
         sizes = (memory.weights, memory.kv, memory.compute, memory.total) if memory else (None,) * 4
         cells = ["-" if size is None else format_bytes(size) for size in (budget, *sizes)]
-        table.add_row(device, *cells, str(count))
-    return table
+        shown.add_row(device, *cells, str(count))
+    return shown
 
 
 def render_unseen(plan: PlacementPlan) -> list[Text]:
@@ -87,14 +87,14 @@ def render_layers(plan: PlacementPlan, symbols: Symbols = UNICODE) -> Renderable
     """
     shown = {name: t for name, t in plan.tensors.items() if _is_drawn(name, t, plan)}
     kinds = _kinds(name for name in shown if layer_of(name) is not None)
-    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("layers", justify="right", no_wrap=True)
+    shown = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    shown.add_column("layers", justify="right", no_wrap=True)
     for kind in ("KV", *kinds):
-        table.add_column(_short_kind(kind), justify="center", no_wrap=True)
+        shown.add_column(_short_kind(kind), justify="center", no_wrap=True)
     for first, last, cells in _runs(plan, shown, kinds):
         label = f"{first}" if first == last else f"{first}-{last}"
-        table.add_row(label, *(_cell(cell, plan, symbols) for cell in cells))
-    parts: list[RenderableType] = [table]
+        shown.add_row(label, *(_cell(cell, plan, symbols) for cell in cells))
+    parts: list[RenderableType] = [shown]
     for name in ("token_embd.weight", "output.weight"):
         if name in plan.tensors:
             line = Text(f"{kind_of(name)} ")
@@ -109,16 +109,16 @@ def render_layers(plan: PlacementPlan, symbols: Symbols = UNICODE) -> Renderable
 
 def render_times(plan: PlacementPlan) -> Table:
     """Predicted TTFT by prompt length beside predicted TPOT by depth."""
-    table = Table(title="predicted", title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    shown = table("predicted")
     for column in ("prompt", "TTFT", "depth", "TPOT", "tokens/s"):
-        table.add_column(column, justify="right", no_wrap=True)
-    ttft = [(str(n), _seconds(s)) for n, s in sorted(plan.predicted.ttft_s.items())]
-    tpot = [(str(n), _seconds(s), f"{1 / s:.1f}" if s > 0 else "-") for n, s in sorted(plan.predicted.tpot_s.items())]
+        shown.add_column(column, justify="right", no_wrap=True)
+    ttft = [(str(n), seconds(s)) for n, s in sorted(plan.predicted.ttft_s.items())]
+    tpot = [(str(n), seconds(s), f"{1 / s:.1f}" if s > 0 else "-") for n, s in sorted(plan.predicted.tpot_s.items())]
     for i in range(max(len(ttft), len(tpot))):
         left = ttft[i] if i < len(ttft) else ("", "")
         right = tpot[i] if i < len(tpot) else ("", "", "")
-        table.add_row(*left, *right)
-    return table
+        shown.add_row(*left, *right)
+    return shown
 
 
 # ---- parts ---------------------------------------------------------------------------------------------------------
@@ -226,7 +226,3 @@ def _shares(plan: PlacementPlan) -> str:
     first, last = (f"{pick(share for _, share in parts):.0%}" for pick in (min, max))
     share = first if first == last else f"{first[:-1]} to {last}"
     return f"{parts[0][0]} computes {share} of each while {HOST} computes the rest"
-
-
-def _seconds(s: float) -> str:
-    return f"{s:.2f} s" if s >= 1 else f"{s * 1e3:.1f} ms"

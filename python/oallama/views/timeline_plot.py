@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import OallamaError
-from ..tracing.timeline import Stage, Timeline
+from .style import load_figure_class, save_figure
 
-# Okabe and Ito's palette: told apart by colour-blind readers.
+if TYPE_CHECKING:
+    from ..tracing.timeline import Stage, Timeline
+
 COLOURS = {"compute": "#0072B2", "stream": "#E69F00", "upload": "#D55E00", "data": "#009E73", "wait": "#999999"}
 WORDS = {
     "compute": "computing",
@@ -21,16 +24,14 @@ WORDS = {
 
 def write_picture(timeline: Timeline, path: str | os.PathLike[str], title: str) -> Path:
     """Draw one panel per stage, a row per lane. Raises OallamaError without matplotlib or without spans."""
-    try:
-        from matplotlib.figure import Figure
-        from matplotlib.layout_engine import ConstrainedLayoutEngine
-        from matplotlib.patches import Patch
-    except ImportError:
-        raise OallamaError("pictures need matplotlib: pip install oallama[plot]") from None
+    figure_class = load_figure_class()
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+    from matplotlib.patches import Patch
+
     if not timeline.spans:
         raise OallamaError("nothing to draw: no device did anything")
     lanes, n = timeline.lanes, len(timeline.stages)
-    figure = Figure(figsize=(11, 1.1 + n * (0.8 + 0.36 * len(lanes))), layout=ConstrainedLayoutEngine())
+    figure = figure_class(figsize=(11, 1.1 + n * (0.8 + 0.36 * len(lanes))), layout=ConstrainedLayoutEngine())
     for axes, stage in zip(figure.subplots(n, 1, squeeze=False)[:, 0], timeline.stages, strict=True):
         for what, colour in COLOURS.items():
             for lane in {s.lane for s in timeline.spans if s.what == what}:
@@ -44,11 +45,7 @@ def write_picture(timeline: Timeline, path: str | os.PathLike[str], title: str) 
     handles = [Patch(color=COLOURS[what], label=WORDS[what]) for what in shown]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
     figure.suptitle(title, fontsize=11, x=0.01, ha="left")
-    try:
-        figure.savefig(path, dpi=150, format="png")
-    except OSError as error:
-        raise OallamaError(f"cannot write the picture {path}: {error.strerror}") from None
-    return Path(path)
+    return save_figure(figure, path)
 
 
 def _bars(timeline: Timeline, stage: Stage, lane: str, what: str) -> list[tuple[float, float]]:

@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from oallama.bench.results import error_percent
-from oallama.data.plan import PlacementPlan
-from oallama.errors import OallamaError
-from oallama.loading.verify import predicted_times
-
-from ..cli.terminal import seconds, table
+from ..data.plan import PlacementPlan
+from ..data.predicted import error_percent, predicted_times
+from ..errors import OallamaError
+from .style import seconds, table
 
 
 def render_verified(plans: Sequence[PlacementPlan]) -> Table:

@@ -116,6 +116,11 @@ class WeavePlan:
             return None
         return Distance(self.decode.distance, self.prefill.distance, self.load.n_cold)
 
+    @property
+    def waiting_share(self) -> float:
+        """Share of the hot model's step that may be spent waiting."""
+        return self.threshold_s * self.layers / self.step_s
+
     def polls_s(self, step: Step) -> float:
         """What the looks cost a step; on the CPU on each thread beside the others."""
         return self.measured.poll_s * step.n_looks
