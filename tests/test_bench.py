@@ -38,12 +38,13 @@ from oallama.bench import (
 )
 from oallama.bench.baselines import baselines
 from oallama.bench.engines import Worker
-from oallama.bench.results import Loaded, Sample, error_percent
+from oallama.bench.results import Loaded, Sample
 from oallama.bench.stats import itl, speedup, summarize, tpot
 from oallama.bench.sweep import order
 from oallama.bench.worker import parse_memory_log
 from oallama.data.plan import ContextSettings, DeviceMemory, PlacementPlan, TensorPlacement
 from oallama.data.plan import Prediction as PlanPrediction
+from oallama.data.predicted import error_percent
 from oallama.engine import runtime
 from oallama.errors import OallamaError
 from oallama.modelmaker import make_model

@@ -65,11 +65,13 @@ def upward(path: Path) -> list[str]:
     found = []
     for name in imports(path):
         first, *rest = name.split(".")
-        if first in LEVEL and first != parts[0] and LEVEL[first] >= LEVEL[parts[0]]:
+        if first == parts[0] == "cluster":
+            levels, pair = CLUSTER, (rest[0], parts[1])
+        else:
+            levels, pair = LEVEL, (first, parts[0])
+        above, mine = (levels.get(folder, -1) for folder in pair)
+        if pair[0] != pair[1] and above >= mine:
             found.append(name)
-        elif parts[0] == first == "cluster" and rest and rest[0] != parts[1]:
-            if CLUSTER[rest[0]] >= CLUSTER[parts[1]]:
-                found.append(name)
     return found
 
 
@@ -84,7 +86,9 @@ def test_imports_point_down():
     assert {str(path.relative_to(PACKAGE)): names for path in modules() if (names := upward(path))} == {}
 
 
-@pytest.mark.parametrize("line", ["from oallama.cli import main", "from ..cli.app import app", "import oallama.cli.app"])
+@pytest.mark.parametrize(
+    "line", ["from oallama.cli import main", "from ..cli.app import app", "import oallama.cli.app"]
+)
 def test_an_import_that_points_up_is_found(line, tmp_path, monkeypatch):
     monkeypatch.setattr("test_levels.PACKAGE", tmp_path)
     module = tmp_path / "data" / "plan.py"

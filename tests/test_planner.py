@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oallama.data.plan import HOST, PlacementPlan
+from oallama.data.predicted import TIE
 from oallama.errors import OallamaError
 from oallama.planning import BudgetTooSmall, OperatorGraph, StockFlags, Workload, compare, make_plans
 from oallama.planning.exact import exact
 from oallama.planning.greedy import oato
-from oallama.planning.planner import TIE, ranked
+from oallama.planning.planner import ranked
 from synthetic import CONTEXT, DEVICE, GPU, QWQ_32B, FakeMemory, Shape, Speed, graph, profile, space
 
 MODEL = graph()

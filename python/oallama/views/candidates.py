@@ -12,6 +12,7 @@ from rich.text import Text
 
 from ..data.budget import format_bytes
 from ..data.plan import HOST, PlacementPlan
+from ..data.plan_difference import describe_difference
 from ..data.predicted import TIE
 from .style import seconds, table
 
@@ -34,7 +35,7 @@ def render_candidates(found: Candidates) -> RenderableType:
     parts: list[RenderableType] = [_table(plans)]
     parts += [Text(f"{name} is left out: {error}", style="dim") for name, error in found.failed.items()]
     winner = plans[0]
-    others = [(name, plan) for name, plan in plans[1:] if plan.describe_difference(winner[1])]
+    others = [(name, plan) for name, plan in plans[1:] if describe_difference(plan, winner[1])]
     if others:
         parts.append(_reasons(winner, others[0], min(plan.predicted.request_s for _, plan in plans)))
         parts.append(_causes([winner, others[0]]))
@@ -94,7 +95,7 @@ def _causes(plans: Sequence[tuple[str, PlacementPlan]]) -> Table:
 
 
 def _differences(winner: PlacementPlan, name: str, runner_up: PlacementPlan) -> Text:
-    lines = runner_up.describe_difference(winner)
+    lines = describe_difference(runner_up, winner)
     return Text("\n  ".join([f"from {name} to the chosen plan:", *lines]))
 
 

@@ -19,7 +19,8 @@ import numpy as np
 from oallama.base.jsonfile import read_json_object, write_text_atomic
 from oallama.data.operators import AttentionShape
 from oallama.errors import OallamaError
-from oallama.planning.cost import CostModel, OperatorCost
+from oallama.planning.cost import CostModel
+from oallama.planning.operator_costs import OperatorCost, operator_costs
 
 from .channel import Receiver, Sender, SequenceRows, channel_path
 from .distance import LOOK_S, Distance, pieces, widest
@@ -178,13 +179,13 @@ def plan(hot: CostModel, cold: CostModel, load: Load, measured: Measured, n_thre
     """
     shape, layers = guest_shape(hot)
     home_s = load.n_home * float(hot.attention_s(shape, 1, load.depth)[_device(hot)])
-    together = hot.operator_costs(load.n_home + load.n_guests, load.depth, decode=True, device=_device(hot))
+    together = operator_costs(hot, load.n_home + load.n_guests, load.depth, decode=True, device=_device(hot))
     step_s = sum(cost.seconds for cost in together)
     threshold_s = SHARE * step_s / layers
     slack_s = max(0.0, home_s - measured.guest_s)
 
     def step(n_tokens: int, *, decode: bool) -> Step:
-        costs = cold.operator_costs(n_tokens, load.depth, decode=decode, device=_device(cold))
+        costs = operator_costs(cold, n_tokens, load.depth, decode=decode, device=_device(cold))
         if _device(cold):
             return _step_on_gpu(costs, threshold_s, slack_s, measured.poll_s)
         return _step(costs, threshold_s, slack_s, measured.poll_s, n_threads)
