@@ -83,13 +83,13 @@ def render_prediction(predicted: Mapping[int, LatencyPrediction]) -> Table:
 
 def _terms(found: Explanation) -> Table:
     columns = {"chosen": found.chosen, "runner-up": found.runner_up, "no QoS terms": found.time_only}
-    shown = {name: plan.terms for name, plan in columns.items() if plan is not None}
+    terms = {name: plan.terms for name, plan in columns.items() if plan is not None}
     shown = table("objective per token" if found.chosen.problem.n_tokens == 1 else "objective")
     shown.add_column("term", no_wrap=True)
-    for name in shown:
+    for name in terms:
         shown.add_column(name, justify="right", no_wrap=True)
     for attribute, name in _TERMS:
-        cells = (_time(getattr(terms, attribute)) for terms in shown.values())
+        cells = (_time(getattr(each, attribute)) for each in terms.values())
         shown.add_row(name, *cells, style="bold" if name == "total" else "")
     return shown
 

@@ -85,13 +85,13 @@ def render_layers(plan: PlacementPlan, symbols: Symbols = UNICODE) -> Renderable
 
     Small tensors (norms, biases) follow their layer and are not drawn.
     """
-    shown = {name: t for name, t in plan.tensors.items() if _is_drawn(name, t, plan)}
-    kinds = _kinds(name for name in shown if layer_of(name) is not None)
+    drawn = {name: t for name, t in plan.tensors.items() if _is_drawn(name, t, plan)}
+    kinds = _kinds(name for name in drawn if layer_of(name) is not None)
     shown = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     shown.add_column("layers", justify="right", no_wrap=True)
     for kind in ("KV", *kinds):
         shown.add_column(_short_kind(kind), justify="center", no_wrap=True)
-    for first, last, cells in _runs(plan, shown, kinds):
+    for first, last, cells in _runs(plan, drawn, kinds):
         label = f"{first}" if first == last else f"{first}-{last}"
         shown.add_row(label, *(_cell(cell, plan, symbols) for cell in cells))
     parts: list[RenderableType] = [shown]
