@@ -22,8 +22,9 @@ LEVELS = (
     {"bench"},
     {"loading"},
     {"llama"},
-    {"quantizing", "cluster", "weave"},
+    {"quantizing", "weave"},
     {"serving"},
+    {"cluster"},
     {"cli"},
 )
 LEVEL = {name: number for number, names in enumerate(LEVELS) for name in names}

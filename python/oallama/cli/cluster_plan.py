@@ -28,11 +28,11 @@ from oallama.data.plan import check_model
 from oallama.engine.engine import Settings
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
+from oallama.serving.command import planned_environment, planned_server
 from oallama.views.cluster import render_explanation, render_network, render_prediction
 from oallama.views.style import seconds
 
 from .options import Json, Model, Threads, TypeK, TypeV, quiet, settings
-from .serve import server_command, table_file
 from .terminal import out, print_json, progress_bar, say, warn_if_busy
 
 Devices = Annotated[Path, typer.Option("--devices", help="devices.toml: the hosts of the cluster.")]
@@ -186,8 +186,8 @@ def _server(job: StageJob, arguments: tuple[str, ...]) -> Iterator[subprocess.Po
     wanted = Settings(**asdict(job.context))
     made = placed(job, autoplan.read_graph(job.model, wanted))
     wanted = autoplan.resolve(replace(wanted, n_threads=job.n_threads), job.context.n_ctx)
-    command = [*server_command(Path(job.model), wanted, made, job.endpoints), *arguments]
-    with table_file(made) as environment:
+    command = [*planned_server(Path(job.model), wanted, made, job.endpoints), *arguments]
+    with planned_environment(made) as environment:
         process = subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=die_with_parent)
         try:
             yield process

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from oallama.base.environment import DEBUG
 from oallama.engine import engine, runtime
 from oallama.engine.engine import Settings
 from oallama.engine.rpc import LocalRpcServer, share_processor
@@ -54,7 +54,7 @@ def quiet() -> None:
 
 
 def debugging() -> bool:
-    return bool(os.environ.get("OALLAMA_DEBUG"))
+    return DEBUG.get() is not None
 
 
 @dataclass(frozen=True)

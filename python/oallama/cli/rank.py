@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
+from oallama.base.environment import RANK_THREADS
 from oallama.cluster.ranks.rank import RankJob, library, rank_llama, server_command
 from oallama.engine import engine
 from oallama.errors import OallamaError
@@ -24,7 +25,7 @@ RANK_VARIABLE = "OMPI_COMM_WORLD_RANK"
 def main() -> None:
     """Ends the process with an exit code when something failed."""
     job, rank = RankJob.loads(sys.argv[1]), int(os.environ[RANK_VARIABLE])
-    n_threads = int(os.environ.get("OALLAMA_RANK_THREADS") or 0) or 1
+    n_threads = int(RANK_THREADS.get() or 0) or 1
     if rank == 0 and job.server is not None:
         command = server_command(job, n_threads, job.server)
         os.execve(command[0], command, {**os.environ, "GGML_BACKEND_PATH": str(library())})

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
@@ -14,12 +10,11 @@ import typer
 
 from oallama.base.children import run_server
 from oallama.data.plan import HOST, PlacementPlan
-from oallama.engine import runtime
 from oallama.engine.engine import Settings
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices
-from oallama.profiling.tuner import tuned_variable
+from oallama.serving.command import planned_environment, planned_server
 from oallama.serving.serve_limits import Limits
 
 from .options import (
@@ -42,8 +37,6 @@ from .options import (
 )
 from .terminal import progress_bar, say
 from .woven import Weaving, serve_woven
-
-MAP_VARIABLE = "OALLAMA_BACKEND_MAP"
 
 
 def serve(
@@ -120,11 +113,11 @@ def serve(
         else:
             autoplan.refuse_margin(margin, "no accelerator is used")
     wanted = autoplan.resolve(wanted, autoplan.read_graph(model, wanted).n_ctx_train)
-    command = server_command(model, wanted, made, connection.endpoints)
+    command = planned_server(model, wanted, made, connection.endpoints)
     command += ["--host", host, "--port", str(port), *context.args]
     where = f"by plan {made.hash[:8]}" if made else "on the CPU alone"
     say(f"serving {model.name} {where} on http://{host}:{port} (OpenAI API under /v1)")
-    with table_file(made) as environment:
+    with planned_environment(made) as environment:
         code = run_server(command, environment | limits.of_server(wanted.n_seq_max))
     raise typer.Exit(code)
 
@@ -141,29 +134,3 @@ def _planned_settings(
         n_ubatch=ubatch or planned.n_ubatch,
         n_seq_max=parallel or planned.n_seq_max,
     )
-
-
-def server_command(
-    model: Path, settings: Settings, plan: PlacementPlan | None, endpoints: Sequence[str] = ()
-) -> list[str]:
-    """The command line of llama-server that loads the model as planned; without a plan on the CPU alone."""
-    devices = [name for name in plan.devices if name != HOST] if plan else []
-    command = [str(runtime.program("llama-server")), "-m", str(model), "-fit", "off", "-no-kvu"]
-    command += ["--rpc", ",".join(endpoints)] if endpoints else []  # before --device, which names them
-    command += ["-c", str(settings.n_ctx), "-b", str(settings.n_batch), "-ub", str(settings.n_ubatch)]
-    command += ["-np", str(settings.n_seq_max), "-t", str(settings.n_threads), "-fa", settings.flash_attn]
-    command += ["-ctk", settings.type_k, "-ctv", settings.type_v]
-    return [*command, "-ngl", "all" if devices else "0", "--device", ",".join(devices) or "none"]
-
-
-@contextmanager
-def table_file(plan: PlacementPlan | None) -> Iterator[dict[str, str]]:
-    """The environment of a llama.cpp program that obeys the plan; its table is a file that is gone afterwards."""
-    environment = {name: value for name, value in os.environ.items() if name != MAP_VARIABLE}
-    if plan is None:
-        yield environment
-        return
-    with tempfile.NamedTemporaryFile("w", prefix="oallama-", suffix=".map") as table:
-        table.write(plan.to_backend_map())
-        table.flush()
-        yield environment | {MAP_VARIABLE: table.name} | tuned_variable(plan.devices)

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
+from oallama.base.environment import LIB_DIR
 from oallama.engine.cuda_libraries import make_loadable
 from oallama.errors import OallamaError
 
@@ -27,7 +28,7 @@ def lib_dir() -> Path:
     Raises:
         OallamaError: if the engine is not built.
     """
-    override = os.environ.get("OALLAMA_LIB_DIR")
+    override = LIB_DIR.get()
     folder = Path(override) if override else _package_dir() / "lib"
     if not (folder / _LIBRARY).is_file():
         raise OallamaError(f"no {_LIBRARY} in {folder}: build the engine with `make setup` (or pip install oallama)")
