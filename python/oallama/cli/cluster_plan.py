@@ -32,7 +32,7 @@ from oallama.serving.command import planned_environment, planned_server
 from oallama.views.cluster import render_explanation, render_network, render_prediction
 from oallama.views.style import seconds
 
-from .options import Json, Model, Threads, TypeK, TypeV, quiet, settings
+from .options import Json, Kernels, Model, Sizes, Threads, TypeK, TypeV, quiet, settings
 from .terminal import out, print_json, progress_bar, say, warn_if_busy
 
 Devices = Annotated[Path, typer.Option("--devices", help="devices.toml: the hosts of the cluster.")]
@@ -59,7 +59,7 @@ def plan(
         raise OallamaError(f"unknown --solver {solver!r}; expected one of {', '.join(get_args(Solver))}")
     quiet()
     cluster = load_devices(devices)
-    read = read_model(model, settings(ctx=ctx, ubatch=ubatch, type_k=type_k, type_v=type_v, threads=threads))
+    read = read_model(model, settings(Sizes(ctx, ubatch=ubatch), Kernels(type_k, type_v, threads=threads)))
     warn_if_busy()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with members(cluster.devices, _agent(ssh_agent)) as hosts, progress_bar("measuring") as report:

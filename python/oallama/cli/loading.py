@@ -16,7 +16,7 @@ from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices
 from oallama.views.style import seconds
 
-from .options import connect, debugging, settings
+from .options import Hardware, Kernels, Sizes, debugging, settings
 from .terminal import interruptible, progress_bar, say
 
 if TYPE_CHECKING:
@@ -28,20 +28,11 @@ class Source:
     """What to load and how; None: not given."""
 
     model: Path
-    plan: Path | None = None
-    vram: str | None = None
-    profile: Path | None = None
-    device: str | None = None
-    rpc: list[str] | None = None
-    local_rpc: bool = False
-    ctx: int | None = None
-    batch: int | None = None
-    ubatch: int | None = None
-    type_k: str = "f16"
-    type_v: str = "f16"
-    flash_attn: str = "auto"
-    threads: int = 0
-    margin: str | None = None
+    plan: Path | None
+    vram: str | None
+    hardware: Hardware
+    sizes: Sizes
+    kernels: Kernels
 
 
 def open_llama(source: Source) -> Llama:
@@ -50,21 +41,19 @@ def open_llama(source: Source) -> Llama:
     Raises:
         OallamaError: for a file, plan or budget that will not do.
     """
-    chosen = connect(source.rpc, source.local_rpc, source.device).device or autoplan.find_accelerator()
+    chosen = source.hardware.connect().device or autoplan.find_accelerator()
     if source.plan and source.vram:
         raise OallamaError("give --vram (make a plan) or --plan (use this one), not both")
     if source.plan:
-        autoplan.refuse_margin(source.margin)
+        autoplan.refuse_margin(source.hardware.margin)
         return _load(source, autoplan.load_plan(source.plan), _given(source))
-    wanted = settings(
-        source.ctx, source.batch, source.ubatch, source.type_k, source.type_v, source.flash_attn, source.threads
-    )
+    wanted = settings(source.sizes, source.kernels)
     if source.vram or (chosen and chosen != HOST):
-        choices = Choices(device=chosen, profile=source.profile, margin=source.margin)
+        choices = Choices(device=chosen, profile=source.hardware.profile, margin=source.hardware.margin)
         with progress_bar("profiling") as report:
             plan = autoplan.plan_model(source.model, source.vram, wanted, choices, report)
-        return _load(source, plan, {"n_threads": source.threads} if source.threads else {})
-    autoplan.refuse_margin(source.margin, "no accelerator is used")
+        return _load(source, plan, {"n_threads": source.kernels.threads} if source.kernels.threads else {})
+    autoplan.refuse_margin(source.hardware.margin, "no accelerator is used")
     graph = autoplan.read_graph(source.model, wanted)
     wanted = autoplan.resolve(wanted, graph.n_ctx_train)
     say("no accelerator is used: the model runs on the CPU alone")
@@ -85,10 +74,10 @@ def open_llama(source: Source) -> Llama:
 def _given(source: Source) -> dict[str, Any]:
     """Arguments for what was given beside a plan, which brings the rest."""
     arguments = {
-        "n_ctx": source.ctx,
-        "n_batch": source.batch,
-        "n_ubatch": source.ubatch,
-        "n_threads": source.threads or None,
+        "n_ctx": source.sizes.ctx,
+        "n_batch": source.sizes.batch,
+        "n_ubatch": source.sizes.ubatch,
+        "n_threads": source.kernels.threads or None,
     }
     return {name: value for name, value in arguments.items() if value is not None}
 

@@ -20,7 +20,22 @@ from oallama.profiling.datasheet import Datasheet, make_profile
 from oallama.profiling.profiler import forget
 from oallama.views.style import seconds, table
 
-from .options import Ctx, Device, Json, LocalRpc, Model, Rpc, Threads, TypeK, TypeV, connect, quiet, settings
+from .options import (
+    Ctx,
+    Device,
+    Json,
+    Kernels,
+    LocalRpc,
+    Model,
+    Rpc,
+    Sizes,
+    Threads,
+    TypeK,
+    TypeV,
+    connect,
+    quiet,
+    settings,
+)
 from .terminal import out, print_json, progress_bar, warn_if_busy
 
 
@@ -46,10 +61,10 @@ def profile(
     Only what the cache (~/.cache/oallama) lacks is measured; Ctrl-C keeps what was.
     """
     if datasheet is not None:
-        _from_datasheet(model, datasheet, settings(ctx, type_k=type_k, type_v=type_v, threads=threads), output, json)
+        _from_datasheet(model, datasheet, settings(Sizes(ctx), Kernels(type_k, type_v, threads=threads)), output, json)
         return
     chosen = connect(rpc, local_rpc, device).device or autoplan.find_accelerator()
-    wanted = settings(ctx, type_k=type_k, type_v=type_v, threads=threads)
+    wanted = settings(Sizes(ctx), Kernels(type_k, type_v, threads=threads))
     graph = autoplan.read_graph(model, wanted)
     resolved = autoplan.resolve(wanted, graph.n_ctx_train)
     warn_if_busy()
