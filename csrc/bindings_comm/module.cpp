@@ -1,5 +1,5 @@
-// oallama._comm: csrc/comm seen from Python; oallama.cluster.ranks.comm is its front. No logic; the GIL is released while a
-// collective runs.
+// oallama._comm: csrc/comm seen from Python; oallama.cluster.ranks.comm is its front. No logic; the GIL is released
+// while a collective runs.
 #include "allreduce.h"
 #include "comm_error.h"
 #include "probe.h"
