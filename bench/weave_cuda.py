@@ -63,18 +63,17 @@ def places() -> list[Path]:
     """Of headers that csrc/weave/cuda includes."""
     csrc = ROOT / "csrc"
     return [
+        csrc / "base",
         WEAVE,
+        WEAVE / "cpu",
         WEAVE / "cuda",
-        csrc / "comm",
-        csrc / "engine",
-        csrc / "os",
         ROOT / "third_party/llama.cpp/patched/ggml/include",
     ]
 
 
 def host_sources() -> list[Path]:
     """What g++ compiles of csrc/weave/cuda, and of the rest of the engine for it."""
-    return [*WEAVE.glob("cuda/*.cpp"), ROOT / "csrc" / "engine" / "graph_run.cpp"]
+    return [*WEAVE.glob("cuda/*.cpp"), ROOT / "csrc" / "base" / "graph_run.cpp"]
 
 
 def build(folder: Path, *flags: str) -> Path:
