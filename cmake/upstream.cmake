@@ -50,6 +50,9 @@ target_compile_options(ggml-cpu PRIVATE "SHELL:-include ${CMAKE_CURRENT_SOURCE_D
 target_include_directories(llama PRIVATE ${OALLAMA_HOOK_FOLDERS})
 target_sources(llama PRIVATE
     ${OALLAMA_CSRC}/map/backend_map.cpp
+    ${OALLAMA_CSRC}/map/backend_table.cpp
+    ${OALLAMA_CSRC}/map/host_weights.cpp
+    ${OALLAMA_CSRC}/map/weight_marks.cpp
     ${OALLAMA_CSRC}/ranks/follow.cpp
     ${OALLAMA_CSRC}/segments/segments.cpp
     ${OALLAMA_CSRC}/segments/segments_graph.cpp
