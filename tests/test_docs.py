@@ -25,6 +25,7 @@ NARROW = (
     "docs/glossary.md",
     "docs/planning.md",
     "docs/sources.md",
+    "docs/streaming.md",
 )
 FOLDERS = ("bench", "cmake", "csrc", "docs", "python", "scripts", "tests", "third_party")
 SOURCES = {".py", ".cpp", ".h", ".cu", ".sh", ".cmake", ".patch"}
