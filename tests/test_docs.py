@@ -26,6 +26,7 @@ NARROW = (
     "docs/planning.md",
     "docs/sources.md",
     "docs/streaming.md",
+    "docs/weave.md",
 )
 FOLDERS = ("bench", "cmake", "csrc", "docs", "python", "scripts", "tests", "third_party")
 SOURCES = {".py", ".cpp", ".h", ".cu", ".sh", ".cmake", ".patch"}
