@@ -24,6 +24,7 @@ NARROW = (
     "docs/architecture.md",
     "docs/glossary.md",
     "docs/planning.md",
+    "docs/serving.md",
     "docs/sources.md",
     "docs/streaming.md",
     "docs/weave.md",
