@@ -22,6 +22,7 @@ DOCUMENTS = sorted(
 COLUMNS = 100
 NARROW = (
     "docs/architecture.md",
+    "docs/cluster.md",
     "docs/glossary.md",
     "docs/planning.md",
     "docs/serving.md",
