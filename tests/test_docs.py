@@ -24,6 +24,7 @@ NARROW = (
     "docs/architecture.md",
     "docs/cluster.md",
     "docs/glossary.md",
+    "docs/gpu.md",
     "docs/planning.md",
     "docs/serving.md",
     "docs/sources.md",
