@@ -22,6 +22,7 @@ DOCUMENTS = sorted(
 COLUMNS = 100
 NARROW = (
     "README.md",
+    "bench/README.md",
     "docs/architecture.md",
     "docs/cluster.md",
     "docs/glossary.md",
