@@ -29,6 +29,7 @@ NARROW = (
     "docs/glossary.md",
     "docs/gpu.md",
     "docs/planning.md",
+    "docs/realisations.md",
     "docs/serving.md",
     "docs/sources.md",
     "docs/streaming.md",
