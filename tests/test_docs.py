@@ -25,6 +25,7 @@ NARROW = (
     "bench/README.md",
     "docs/architecture.md",
     "docs/cluster.md",
+    "docs/compute-buffers.md",
     "docs/divided-weights.md",
     "docs/glossary.md",
     "docs/gpu.md",
