@@ -34,6 +34,7 @@ NARROW = (
     "docs/serving.md",
     "docs/sources.md",
     "docs/streaming.md",
+    "docs/types.md",
     "docs/weave.md",
 )
 FOLDERS = ("bench", "cmake", "csrc", "docs", "python", "scripts", "tests", "third_party")
