@@ -26,6 +26,7 @@ NARROW = (
     "docs/architecture.md",
     "docs/cluster.md",
     "docs/compute-buffers.md",
+    "docs/demo-model.md",
     "docs/divided-weights.md",
     "docs/glossary.md",
     "docs/gpu.md",
