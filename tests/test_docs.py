@@ -36,6 +36,7 @@ NARROW = (
     "docs/sources.md",
     "docs/streaming.md",
     "docs/types.md",
+    "docs/weave-cuda.md",
     "docs/weave.md",
 )
 FOLDERS = ("bench", "cmake", "csrc", "docs", "python", "scripts", "tests", "third_party")
