@@ -44,7 +44,7 @@ FOLDERS = ("bench", "cmake", "csrc", "docs", "python", "scripts", "tests", "thir
 SOURCES = {".py", ".cpp", ".h", ".cu", ".sh", ".cmake", ".patch"}
 RECORDS = {".jsonl", ".md", ".csv", ".png"}
 # Files of llama.cpp that the documents name.
-UPSTREAM = {"common/fit.cpp", "ggml-backend.cpp", "ggml-cpu/repack.cpp", "ggml-cuda.cu", "mmvq.cu"}
+UPSTREAM = {"llama.cpp", "common/fit.cpp", "ggml-backend.cpp", "ggml-cpu/repack.cpp", "ggml-cuda.cu", "mmvq.cu"}
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 OUTSIDE = re.compile(r"\.\./shared\b|\bSPEC\.md|\bDESIGN\.md|/work/")
 
@@ -118,10 +118,11 @@ def test_links_lead_somewhere_in_the_repository(document: Path) -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name)
 def test_paths_in_backticks_exist(document: Path) -> None:
     missing = [
-        f"{name(document)}:{number}: `{words}`"
+        f"{name(document)}:{number}: `{word}`"
         for number, line in prose(document)
         for words in re.findall(r"(?<!`)`([^`]+)`", line)
-        if not is_there(words, document.parent)
+        for word in words.split()
+        if not is_there(word, document.parent)
     ]
     assert not missing, "\n".join(missing)
 
