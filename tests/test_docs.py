@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = next(folder for folder in Path(__file__).resolve().parents if (folder / "pyproject.toml").exists())
 PACKAGE = ROOT / "python" / "oallama"
 RESULTS = ROOT / "bench" / "results"
 DOCUMENTS = sorted(
@@ -31,6 +31,10 @@ NARROW = (
     "docs/divided-weights.md",
     "docs/glossary.md",
     "docs/gpu.md",
+    "docs/how-to/fit.md",
+    "docs/how-to/hosts.md",
+    "docs/how-to/lend.md",
+    "docs/how-to/serve.md",
     "docs/planning.md",
     "docs/realisations.md",
     "docs/serving.md",
