@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
@@ -167,3 +169,9 @@ def test_nothing_points_outside_of_the_repository() -> None:
         if OUTSIDE.search(line)
     ]
     assert not found, "\n".join(found)
+
+
+def test_the_numbers_of_the_readme_are_those_of_the_results() -> None:
+    program = [sys.executable, str(ROOT / "scripts" / "readme_numbers.py"), "--check"]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
