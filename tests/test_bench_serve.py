@@ -54,7 +54,7 @@ from oallama.errors import OallamaError
 OALLAMA = str(Path(sys.executable).parent / "oallama")
 SHORT = parse_lengths("4:3")
 PROBE = 2  # tokens that the generator asks for before the load; no load here does
-PAPER = {"burstgpt": (575, 340), "azure-conv": (749, 232)}  # SPEC.md, section 4
+PAPER = {"burstgpt": (575, 340), "azure-conv": (749, 232)}  # docs/sources.md, 4
 
 
 def rng(seed: int = 0) -> np.random.Generator:

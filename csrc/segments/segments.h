@@ -1,6 +1,6 @@
 // Divided weights: the first rows (or columns) of a weight whose home is the host also live on an accelerator, and both
 // sides compute their part of the operators that read it at the same time. Source of the idea: tensor virtualisation
-// (ML Drift; SPEC.md, 3). Hooks: patch 0013; the table: docs/architecture.md, "Backend map".
+// (ML Drift; docs/sources.md, 3). Hooks: patch 0013; the table: docs/architecture.md, "Backend map".
 //
 // A feed-forward block is divided along its inner width: rows of up and gate, columns of down; whatever lies between
 // them and works on single values is done on both sides, and the two results are added. A weight that stands alone is

@@ -1,6 +1,6 @@
 // Streamed weights: a weight whose home is the host is copied into a slot of device memory ahead of the operators that
 // read it, by a thread of its own, while the device computes. One stream per scheduler, one lane per device.
-// Source of the idea: the preload mechanism of Tree TP (SPEC.md, 2c). Hooks: patch 0006.
+// Source of the idea: the preload mechanism of Tree TP (docs/sources.md, 2). Hooks: patch 0006.
 //
 // Invariants: the items of a lane are copied and read in the order of the graph; item i uses slot i % n_slots; a slot
 // is written only after the split that reads its last tenant has finished. A graph without items touches nothing, so

@@ -38,7 +38,7 @@ from .terminal import out, print_json, progress_bar, say, warn_if_busy
 Devices = Annotated[Path, typer.Option("--devices", help="devices.toml: the hosts of the cluster.")]
 SshAgent = Annotated[Path | None, typer.Option(help="Starts programs on hosts in place of ssh.")]
 PROMPTS = (32, 128, 512)
-PROBE_BYTES = 16384  # of 4096 values in f32 (SPEC.md section 5)
+PROBE_BYTES = 16384  # of 4096 values in f32 (docs/sources.md, 5)
 
 
 def plan(

@@ -1,7 +1,7 @@
 """How a cold model's process computes for guests: where its threads look for tasks, and what either side waits.
 
 The cold model's operators and the hot one's come from the profile, what a guest's attention takes through a channel is
-measured with one, and so is a look that finds nothing. SPEC.md section 4; equations in docs/weave.md.
+measured with one, and so is a look that finds nothing. docs/sources.md, 4; equations in docs/weave.md.
 """
 
 from __future__ import annotations
