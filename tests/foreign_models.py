@@ -17,12 +17,13 @@ F16, F32 = GGMLQuantizationType.F16, GGMLQuantizationType.F32
 
 
 def gemma3(path: Path) -> Path:
-    """Norms after attention and feed-forward, sliding windows, a tied output, keys wider than n_embd / n_head."""
+    """One head of keys, as in the small published ones, norms after attention and feed-forward, sliding windows."""
     head_dim = 128
-    metadata = _metadata("gemma3", 2, head_dim) | {"gemma3.attention.sliding_window": 128}
+    metadata = _metadata("gemma3", 2, head_dim)
+    metadata |= {"gemma3.attention.sliding_window": 128, "gemma3.attention.head_count_kv": 1}
     tensors = {"token_embd.weight": (N_EMBD, N_VOCAB), "output_norm.weight": (N_EMBD,)}
     for il in range(2):
-        layer = _attention(head_dim) | _feed_forward(N_FF)
+        layer = _attention(head_dim, 1) | _feed_forward(N_FF)
         layer |= {"post_attention_norm": (N_EMBD,), "post_ffw_norm": (N_EMBD,)}
         tensors |= {f"blk.{il}.{name}.weight": ne for name, ne in layer.items()}
     return _write(path, metadata, tensors)
@@ -87,8 +88,8 @@ def _metadata(arch: str, n_layer: int, head_dim: int) -> dict[str, Any]:
     return {"general.architecture": arch, "general.name": f"tiny {arch}"} | {f"{arch}.{k}": v for k, v in own.items()}
 
 
-def _attention(head_dim: int) -> dict[str, tuple[int, ...]]:
-    n_q, n_kv = N_HEAD * head_dim, N_HEAD // 2 * head_dim
+def _attention(head_dim: int, n_head_kv: int = N_HEAD // 2) -> dict[str, tuple[int, ...]]:
+    n_q, n_kv = N_HEAD * head_dim, n_head_kv * head_dim
     return {
         "attn_norm": (N_EMBD,),
         "attn_q": (N_EMBD, n_q),
