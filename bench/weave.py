@@ -110,8 +110,8 @@ def cold(mode: str, path: str, options: argparse.Namespace) -> None:
     import select
     from contextlib import ExitStack
 
+    from oallama.bench.sequences import Sequences
     from oallama.weave import Receiver
-    from oallama.weave.sequences import Sequences
 
     with ExitStack() as stack:
         model = stack.enter_context(Sequences(options.model, n_seq=options.cold_sequences, n_ctx=8192))
@@ -134,7 +134,7 @@ def cold(mode: str, path: str, options: argparse.Namespace) -> None:
 
 def hot(mode: str, path: str, options: argparse.Namespace) -> None:
     """Decodes its steps; prints their seconds."""
-    from oallama.weave.sequences import Sequences
+    from oallama.bench.sequences import Sequences
 
     channels = [] if mode == "home" else [path]
     first = options.hot_sequences - options.guests

@@ -132,10 +132,10 @@ class Soak:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def _open(self, folder: Path, deadline_s: float) -> None:
+        from oallama.bench.sequences import Sequences
         from oallama.engine import runtime
         from oallama.modelmaker import make_model
         from oallama.weave import channel_path
-        from oallama.weave.sequences import Sequences
 
         small = {"n_layer": N_LAYERS, "n_vocab": 1024}
         model = make_model(folder / "model.gguf", shape="tiny", file_type="F16", overrides=small)

@@ -100,8 +100,8 @@ def nursery() -> None:
 
 def receive(command: Mapping[str, Any], crashed: bool) -> None:
     """A receiver, which may compute a cold model meanwhile; SIGUSR1 drains it, SIGUSR2 ends it."""
+    from oallama.bench.sequences import Sequences
     from oallama.weave import Receiver
-    from oallama.weave.sequences import Sequences
 
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     orders = {signal.SIGUSR1, signal.SIGUSR2}

@@ -269,7 +269,7 @@ def test_the_hot_model_outlives_the_cold_one_on_gpus(backend: Path, tiny: Callab
 
 RUNS = """if True:
     import ctypes, sys
-    from oallama.weave.sequences import Sequences
+    from oallama.bench.sequences import Sequences
     from oallama.engine import engine
     engine.core()
     fake = ctypes.CDLL(sys.argv[2])

@@ -20,9 +20,9 @@ import numpy as np
 import pytest
 
 from conftest import process_of
+from oallama.bench.sequences import Sequences
 from oallama.engine import runtime
 from oallama.weave import Receiver, channel_path
-from oallama.weave.sequences import Sequences
 
 MIB = 1 << 20
 names = count()

@@ -22,9 +22,9 @@ import numpy as np
 import pytest
 
 from conftest import ROOT, process_of
+from oallama.bench.sequences import Sequences
 from oallama.engine import engine
 from oallama.weave import Receiver, Sender, SequenceRows, channel_path
-from oallama.weave.sequences import Sequences
 from test_weave import play
 from test_weave_channel import Reference, floats, nmse
 

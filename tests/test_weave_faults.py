@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 from conftest import ROOT, process_of
+from oallama.bench.sequences import Sequences
 from oallama.errors import OallamaError
 from oallama.weave import Receiver, Sender, SequenceRows, channel_path
-from oallama.weave.sequences import Sequences
 
 MIB = 1 << 20
 BF16 = 30  # as in test_weave.py
