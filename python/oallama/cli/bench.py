@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from oallama.base.printing import print_json, say
 from oallama.bench import Result, Sweep, find_baseline_lib, run_bench, write_plot, write_reports
 from oallama.bench.report import record
 from oallama.data.plan import HOST, PlacementPlan
@@ -38,7 +39,7 @@ from .options import (
     connect,
     settings,
 )
-from .terminal import out, print_json, progress_bar, say, warn_if_busy
+from .terminal import out, progress_bar, warn_if_busy
 
 BUDGETS = ("25%", "50%", "75%")
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from oallama.base.printing import print_json, say
 from oallama.errors import OallamaError
 
 from . import load_tables
 from .options import Json
-from .terminal import out, print_json, progress_bar, say, warn_if_busy
+from .terminal import out, progress_bar, warn_if_busy
 
 if TYPE_CHECKING:  # imported by the command itself: other commands need no HTTP client
     from oallama.bench.load import Load, Run, Service, Slo, Target

@@ -7,7 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from .loading import Source, open_llama, write_text
+from oallama.base.printing import say, write_text
+
+from .loading import Source, open_llama
 from .options import (
     Batch,
     Ctx,
@@ -25,7 +27,6 @@ from .options import (
     Ubatch,
     Vram,
 )
-from .terminal import say
 
 HELP = "/clear forgets the conversation, /exit or Ctrl-D ends it; Ctrl-C stops an answer"
 

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from .terminal import out, say, seconds, table
+from oallama.base.printing import say, seconds
+
+from .terminal import out, table
 
 if TYPE_CHECKING:  # imported by functions: other commands need no HTTP client
     from oallama.bench.load import Load, Run, Slo, Summary

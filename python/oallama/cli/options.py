@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +9,10 @@ from typing import Annotated
 
 import typer
 
-from oallama.engine import engine, runtime
+from oallama.engine import engine
 from oallama.engine.engine import Settings
 from oallama.engine.rpc import LocalRpcServer, share_processor
+from oallama.engine.runtime import quiet
 from oallama.errors import OallamaError
 from oallama.planning.planner import PLANNERS
 
@@ -46,15 +46,6 @@ TypeV = Annotated[str, typer.Option("--type-v", help="Type of the V cache.")]
 FlashAttn = Annotated[str, typer.Option(help="Flash attention: auto, on or off.")]
 Threads = Annotated[int, typer.Option(min=0, help="CPU threads, 0: all this process may use.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-
-
-def quiet() -> None:
-    """Keep llama.cpp's log off the terminal (OALLAMA_DEBUG=1 shows it)."""
-    runtime.llama_cpp()._logger.set_verbose(debugging())
-
-
-def debugging() -> bool:
-    return bool(os.environ.get("OALLAMA_DEBUG"))
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,8 @@ from typing import Any
 
 from oallama.cluster.pipeline.stages import Generation, ServerLost, StageJob
 from oallama.engine.rpc import share_processor
+from oallama.engine.runtime import quiet
 from oallama.errors import OallamaError
-
-from .options import quiet
 
 
 def main() -> None:

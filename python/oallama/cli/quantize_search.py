@@ -8,6 +8,8 @@ from typing import Annotated
 import numpy as np
 import typer
 
+from oallama.base.printing import print_json, seconds
+from oallama.engine.runtime import quiet
 from oallama.errors import OallamaError
 from oallama.loading.autoplan import Choices
 from oallama.planning import format_bytes, parse_budget
@@ -24,9 +26,9 @@ from oallama.quantizing import (
 from oallama.quantizing.plot import write_frontier
 
 from .compare_models import Chunks, GpuLayers, Text, read_text
-from .options import Ctx, Device, Json, LocalRpc, Model, Profile, Rpc, Threads, Vram, connect, quiet, settings
+from .options import Ctx, Device, Json, LocalRpc, Model, Profile, Rpc, Threads, Vram, connect, settings
 from .quantize import Imatrix, Requantize
-from .terminal import out, print_json, progress_bar, seconds, table
+from .terminal import out, progress_bar, table
 
 
 def search(

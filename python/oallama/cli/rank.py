@@ -9,13 +9,12 @@ from __future__ import annotations
 import os
 import sys
 
+from oallama.base.printing import print_json, say
 from oallama.cluster.ranks.rank import RankJob, library, rank_llama, server_command
 from oallama.engine import engine
+from oallama.engine.runtime import quiet
 from oallama.errors import OallamaError
-
-from .options import quiet
-from .run import complete
-from .terminal import print_json, say
+from oallama.loading.completion import complete
 
 USER_ERROR = 2
 RANK_VARIABLE = "OMPI_COMM_WORLD_RANK"

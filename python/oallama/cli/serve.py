@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from oallama.base.children import run_server
+from oallama.base.printing import say
 from oallama.data.plan import HOST, PlacementPlan
 from oallama.engine import runtime
 from oallama.engine.engine import Settings
@@ -40,7 +41,7 @@ from .options import (
     connect,
     settings,
 )
-from .terminal import progress_bar, say
+from .terminal import progress_bar
 from .woven import Weaving, serve_woven
 
 MAP_VARIABLE = "OALLAMA_BACKEND_MAP"

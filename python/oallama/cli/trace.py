@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
+from oallama.base.printing import print_json
 from oallama.engine import engine
 from oallama.planning import format_bytes
 from oallama.tracing import record_timeline
 
 from .loading import Source, open_llama
 from .options import Ctx, Device, FlashAttn, Json, LocalRpc, Margin, Model, Plan, Profile, Rpc, Threads, Ubatch, Vram
-from .terminal import out, print_json, warn_if_busy
+from .terminal import out, warn_if_busy
 
 
 def trace(

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
+from oallama.base.printing import seconds
 from oallama.bench.results import error_percent
 from oallama.data.plan import PlacementPlan
 from oallama.errors import OallamaError
 from oallama.loading.verify import predicted_times
 
-from .terminal import seconds, table
+from .terminal import table
 
 
 def render_verified(plans: Sequence[PlacementPlan]) -> Table:

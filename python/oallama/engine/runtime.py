@@ -76,6 +76,15 @@ def llama_cpp() -> ModuleType:
     return llama_cpp
 
 
+def quiet() -> None:
+    """Keep llama.cpp's log off the terminal (OALLAMA_DEBUG=1 shows it)."""
+    llama_cpp()._logger.set_verbose(debugging())
+
+
+def debugging() -> bool:
+    return bool(os.environ.get("OALLAMA_DEBUG"))
+
+
 @contextmanager
 def _environment(**variables: str) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in variables}
