@@ -110,7 +110,7 @@ class MemorySamples:
             for folder in Path("/proc").iterdir():
                 with suppress(OSError, ValueError, IndexError):
                     words = (folder / "cmdline").read_bytes().split(b"\0")
-                    if b"oallama.cli.rank" in words and b"python" in words[0]:
+                    if b"oallama.cluster.ranks.rank_process" in words and b"python" in words[0]:
                         resident = int((folder / "status").read_text().split("VmRSS:")[1].split()[0]) * 1024
                         self._found.setdefault(int(folder.name), []).append((time.monotonic(), resident))
 

@@ -1,4 +1,4 @@
-"""The program of every rank of `oallama cluster run`: `mpirun ... python -m oallama.cli.rank JOB`.
+"""The program of every rank of `oallama cluster run`: `mpirun ... python -m oallama.cluster.ranks.rank_process JOB`.
 
 Rank 0 completes the prompt or becomes llama-server, the others repeat its calls. JOB is a RankJob as JSON; what else a
 rank must know is in its environment (docs/architecture.md).
