@@ -496,3 +496,9 @@ def test_nvidia_smi_is_read(tmp_path, monkeypatch):
 def test_worker_imports_nothing_of_oallama():
     source = Path(sys.modules[Worker.__module__].__file__).with_name("worker.py").read_text()
     assert set(re.findall(r"^\s*(?:from|import) (\w+)", source, re.M)) <= {*sys.stdlib_module_names, "llama_cpp"}
+
+
+def test_results_are_dated() -> None:
+    """A file without its day is what a script wrote last, and nobody can quote it."""
+    results = Path(__file__).parents[1] / "bench" / "results"
+    assert [path.name for path in results.iterdir() if not re.match(r"20\d\d-\d\d-\d\d-\w", path.name)] == []

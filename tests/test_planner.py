@@ -544,6 +544,19 @@ def test_the_faster_form_of_attention_is_chosen_where_both_were_measured():
     assert plan(machine=partly, graphs=graphs, planner="exact").context.flash_attn == "auto"
 
 
+def test_a_form_of_attention_may_read_fewer_weights():
+    """Sparse attention (minimax-m3) has matrices that llama.cpp's dense form does not read."""
+    fused, unfused = (graph(Shape(indexed=True, fused=fused)) for fused in (True, False))
+    assert len(fused.targets(1)) == len(unfused.targets(1)) + fused.n_layer
+    machine = profile(fused, flash=(True, False))
+    fast = tuple(a if a.flash else replace(a, median_s=a.median_s / 10) for a in machine.attention)
+    found = make_plans(
+        space(fused, machine=replace(machine, attention=fast), graphs={"auto": fused, "off": unfused}, free_ubatch=True)
+    )
+    assert not found.failed and found.plans["exact"].context.flash_attn == "off"
+    assert set(found.best.tensors) == {t.name for t in fused.tensors}
+
+
 def test_auto_is_planned_unfused_where_a_device_has_no_fused_attention():
     """llama.cpp's "auto" turns the fused form off for the whole context, host layers too; the host alone keeps it."""
     graphs = {"auto": MODEL, "off": graph(Shape(fused=False))}

@@ -1,4 +1,4 @@
-// What patch 0010 calls in libllama. Without channels nothing is woven: a cache is llama.cpp's own.
+// What patch 0017 calls in libllama. Without channels nothing is woven: a cache is llama.cpp's own.
 #pragma once
 
 #include "guest_cache.h"

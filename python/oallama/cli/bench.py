@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from oallama.base.printing import print_json, say
 from oallama.bench import Result, Sweep, find_baseline_lib, run_bench, write_plot, write_reports
 from oallama.bench.report import record
 from oallama.data.plan import HOST, PlacementPlan
@@ -23,7 +24,7 @@ from oallama.planning import OperatorGraph, Workload
 from .comparison import Rivals, interleave_for, results_table, stock_plans
 from .groups import grouped
 from .options import Hardware, Json, Kernels, Model, Plan, Planner, Sizes, settings
-from .terminal import out, print_json, progress_bar, say, warn_if_busy
+from .terminal import out, progress_bar, warn_if_busy
 
 BUDGETS = ("25%", "50%", "75%")
 

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from oallama.base.printing import print_json, say
 from oallama.errors import OallamaError
 from oallama.views.load import highest, latencies_table, remarks, requests_table, search_table
 
 from .groups import grouped
 from .options import Json
-from .terminal import out, print_json, progress_bar, say, warn_if_busy
+from .terminal import out, progress_bar, warn_if_busy
 
 if TYPE_CHECKING:  # imported by the command itself: other commands need no HTTP client
     from oallama.bench.load import Load, Run, Service, Slo, Target

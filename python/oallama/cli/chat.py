@@ -7,10 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
+from oallama.base.printing import say, write_text
+
 from .groups import grouped
-from .loading import Source, open_llama, write_text
+from .loading import Source, open_llama
 from .options import Hardware, Kernels, Model, NGenerate, Plan, Sizes, Temperature, Vram
-from .terminal import say
 
 HELP = "/clear forgets the conversation, /exit or Ctrl-D ends it; Ctrl-C stops an answer"
 

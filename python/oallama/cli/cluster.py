@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from oallama.base.printing import say
 from oallama.cluster.pipeline.pipeline import Options
 from oallama.cluster.ranks import hosts as hosts_file
 from oallama.cluster.ranks import launch
@@ -19,7 +20,6 @@ from oallama.errors import OallamaError
 from . import cluster_plan
 from .groups import grouped
 from .options import Json, Model
-from .terminal import say
 
 app = typer.Typer(
     help="One model on several hosts: ranks over MPI, or a pipeline of layers over RPC devices.", no_args_is_help=True

@@ -15,6 +15,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 from oallama.base.children import die_with_parent
+from oallama.base.printing import print_json, say, seconds, write_text
 from oallama.cluster.allocation.allocation import Solver, allocate
 from oallama.cluster.allocation.cluster_plan import ClusterPlan
 from oallama.cluster.allocation.devices import load_devices
@@ -26,14 +27,14 @@ from oallama.cluster.pipeline.stages import StageJob, placed
 from oallama.cluster.pipeline.watch import Lost
 from oallama.data.plan import check_model
 from oallama.engine.engine import Settings
+from oallama.engine.runtime import quiet
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.serving.command import planned_environment, planned_server
 from oallama.views.cluster import render_explanation, render_network, render_prediction
-from oallama.views.style import seconds
 
-from .options import Json, Kernels, Model, Sizes, Threads, TypeK, TypeV, quiet, settings
-from .terminal import out, print_json, progress_bar, say, warn_if_busy
+from .options import Json, Kernels, Model, Sizes, Threads, TypeK, TypeV, settings
+from .terminal import out, progress_bar, warn_if_busy
 
 Devices = Annotated[Path, typer.Option("--devices", help="devices.toml: the hosts of the cluster.")]
 SshAgent = Annotated[Path | None, typer.Option(help="Starts programs on hosts in place of ssh.")]
@@ -169,7 +170,6 @@ def _agent(path: Path | None) -> str | None:
 
 def _shown(tokens: Iterator[Token], quiet: bool) -> Iterator[Token]:
     """Passes tokens on and writes their text; characters may be spread over tokens."""
-    from .loading import write_text
 
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     for token in tokens:

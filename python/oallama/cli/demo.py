@@ -21,6 +21,7 @@ from oallama.engine.rpc import share_processor
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices
+from oallama.loading.completion import complete
 from oallama.modelmaker import make_model
 from oallama.planning import OperatorGraph, Workload, compare, format_bytes
 from oallama.views.plan_table import render_plan
@@ -29,7 +30,6 @@ from .comparison import Rivals, interleave_for, results_table, stock_plans
 from .devices import devices_table
 from .options import Kernels, Rpc, Sizes, Threads, connect, settings
 from .profile import profile_table
-from .run import complete
 from .speaking import speak
 from .terminal import interruptible, out, progress_bar, warn_if_busy
 

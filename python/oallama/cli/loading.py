@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import os
-import sys
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from oallama.base.printing import say
 from oallama.data.plan import HOST, PlacementPlan
 from oallama.engine import engine
+from oallama.engine.runtime import debugging
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices
-from oallama.views.style import seconds
 
-from .options import Hardware, Kernels, Sizes, debugging, settings
-from .terminal import interruptible, progress_bar, say
+from .options import Hardware, Kernels, Sizes, settings
+from .terminal import interruptible, progress_bar
 
 if TYPE_CHECKING:
     from oallama.llama import Llama
@@ -95,43 +94,3 @@ def _load(source: Source, plan: PlacementPlan | None, arguments: dict[str, Any])
         raise OallamaError(
             f"{error}; most likely there was not enough memory: lower --ctx, or see OALLAMA_DEBUG=1"
         ) from error
-
-
-@dataclass
-class TokenClock:
-    """Notes when each token was sampled; given to llama-cpp-python as a stopping criterion that never stops."""
-
-    start: float = field(default_factory=time.perf_counter)
-    times: list[float] = field(default_factory=list)
-    _length: int = 0
-
-    def __call__(self, tokens: Any, logits: Any) -> bool:
-        if len(tokens) > self._length:  # upstream asks once more at the end
-            self._length = len(tokens)
-            self.times.append(time.perf_counter() - self.start)
-        return False
-
-    @property
-    def ttft_s(self) -> float | None:
-        return self.times[0] if self.times else None
-
-    @property
-    def tpot_s(self) -> float | None:
-        """(E2E - TTFT) / (n - 1)."""
-        n = len(self.times)
-        return (self.times[-1] - self.times[0]) / (n - 1) if n > 1 else None
-
-    def summary(self, n_prompt: int) -> str:
-        speed = f" ({1 / self.tpot_s:.1f} tokens/s)" if self.tpot_s else ""
-        return (
-            f"{n_prompt} prompt tokens, {len(self.times)} generated: "
-            f"TTFT {seconds(self.ttft_s)}, TPOT {seconds(self.tpot_s)}{speed}"
-        )
-
-
-def write_text(text: str) -> None:
-    """Stream model output; on a terminal without the control characters a model may invent."""
-    if sys.stdout.isatty():
-        text = "".join(c for c in text if c.isprintable() or c in "\n\t")
-    sys.stdout.write(text)
-    sys.stdout.flush()

@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-from oallama.base.environment import DEBUG
-from oallama.engine import engine, runtime
+from oallama.engine import engine
 from oallama.engine.engine import Settings
 from oallama.engine.rpc import LocalRpcServer, share_processor
+from oallama.engine.runtime import quiet
 from oallama.errors import OallamaError
 from oallama.planning.planner import PLANNERS
 
@@ -51,15 +51,6 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables
 NGenerate = Annotated[int, typer.Option("--n-generate", "-n", min=1, help="Most tokens to generate.")]
 Temperature = Annotated[float, typer.Option(min=0.0, help="0: always the most likely token.")]
 Seed = Annotated[int | None, typer.Option(help="Seed of the sampler.")]
-
-
-def quiet() -> None:
-    """Keep llama.cpp's log off the terminal (OALLAMA_DEBUG=1 shows it)."""
-    runtime.llama_cpp()._logger.set_verbose(debugging())
-
-
-def debugging() -> bool:
-    return DEBUG.get() is not None
 
 
 @dataclass(frozen=True)

@@ -10,33 +10,20 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from oallama.base.printing import print_json, seconds
 from oallama.data.entries import OTHER, OperatorTime
 from oallama.data.profile import Profile as MachineProfile
 from oallama.engine.engine import Settings
+from oallama.engine.runtime import quiet
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices
 from oallama.planning import OperatorGraph
 from oallama.profiling.datasheet import Datasheet, make_profile
 from oallama.profiling.profiler import forget
-from oallama.views.style import seconds, table
+from oallama.views.style import table
 
-from .options import (
-    Ctx,
-    Device,
-    Json,
-    Kernels,
-    LocalRpc,
-    Model,
-    Rpc,
-    Sizes,
-    Threads,
-    TypeK,
-    TypeV,
-    connect,
-    quiet,
-    settings,
-)
-from .terminal import out, print_json, progress_bar, warn_if_busy
+from .options import Ctx, Device, Json, Kernels, LocalRpc, Model, Rpc, Sizes, Threads, TypeK, TypeV, connect, settings
+from .terminal import out, progress_bar, warn_if_busy
 
 
 def profile(

@@ -9,6 +9,8 @@ from typing import Annotated
 import numpy as np
 import typer
 
+from oallama.base.printing import print_json, seconds
+from oallama.engine.runtime import quiet
 from oallama.errors import OallamaError
 from oallama.loading.autoplan import Choices
 from oallama.planning import format_bytes, parse_budget
@@ -23,13 +25,13 @@ from oallama.quantizing import (
     measure_importance,
 )
 from oallama.views.frontier_plot import write_frontier
-from oallama.views.style import seconds, table
+from oallama.views.style import table
 
 from .compare_models import Chunks, GpuLayers, Text, read_text
 from .groups import grouped
-from .options import Ctx, Hardware, Json, Kernels, Model, Sizes, Threads, Vram, quiet, settings
+from .options import Ctx, Hardware, Json, Kernels, Model, Sizes, Threads, Vram, settings
 from .quantize import Imatrix, Requantize
-from .terminal import out, print_json, progress_bar
+from .terminal import out, progress_bar
 
 
 @dataclass(frozen=True)

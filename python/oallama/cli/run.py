@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from oallama.errors import OallamaError
+from oallama.base.printing import print_json, say
+from oallama.loading.completion import complete
 
 from .groups import grouped
-from .loading import Source, TokenClock, open_llama, write_text
+from .loading import Source, open_llama
 from .options import Hardware, Json, Kernels, Model, Plan, Sampling, Sizes, Vram
-from .terminal import print_json, say
 
 
 @grouped
@@ -40,39 +39,3 @@ def run(
         print_json({**result, **times, "placement": llm.placement().to_dict()})
     else:
         say(clock.summary(n_prompt))
-
-
-def complete(
-    llm: Any,
-    prompt: str,
-    n_generate: int,
-    temperature: float,
-    seed: int | None,
-    quiet: bool = False,
-    stop: Sequence[str] = (),
-) -> tuple[TokenClock, str]:
-    """Stream one completion to stdout (unless quiet); returns its clock and text."""
-    import oallama
-
-    clock, answer = TokenClock(), []
-    try:
-        stream = llm.create_completion(
-            prompt,
-            max_tokens=n_generate,
-            temperature=temperature,
-            seed=seed,
-            stream=True,
-            stop=list(stop),
-            stopping_criteria=oallama.StoppingCriteriaList([clock]),
-        )
-        for chunk in stream:
-            answer.append(chunk["choices"][0]["text"])
-            if not quiet:
-                write_text(answer[-1])
-    except ValueError as error:
-        if "context window" not in str(error):
-            raise
-        raise OallamaError(f"{error}; shorten the prompt or raise --ctx") from error
-    if not quiet:
-        print()
-    return clock, "".join(answer)

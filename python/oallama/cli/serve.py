@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from oallama.base.children import run_server
+from oallama.base.printing import say
 from oallama.data.plan import HOST, PlacementPlan
 from oallama.engine.engine import Settings
 from oallama.errors import OallamaError
@@ -19,7 +20,7 @@ from oallama.serving.serve_limits import Limits
 
 from .groups import grouped
 from .options import Hardware, Kernels, Plan, Sizes, Vram, settings
-from .terminal import progress_bar, say
+from .terminal import progress_bar
 from .woven import Weaving, serve_woven
 
 

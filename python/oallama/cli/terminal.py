@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from oallama.base.printing import say
 from oallama.loading.autoplan import Progress as Report
 from oallama.profiling.fingerprint import cpu_set
 
 out = Console(highlight=False, soft_wrap=False)
 err = Console(highlight=False, soft_wrap=False, stderr=True)
 GRACE_S = 0.5
-
-
-def print_json(value: Any) -> None:
-    """Machine-readable output, indented."""
-    print(json.dumps(value, indent=1, default=str))
-
-
-def say(text: str) -> None:
-    """A remark for people, on stderr."""
-    print(text, file=sys.stderr)
 
 
 def warn_if_busy() -> None:

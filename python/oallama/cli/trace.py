@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from oallama.base.printing import print_json
 from oallama.engine import engine
 from oallama.planning import format_bytes
 from oallama.tracing import record_timeline
@@ -14,7 +15,7 @@ from oallama.tracing import record_timeline
 from .groups import grouped
 from .loading import Source, open_llama
 from .options import Hardware, Json, Kernels, Model, Plan, Sizes, Vram
-from .terminal import out, print_json, warn_if_busy
+from .terminal import out, warn_if_busy
 
 
 @grouped

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from oallama.base.printing import say
+from oallama.engine.runtime import quiet
 from oallama.loading import autoplan
 from oallama.planning.cost import CostModel
 from oallama.profiling.fingerprint import cpu_set
@@ -17,8 +19,8 @@ from oallama.weave.gpus import check_places, parse_places
 from oallama.weave.plan import Load, estimate, guest_shape, measure
 from oallama.weave.plan import plan as plan_weave
 
-from .options import Ctx, Json, Kernels, Sizes, TypeK, TypeV, Ubatch, quiet, settings
-from .terminal import out, progress_bar, say, warn_if_busy
+from .options import Ctx, Json, Kernels, Sizes, TypeK, TypeV, Ubatch, settings
+from .terminal import out, progress_bar, warn_if_busy
 
 app = typer.Typer(help="Guests of a hot model in a cold model's process.", no_args_is_help=True)
 

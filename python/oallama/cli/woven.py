@@ -11,10 +11,12 @@ from pathlib import Path
 
 from oallama.base.children import run_server
 from oallama.base.environment import MODEL_ENVIRONMENTS
+from oallama.base.printing import say
 from oallama.data.budget import format_bytes, parse_budget
 from oallama.data.plan import check_model
 from oallama.engine import engine, runtime
 from oallama.engine.engine import Settings
+from oallama.engine.runtime import quiet
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.profiling.fingerprint import cpu_set
@@ -23,9 +25,6 @@ from oallama.serving.serving import Served, check, environments, preset
 from oallama.weave import remove_abandoned
 from oallama.weave.gpus import check_places, parse_places, room_for_guests
 from oallama.weave.plan import REMEDY, read_looks
-
-from .options import quiet
-from .terminal import say
 
 
 @dataclass(frozen=True)

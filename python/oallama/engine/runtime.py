@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from oallama.base.environment import LIB_DIR
+from oallama.base.environment import DEBUG, LIB_DIR
 from oallama.engine.cuda_libraries import make_loadable
 from oallama.errors import OallamaError
 
@@ -75,6 +75,15 @@ def llama_cpp() -> ModuleType:
         import llama_cpp
         import llama_cpp.mtmd_cpp  # reads its variable at import, too
     return llama_cpp
+
+
+def quiet() -> None:
+    """Keep llama.cpp's log off the terminal (OALLAMA_DEBUG=1 shows it)."""
+    llama_cpp()._logger.set_verbose(debugging())
+
+
+def debugging() -> bool:
+    return DEBUG.get() is not None
 
 
 @contextmanager

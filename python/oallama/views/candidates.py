@@ -10,11 +10,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ..base.printing import seconds
 from ..data.budget import format_bytes
 from ..data.plan import HOST, PlacementPlan
 from ..data.plan_difference import describe_difference
 from ..data.predicted import TIE
-from .style import seconds, table
+from .style import table
 
 if TYPE_CHECKING:
     from ..planning import Candidates

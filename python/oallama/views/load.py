@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from .style import seconds, table
+from ..base.printing import seconds
+from .style import table
 
 if TYPE_CHECKING:
     from ..bench.load import Load, Percentiles, Run, Slo, Summary

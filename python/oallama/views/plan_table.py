@@ -12,10 +12,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ..base.printing import seconds
 from ..data.budget import format_bytes
 from ..data.operators import kind_of, layer_of
 from ..data.plan import HOST, PlacementPlan, TensorPlacement
-from .style import seconds, table
+from .style import table
 
 # Columns of the picture in the order a layer computes them; other kinds follow in the order of the plan.
 _ORDER = (

@@ -1,4 +1,4 @@
-"""How tables, times and pictures look, the same everywhere."""
+"""How tables and pictures look, the same everywhere."""
 
 from __future__ import annotations
 
@@ -19,15 +19,6 @@ MARKERS = "osD^vPX"
 def table(title: str | None = None) -> Table:
     """An empty table that fits 80 columns."""
     return Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
-
-
-def seconds(s: float | None) -> str:
-    """A time for people; "-" for none."""
-    if s is None:
-        return "-"
-    if s >= 1:
-        return f"{s:.2f} s"
-    return f"{s * 1e3:.1f} ms" if s >= 1e-3 else f"{s * 1e6:.1f} µs"
 
 
 def load_figure_class() -> Any:

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
+from ..base.printing import seconds
 from ..data.plan import PlacementPlan
 from ..data.predicted import error_percent, predicted_times
 from ..errors import OallamaError
-from .style import seconds, table
+from .style import table
 
 
 def render_verified(plans: Sequence[PlacementPlan]) -> Table:

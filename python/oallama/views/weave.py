@@ -9,7 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from .style import seconds, table
+from ..base.printing import seconds
+from .style import table
 
 if TYPE_CHECKING:
     from ..weave.plan import Step, WeavePlan

@@ -1,4 +1,4 @@
-"""What runs on the host of a device: `python -m oallama.cluster.agent`, started by remote.py.
+"""What runs on the host of a device: `python -m oallama.cluster.pipeline.agent`, started by remote.py.
 
 It measures the device, starts its RPC server, and says what becomes of it. Requests are lines of JSON on standard
 input, each answered by one line on standard output; "progress" lines may come before. It ends, and the server with it,

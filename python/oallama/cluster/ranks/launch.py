@@ -23,7 +23,7 @@ from .mpi import Host
 from .rank import RankJob, library
 from .shards import check_reports, shares
 
-RANK_PROGRAM = "oallama.cli.rank"
+RANK_PROGRAM = "oallama.cluster.ranks.rank_process"
 SSH_TIMEOUT_S = 5
 PREFLIGHT_TIMEOUT_S = 300
 RESTART_AFTER_S = 60

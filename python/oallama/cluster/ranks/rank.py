@@ -1,7 +1,7 @@
 """One rank of `oallama cluster run`: what it is told, and how rank 0 loads the model over all ranks.
 
 The engine's library liboallama-ranks.so makes a process a rank: it starts MPI and adds the devices RANK0, RANK1, ...
-The program is cli/rank.py.
+The program is rank_process.py.
 """
 
 from __future__ import annotations

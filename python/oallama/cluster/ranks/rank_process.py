@@ -1,4 +1,4 @@
-"""The program of every rank of `oallama cluster run`: `mpirun ... python -m oallama.cli.rank JOB`.
+"""The program of every rank of `oallama cluster run`: `mpirun ... python -m oallama.cluster.ranks.rank_process JOB`.
 
 Rank 0 completes the prompt or becomes llama-server, the others repeat its calls. JOB is a RankJob as JSON; what else a
 rank must know is in its environment (docs/architecture.md).
@@ -10,13 +10,12 @@ import os
 import sys
 
 from oallama.base.environment import RANK_THREADS
+from oallama.base.printing import print_json, say
 from oallama.cluster.ranks.rank import RankJob, library, rank_llama, server_command
 from oallama.engine import engine
+from oallama.engine.runtime import quiet
 from oallama.errors import OallamaError
-
-from .options import quiet
-from .run import complete
-from .terminal import print_json, say
+from oallama.loading.completion import complete
 
 USER_ERROR = 2
 RANK_VARIABLE = "OMPI_COMM_WORLD_RANK"

@@ -1,4 +1,4 @@
-"""The client's process of `oallama cluster run --plan`: `python -m oallama.cli.pipeline`, started by pipeline.py.
+"""The client's process of `oallama cluster run --plan`: started by pipeline.py.
 
 The job is the first line of standard input. Events are lines of JSON on standard output: "loaded", then every "token",
 at last "done"; or an "error", or "lost" when a server is. A line `save PATH` on standard input is obeyed between two
@@ -16,9 +16,8 @@ from typing import Any
 
 from oallama.cluster.pipeline.stages import Generation, ServerLost, StageJob
 from oallama.engine.rpc import share_processor
+from oallama.engine.runtime import quiet
 from oallama.errors import OallamaError
-
-from .options import quiet
 
 
 def main() -> None:
