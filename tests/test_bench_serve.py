@@ -361,7 +361,7 @@ def test_lines_and_plot_of_a_run(tmp_path: Path) -> None:
     with pytest.raises(OallamaError, match="nothing to plot"):
         write_plot(run_of([]), tmp_path / "p.png")
     with pytest.raises(OallamaError, match="cannot write"):
-        write_plot(run, tmp_path / "no" / "p.png")
+        write_plot(run, tmp_path / "p.png" / "below-a-file.png")
 
 
 # ---- servers of every mood -------------------------------------------------------------------------------------------
