@@ -41,7 +41,7 @@ BACKEND_MAP = Variable(
     "OALLAMA_BACKEND_MAP",
     "path of a table",
     "unset",
-    "csrc/engine/backend_map.cpp",
+    "csrc/map/backend_map.cpp",
     "Every llama.cpp program of this build loads by the table. Pass `-fit off` to programs that fit by themselves.",
 )
 LIB_DIR = Variable(
@@ -69,7 +69,7 @@ HOST_MEMORY = Variable(
     "OALLAMA_HOST_MEMORY",
     "bytes",
     "what the system and control groups leave",
-    "csrc/engine/host_memory.cpp",
+    "csrc/base/host_memory.cpp",
     "Memory that weights on the host may take when a model is loaded.",
 )
 AMX = Variable(
@@ -83,7 +83,7 @@ MMVQ_LIMITS = Variable(
     "OALLAMA_MMVQ_LIMITS",
     "`CUDA0:q4_K=5,q6_K=7;CUDA1:..`",
     "unset: upstream's rules",
-    "csrc/engine/tuned_limits.cpp",
+    "csrc/map/tuned_limits.cpp",
     "Most columns that a CUDA device multiplies by MMVQ, by weight type (1 to 8). "
     "`oallama serve` sets it from what `oallama tune` recorded.",
 )
@@ -91,14 +91,14 @@ PIN_LIMIT = Variable(
     "OALLAMA_PIN_LIMIT",
     "bytes",
     "half of the free memory",
-    "csrc/engine/stream_reader.cpp",
+    "csrc/stream/stream_reader.cpp",
     "Most pinned host memory that keeps streamed weights.",
 )
 STREAM_JITTER = Variable(
     "OALLAMA_STREAM_JITTER",
     "microseconds",
     "`0`",
-    "csrc/engine/stream_lane.cpp",
+    "csrc/stream/stream_lane.cpp",
     "Random delays on both sides of a weight stream, for tests.",
 )
 REQUEST_LIMIT = Variable(
@@ -206,7 +206,7 @@ WEAVE_RECEIVER = Variable(
     "OALLAMA_WEAVE_RECEIVER",
     "`path:bytes[:graphs, operators, parts or a number of multiply-adds]`",
     "unset",
-    "csrc/weave/receiver_of_process.cpp",
+    "csrc/weave/cpu/receiver_of_process.cpp",
     "This process keeps guests' sequences and computes their attention ([weave.md](weave.md)). "
     "`oallama serve --hot` sets it.",
 )
@@ -229,21 +229,21 @@ WEAVE_CHANNELS = Variable(
     "OALLAMA_WEAVE_CHANNELS",
     "paths by commas, or one on a GPU",
     "unset",
-    "csrc/weave/guest_decode.cpp",
+    "csrc/weave/guests/guest_decode.cpp",
     "Channels to the processes that keep guests.",
 )
 WEAVE_FIRST_GUEST = Variable(
     "OALLAMA_WEAVE_FIRST_GUEST",
     "number",
     "`0`",
-    "csrc/weave/guest_decode.cpp",
+    "csrc/weave/guests/guest_decode.cpp",
     "Sequences from that number on may be guests.",
 )
 WEAVE_DEADLINE_MS = Variable(
     "OALLAMA_WEAVE_DEADLINE_MS",
     "milliseconds",
     "`100`",
-    "csrc/weave/guest_decode.cpp",
+    "csrc/weave/guests/guest_decode.cpp",
     "How long the attention of guests may take.",
 )
 OURS = tuple(value for value in list(globals().values()) if isinstance(value, Variable))

@@ -4,7 +4,7 @@
 // in the sender: the same bits come out as if the sequence had never left.
 #pragma once
 
-#include "protocol.h"
+#include "rules.h"
 #include "store.h"
 
 #include <vector>
@@ -18,7 +18,7 @@ class AttendJob {
     Status read(const char * payload, size_t nbytes, size_t result_nbytes, const Store & store);
 
     uint32_t n_items() const { return uint32_t(rows_.size()) * task_.n_head_kv; }
-    size_t   result_nbytes() const { return size_t(task_.n_rows) * task_.n_head * task_.d_v * sizeof(float); }
+    size_t   result_nbytes() const { return answer_nbytes(task_); }
 
     // Items may run at once, in any order, each on one thread. out: the result's payload.
     void run(uint32_t item, float * out) const;

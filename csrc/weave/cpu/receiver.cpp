@@ -1,6 +1,5 @@
 #include "receiver.h"
 
-#include "checksum.h"
 #include "clock.h"
 #include "ggml-cpu.h"
 

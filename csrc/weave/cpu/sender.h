@@ -59,15 +59,14 @@ class Sender final : public GuestSender {
         size_t   n_floats;
     };
 
-    bool     begin_task(size_t nbytes);
-    void     publish(Kind kind, size_t nbytes);
-    bool     take_result(uint32_t number, void * to, size_t nbytes, Status & status);
-    Status   call(Kind kind, const void * task, size_t nbytes, void * result, size_t result_nbytes);
-    bool     await(uint32_t number, double seconds);
-    bool     await_oldest();
-    uint32_t rows_of_a_task(const AttendTask & task) const;
-    bool     send_part(const Attention & wanted, uint32_t first, uint32_t n_rows);
-    bool     fail(const std::string & why);
+    bool   begin_task(size_t nbytes);
+    void   publish(Kind kind, size_t nbytes);
+    bool   take_result(uint32_t number, void * to, size_t nbytes, Status & status);
+    Status call(Kind kind, const void * task, size_t nbytes, void * result, size_t result_nbytes);
+    bool   await(uint32_t number, double seconds);
+    bool   await_oldest();
+    bool   send_part(const Attention & wanted, uint32_t first, uint32_t n_rows);
+    bool   fail(const std::string & why);
 
     const SenderOptions options_;
     const std::string   path_;

@@ -1,6 +1,5 @@
 #include "sender.h"
 
-#include "checksum.h"
 #include "clock.h"
 
 #include <algorithm>
@@ -150,11 +149,10 @@ bool Sender::take_result(uint32_t number, void * to, size_t nbytes, Status & sta
     ResultHeader * result = region_.result(ring_.slot(number));
     ResultHeader   header;
     memcpy(&header, result, sizeof(header));
-    const size_t expected = header.status == Status::ok ? nbytes : 0;
-    if (header.epoch != ring_.epoch() || header.number != number || header.nbytes != expected) {
+    if (!answers(header, ring_.epoch(), number, nbytes)) {
         return fail("gave a damaged answer");
     }
-    std::copy_n(payload(result), expected, static_cast<char *>(to));
+    std::copy_n(payload(result), header.nbytes, static_cast<char *>(to));
     if (header.checksum != checksum(header, to)) {
         return fail("gave a damaged answer");
     }
@@ -198,21 +196,11 @@ bool Sender::await_oldest() {
     return status == Status::ok || fail(std::string("refuses: ") + words(status));
 }
 
-uint32_t Sender::rows_of_a_task(const AttendTask & task) const {
-    AttendTask one      = task;
-    one.n_rows          = 0;
-    const size_t before = AttendLayout(one).nbytes + 4 * 64;
-    const size_t a_row =
-        (size_t(task.n_head + task.n_head_kv) * task.d_k + size_t(task.n_head_kv) * task.d_v) * sizeof(float);
-    const size_t   out_row = size_t(task.n_head) * task.d_v * sizeof(float);
-    const size_t   room    = region_.header().task_nbytes - line;
-    const uint32_t n =
-        uint32_t(std::min((room - std::min(room, before)) / a_row, (region_.header().result_nbytes - line) / out_row));
-    return task.tiled ? n / tile * tile : n;
-}
-
 bool Sender::send(const Attention & wanted) {
-    const uint32_t most = rows_of_a_task(wanted.task);
+    AttendTask task     = wanted.task;
+    task.has_sinks      = wanted.sinks != nullptr;
+    const size_t   n    = rows_of_a_task(task, region_.header().task_nbytes, region_.header().result_nbytes);
+    const uint32_t most = uint32_t(task.tiled ? n / tile * tile : n);
     if (most == 0) {
         return fail("has slots that are too small for a row");
     }

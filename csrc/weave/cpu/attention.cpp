@@ -15,7 +15,7 @@ namespace oa::weave {
 
 namespace {
 
-constexpr uint32_t max_heads = 1024, max_width = 4096, max_chunks = 1024;
+constexpr uint32_t max_width = 4096, max_chunks = 1024;
 
 // Working memory of the thread, as large as it ever had to be.
 float * scratch(size_t n_floats) {
@@ -61,11 +61,10 @@ void fill_mask(ggml_fp16_t * row, uint32_t n_tokens, uint32_t position, bool ali
     }
 }
 
-bool is_sound(const AttendTask & task) {
-    return task.n_rows > 0 && task.n_rows <= 1u << 20 && task.n_sequences > 0 && task.n_sequences <= max_sequences &&
-           task.n_head > 0 && task.n_head <= max_heads && task.n_head_kv > 0 && task.n_head % task.n_head_kv == 0 &&
-           task.d_k > 0 && task.d_k <= max_width && task.d_v > 0 && task.d_v <= max_width && task.n_chunks > 0 &&
-           task.n_chunks <= max_chunks && (task.n_chunks == 1 || (task.n_rows == 1 && !task.tiled));
+// How ggml-cpu would have cut it.
+bool is_cut_soundly(const AttendTask & task) {
+    return task.n_chunks > 0 && task.n_chunks <= max_chunks &&
+           (task.n_chunks == 1 || (task.n_rows == 1 && !task.tiled));
 }
 
 } // namespace
@@ -75,42 +74,32 @@ Status AttendJob::read(const char * payload, size_t nbytes, size_t result_nbytes
         return Status::malformed;
     }
     memcpy(&task_, payload, sizeof(task_));
-    if (!is_sound(task_)) {
+    if (!is_sound(task_, max_width, 1) || !is_cut_soundly(task_) || !fits_slots(task_, nbytes, result_nbytes)) {
         return Status::malformed;
     }
     const AttendLayout layout(task_);
-    if (layout.nbytes != nbytes || this->result_nbytes() > result_nbytes) {
-        return Status::malformed;
-    }
+    const auto *       given = reinterpret_cast<const SequenceRows *>(payload + layout.rows);
     rows_.clear();
     uint32_t first = 0;
     for (uint32_t i = 0; i < task_.n_sequences; ++i) {
-        Rows rows = { {}, nullptr, first };
-        memcpy(&rows.given, payload + layout.rows + i * sizeof(SequenceRows), sizeof(SequenceRows));
-        const Sequence * sequence = store.find(rows.given.handle);
+        const Sequence * sequence = store.find(given[i].handle);
         if (!sequence) {
             return Status::unknown_sequence;
         }
-        const OpenTask & made  = sequence->made;
-        const uint64_t   after = uint64_t(rows.given.position) + rows.given.n_rows;
-        const bool       fits  = task_.layer < made.n_layers && task_.n_head_kv * task_.d_k <= made.k_width &&
-                          task_.n_head_kv * task_.d_v <= made.v_width &&
-                          task_.d_k % ggml_blck_size(ggml_type(made.k_type)) == 0 &&
-                          task_.d_v % ggml_blck_size(ggml_type(made.v_type)) == 0;
+        const OpenTask & made   = sequence->made;
+        const bool       blocks = task_.d_k % ggml_blck_size(ggml_type(made.k_type)) == 0 &&
+                            task_.d_v % ggml_blck_size(ggml_type(made.v_type)) == 0;
         const bool tiles = (made.k_type == GGML_TYPE_F16 || made.k_type == GGML_TYPE_F32) && made.k_type == made.v_type;
-        // Items of one sequence and head are not to write what others read.
-        const bool again =
-            std::any_of(rows_.begin(), rows_.end(), [&](const Rows & earlier) { return earlier.sequence == sequence; });
-        if (!fits || again || rows.given.n_rows == 0 || rows.given.n_rows > task_.n_rows - first ||
+        if (!fits_shape(task_, made) || !blocks || is_again(given, i) ||
             ((task_.tiled || task_.n_chunks > 1) && !tiles)) {
             return Status::malformed;
         }
-        if (after > sequence->n_tokens) {
-            return Status::no_room;
+        const Status status = check_rows(given[i], task_.n_rows - first, sequence->n_tokens);
+        if (status != Status::ok) {
+            return status;
         }
-        rows.sequence = sequence;
-        first += rows.given.n_rows;
-        rows_.push_back(rows);
+        rows_.push_back({ given[i], sequence, first });
+        first += given[i].n_rows;
     }
     if (first != task_.n_rows) {
         return Status::malformed;
