@@ -13,7 +13,7 @@ import pytest
     [
         ("from oallama.plan import PlacementPlan; import oallama; assert PlacementPlan is oallama.PlacementPlan",
          "oallama.plan is oallama.data.plan now"),
-        ("from oallama import runtime as old; from oallama.engine import runtime; assert old.lib_dir is runtime.lib_dir",
+        ("from oallama.runtime import lib_dir; from oallama.engine import runtime; assert lib_dir is runtime.lib_dir",
          "oallama.runtime is oallama.engine.runtime now"),
     ],
 )  # fmt: skip
