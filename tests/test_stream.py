@@ -283,7 +283,8 @@ def test_devices_without_pinned_memory_say_so(tiny: Callable[..., Path], rpc: An
 
 PINNED = """
 import json, sys
-from oallama import Llama, engine
+from oallama import Llama
+from oallama.engine import engine
 llm = Llama(sys.argv[1], plan=sys.argv[2], verbose=False)
 for _ in range(2):  # the second time from the pool
     llm.reset()
@@ -316,7 +317,8 @@ def test_pinned_memory_up_to_its_limit(tiny: Callable[..., Path], tmp_path: Path
 
 PINNED_AHEAD = """
 import json, sys, time
-from oallama import Llama, engine
+from oallama import Llama
+from oallama.engine import engine
 for _ in range(5):  # contexts that end while weights are being read
     Llama(sys.argv[1], plan=sys.argv[2], verbose=False).close()
 llm = Llama(sys.argv[1], plan=sys.argv[2], verbose=False)
