@@ -121,7 +121,10 @@ def perplexity(model: Path, text: Path) -> float:
     command = [runtime.program("llama-perplexity"), "-m", model, "-f", text, "-c", "512", "-fit", "off", "-t", "1"]
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
-    return float(re.findall(r"Final estimate: PPL = ([\d.]+)", done.stdout + done.stderr)[0])
+    said = done.stdout + done.stderr
+    found = re.findall(r"Final estimate: PPL = ([\d.]+)", said)
+    assert found, said[-2000:]
+    return float(found[0])
 
 
 def test_held_out_text_is_no_surprise(tiny: Callable[..., Path], tmp_path: Path) -> None:
