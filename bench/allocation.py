@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 
 from oallama.bench.machine import describe, save_lines
-from oallama.cluster.allocation import allocate
-from oallama.cluster.network import LinkQuality, Network
-from oallama.cluster.problem import LINK_MODELS, Device, Layer, Problem
-from oallama.cluster.robust import allocate_robust, perturb, robustness
+from oallama.cluster.allocation.allocation import allocate
+from oallama.cluster.allocation.network import LinkQuality, Network
+from oallama.cluster.allocation.problem import LINK_MODELS, Device, Layer, Problem
+from oallama.cluster.allocation.robust import allocate_robust, perturb, robustness
 
 # layers, devices beside the client, memory of all over what the layers need
 SPEED = ((32, 4, 1.5), (80, 8, 1.5), (80, 32, 1.5), (80, 32, 2.5), (80, 32, 5.0))

@@ -148,7 +148,7 @@ def measure(network: Network, sizes: list[int], options: argparse.Namespace) -> 
 
 def run(lab: Any, network: Network, engine: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """One mpirun of an engine over all sizes."""
-    from oallama.cluster import mpi
+    from oallama.cluster.ranks import mpi
 
     hosts = [mpi.Host(lab.name(host), network.ranks) for host in range(network.hosts)]
     program = [sys.executable, str(Path(__file__).resolve()), "--rank", engine, "--sizes", options.sizes]
@@ -175,7 +175,7 @@ def work(engine: str, sizes: list[int], algorithms: list[str]) -> None:
     links = None
     if engine == "oallama":
         sys.path.insert(0, str(ROOT / "python"))
-        from oallama.cluster.comm import AllReduce
+        from oallama.cluster.ranks.comm import AllReduce
 
         group = AllReduce()
         links = asdict(group.probe())

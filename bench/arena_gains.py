@@ -16,11 +16,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from oallama import autoplan, engine
-from oallama.autoplan import Choices
 from oallama.bench.machine import describe, save_lines
+from oallama.data.plan import HOST
+from oallama.engine import engine
+from oallama.loading import autoplan
+from oallama.loading.autoplan import Choices
 from oallama.modelmaker import make_sparse_model
-from oallama.plan import HOST
 from oallama.planning import Workload
 from oallama.profiling.datasheet import Datasheet, make_profile
 

@@ -25,18 +25,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from oallama import autoplan, engine, runtime
-from oallama.autoplan import Choices
 from oallama.bench import Engine, LoadParams, cpu_only, find_baseline_lib, fitted
 from oallama.bench.machine import describe, save_lines
 from oallama.bench.planned import planned
 from oallama.bench.sweep import Sweep, run_bench
+from oallama.data.plan import HOST, PlacementPlan
+from oallama.engine import engine, runtime
+from oallama.engine.rpc import LocalRpcServer, share_processor
 from oallama.errors import OallamaError
+from oallama.loading import autoplan
+from oallama.loading.autoplan import Choices
 from oallama.modelmaker import make_model
-from oallama.plan import HOST, PlacementPlan
 from oallama.planning import Workload
 from oallama.profiling.profiler import forget
-from oallama.rpc import LocalRpcServer, share_processor
 
 # Larger than twice the last-level cache, as real models are: weights are timed cold.
 MODELS: dict[str, dict[str, Any]] = {

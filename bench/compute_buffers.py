@@ -20,11 +20,11 @@ from typing import Any
 
 os.environ.setdefault("GGML_VK_VISIBLE_DEVICES", "0")  # lavapipe is hidden otherwise
 
-from oallama import engine
 from oallama.bench.machine import describe, save_lines
+from oallama.engine import engine
+from oallama.engine.rpc import LocalRpcServer
 from oallama.modelmaker import make_sparse_model
 from oallama.planning.arenas import Arena, graphs_of
-from oallama.rpc import LocalRpcServer
 
 MODELS = ("llama3-8b", "qwq-32b", "minicpm3-4b", "qwen3-30b-a3b", "qwen3-235b-a22b")
 UBATCHES = (128, 512, 2048)

@@ -52,7 +52,7 @@ def main() -> None:
 
 def measure(n_ranks: int, job: str) -> list[dict[str, Any]]:
     """The cells of one mpirun."""
-    from oallama.cluster import mpi
+    from oallama.cluster.ranks import mpi
 
     with tempfile.TemporaryDirectory() as folder:
         worker = (sys.executable, str(WORKER), job, "a" * n_ranks, folder)

@@ -34,20 +34,21 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from oallama import autoplan, engine, runtime
-from oallama.autoplan import Choices
 from oallama.bench.engines import Engine, LoadParams
 from oallama.bench.machine import describe, save_lines
 from oallama.bench.planned import planned
-from oallama.bench.plot import COLOURS, MARKERS, save_figure
 from oallama.bench.sweep import Sweep, run_bench
+from oallama.data.operators import OUTPUT, TOKEN_EMBEDDING, OperatorGraph
+from oallama.data.plan import is_divided_by_columns
+from oallama.engine import engine, runtime
+from oallama.engine.rpc import LocalRpcServer
 from oallama.errors import OallamaError
+from oallama.loading import autoplan
+from oallama.loading.autoplan import Choices
 from oallama.modelmaker import make_sparse_model
-from oallama.plan import is_divided_by_columns
 from oallama.planning import Workload
-from oallama.planning.operators import OUTPUT, TOKEN_EMBEDDING, OperatorGraph
 from oallama.profiling.datasheet import Datasheet, make_profile
-from oallama.rpc import LocalRpcServer
+from oallama.views.style import COLOURS, MARKERS, save_figure
 
 PLANNERS = ("exact", "divided", "layers")
 SHARE = 50  # percent

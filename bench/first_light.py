@@ -16,12 +16,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from oallama import autoplan, engine
 from oallama.bench.machine import describe, save_lines
+from oallama.engine import engine
+from oallama.engine.rpc import LocalRpcServer
+from oallama.loading import autoplan
 from oallama.modelmaker import make_model, make_sparse_model
 from oallama.planning import OperatorGraph
 from oallama.profiling.profiler import profile_machine
-from oallama.rpc import LocalRpcServer
 
 TIERS = (1, 512)
 

@@ -10,8 +10,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from oallama import runtime
 from oallama.bench import Engine, LoadParams, Sweep, find_baseline_lib, print_table, run_bench, write_reports
+from oallama.engine import runtime
 from oallama.modelmaker import make_model
 
 

@@ -29,15 +29,17 @@ from typing import Any
 
 import numpy as np
 
-from oallama import Llama, OallamaError, autoplan, engine, runtime
+from oallama import Llama, OallamaError
 from oallama.bench.machine import describe
+from oallama.data.operators import OperatorGraph
+from oallama.data.plan import PlacementPlan
+from oallama.data.profile import Profile
+from oallama.engine import engine, runtime
+from oallama.engine.rpc import LocalRpcServer
+from oallama.loading import autoplan
 from oallama.modelmaker import make_model
-from oallama.plan import PlacementPlan
 from oallama.planning import PlannerName, Workload
-from oallama.planning.operators import OperatorGraph
 from oallama.profiling import datasheet
-from oallama.profiling.profile import Profile
-from oallama.rpc import LocalRpcServer
 
 ARCHITECTURES = ("llama", "minicpm3", "qwen2", "qwen3moe")
 PLANNERS: tuple[PlannerName, ...] = ("auto", "exact", "oato", "layers", "fit")

@@ -27,10 +27,10 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from netlab import Conditions, NetLab  # noqa: E402
 
 from oallama.bench.machine import describe, save_lines  # noqa: E402
-from oallama.cluster.allocation import allocate  # noqa: E402
-from oallama.cluster.cluster_plan import ClusterPlan  # noqa: E402
-from oallama.cluster.measure import read_model  # noqa: E402
-from oallama.engine import Settings  # noqa: E402
+from oallama.cluster.allocation.allocation import allocate  # noqa: E402
+from oallama.cluster.allocation.cluster_plan import ClusterPlan  # noqa: E402
+from oallama.cluster.pipeline.measure import read_model  # noqa: E402
+from oallama.engine.engine import Settings  # noqa: E402
 from oallama.modelmaker import make_model  # noqa: E402
 
 SHAPE = {"n_layer": 6, "n_embd": 3200, "n_ff": 8640, "n_head": 32, "n_head_kv": 32}

@@ -22,21 +22,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from oallama import autoplan, engine, runtime
 from oallama.bench.engines import LoadParams
 from oallama.bench.machine import describe, save_lines
 from oallama.bench.planned import planned
 from oallama.bench.results import Result
 from oallama.bench.sweep import Sweep, order, run_bench
+from oallama.data.entries import DeviceInfo, OperatorTime
+from oallama.data.plan import HOST, PlacementPlan
+from oallama.data.profile import Profile
+from oallama.engine import engine, runtime
+from oallama.engine.rpc import LocalRpcServer
+from oallama.loading import autoplan
 from oallama.modelmaker import make_model
-from oallama.plan import HOST, PlacementPlan
 from oallama.planning import Workload
 from oallama.planning.realisation import Weight, choose, usual_realisation
-from oallama.profiling.entries import DeviceInfo, OperatorTime
 from oallama.profiling.fingerprint import cpu_set
-from oallama.profiling.profile import Profile
 from oallama.profiling.profiler import cold_bytes
-from oallama.rpc import LocalRpcServer
 
 TYPES = ("q4_0", "q4_K", "q5_K", "q6_K", "q8_0", "iq4_nl", "f16")
 TOKENS = (1, 4, 32, 512)

@@ -23,11 +23,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from oallama import autoplan
-from oallama.autoplan import Choices
 from oallama.bench.machine import describe, save_lines
-from oallama.engine import Settings
+from oallama.engine.engine import Settings
+from oallama.engine.rpc import LocalRpcServer
 from oallama.errors import OallamaError
+from oallama.loading import autoplan
+from oallama.loading.autoplan import Choices
 from oallama.profiling.datasheet import Datasheet, make_profile
 from oallama.quantizing import (
     DEFAULT_TYPES,
@@ -42,8 +43,7 @@ from oallama.quantizing import (
     quantize,
 )
 from oallama.quantizing.machine import retyped
-from oallama.quantizing.plot import write_frontier
-from oallama.rpc import LocalRpcServer
+from oallama.views.frontier_plot import write_frontier
 
 MIX = "llama.cpp"
 

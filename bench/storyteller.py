@@ -22,8 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from oallama import Llama, demo_model, runtime
+from oallama import Llama, demo_model
 from oallama.bench.machine import describe, save_lines
+from oallama.engine import runtime
 from oallama.storyteller import Author, held_out_text
 from oallama.storyteller.exam import mark, right_answers, tell
 

@@ -22,14 +22,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from oallama import autoplan, engine, runtime
 from oallama.bench.engines import Engine, LoadParams, Worker
 from oallama.bench.machine import describe, save_lines
 from oallama.bench.results import Result
 from oallama.bench.sweep import Sweep, run_bench
+from oallama.data.operators import OperatorGraph, layer_of
+from oallama.engine import engine, runtime
+from oallama.engine.rpc import LocalRpcServer
+from oallama.loading import autoplan
 from oallama.modelmaker import make_sparse_model
-from oallama.planning.operators import OperatorGraph, layer_of
-from oallama.rpc import LocalRpcServer
 
 PROMPTS = (128, 512, 2048, 4096)
 SHAPES = ("llama3-8b", "qwq-32b")

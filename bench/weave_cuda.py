@@ -9,7 +9,7 @@ One process on one GPU, both sides in it. One JSON line per measurement:
              ggml-cuda's flash attention of one row on as many tokens in all, where oallama was built with CUDA
   layer      seconds of a layer for the sender: rows there, results back, by the receiver's idle looks
 
-This module also compiles csrc/weave/cuda (`build()`), for tests/test_weave_cuda.py.
+This module also compiles csrc/weave/cuda and tests/native (`build()`), for tests/test_weave_cuda.py.
 """
 
 from __future__ import annotations
@@ -63,18 +63,18 @@ def places() -> list[Path]:
     """Of headers that csrc/weave/cuda includes."""
     csrc = ROOT / "csrc"
     return [
+        csrc / "base",
         WEAVE,
+        WEAVE / "cpu",
         WEAVE / "cuda",
-        csrc / "comm",
-        csrc / "engine",
-        csrc / "os",
         ROOT / "third_party/llama.cpp/patched/ggml/include",
     ]
 
 
 def host_sources() -> list[Path]:
-    """What g++ compiles of csrc/weave/cuda, and of the rest of the engine for it."""
-    return [*WEAVE.glob("cuda/*.cpp"), ROOT / "csrc" / "engine" / "graph_run.cpp"]
+    """What g++ compiles of csrc/weave/cuda, of the rest of the engine for it, and the functions for tests on top."""
+    tests = (ROOT / "tests" / "native").glob("*_for_tests_cuda.cpp")
+    return [*WEAVE.glob("cuda/*.cpp"), ROOT / "csrc" / "base" / "graph_run.cpp", *tests]
 
 
 def build(folder: Path, *flags: str) -> Path:
@@ -91,7 +91,7 @@ def build(folder: Path, *flags: str) -> Path:
 
 
 def load(library: Path) -> Any:
-    """The functions of api_for_tests_cuda.cpp."""
+    """The functions of tests/native/api_for_tests_cuda.cpp."""
     lib = ctypes.CDLL(str(library))
     lib.wc_error.restype = ctypes.c_char_p
     lib.wc_sender_way.restype = ctypes.c_char_p
@@ -156,7 +156,7 @@ def looks(lib: Any, repeats: int) -> Iterator[dict[str, Any]]:
 
 def ggml_attention(n_head: int, n_head_kv: int, width: int, depth: int) -> float | None:
     with suppress(ImportError, RuntimeError):
-        from oallama import engine
+        from oallama.engine import engine
 
         if any(d.backend == "CUDA" for d in engine.devices()):
             bench = engine.core().OpBench("CUDA0", 1, False, 256 << 20)

@@ -19,10 +19,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from oallama import engine, runtime
 from oallama.bench.machine import describe, save_lines
+from oallama.engine import engine, runtime
+from oallama.engine.rpc import LocalRpcServer
 from oallama.modelmaker import make_model, make_sparse_model
-from oallama.rpc import LocalRpcServer
 
 N_UBATCH = (512, 256, 128)
 N_OUTPUTS_MAX = {"before": 0, "after": 1}

@@ -81,7 +81,7 @@ pick() { if [ -z "$rehearse" ]; then echo "$1"; else echo "$2"; fi; }
 engine_is_here() {
     $python - "$device" <<'PYTHON' 2>&1 | tail -n 1
 import sys
-from oallama import engine
+from oallama.engine import engine
 names = [device.name for device in engine.devices()]
 print("devices:", *names)
 sys.exit(sys.argv[1] != "RPC" and sys.argv[1] not in names)
@@ -221,9 +221,9 @@ make_one() {
     local path=$models/$1.gguf
     [ ! -e "$path" ] || return 0
     if [ -n "$rehearse" ]; then
-        $python scripts/make_model.py "$path" --arch "$4" --shape tiny --type "$3"
+        .venv/bin/oallama make-model "$path" --arch "$4" --shape tiny --type "$3"
     else
-        $python scripts/make_model.py "$path" --shape "$2" --type "$3"
+        .venv/bin/oallama make-model "$path" --shape "$2" --type "$3"
     fi
 }
 

@@ -26,8 +26,8 @@ import numpy as np
 from mpi4py import MPI
 
 from foreign_array import ForeignArray
-from oallama.cluster.comm import DTYPES as CODES
-from oallama.cluster.comm import AllReduce, CommError
+from oallama.cluster.ranks.comm import DTYPES as CODES
+from oallama.cluster.ranks.comm import AllReduce, CommError
 
 JOB, HOSTS, FOLDER = sys.argv[1], sys.argv[2], Path(sys.argv[3])
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oallama import runtime
+from oallama.engine import runtime
 from oallama.modelmaker import make_model
 
 ROOT = Path(__file__).parents[1]
@@ -106,7 +106,7 @@ def lib() -> Path:
 @pytest.fixture(scope="session")
 def rpc() -> Iterator[Any]:
     """A loopback RPC device with two threads, registered in this process for the whole session."""
-    from oallama.rpc import LocalRpcServer
+    from oallama.engine.rpc import LocalRpcServer
 
     with LocalRpcServer(threads=2) as server:
         yield server

@@ -17,7 +17,7 @@ import numpy as np
 from mpi4py import MPI
 
 from comm_worker import FOLDER, JOB, N_HOSTS, RANK, SIZE, TIMEOUT, Native, digest, leave, values
-from oallama.cluster.comm import ALGORITHMS, WIRES
+from oallama.cluster.ranks.comm import ALGORITHMS, WIRES
 
 SIZES = (0, 1, 3, 4097, 150_001, 1_500_001)  # the last two: slices; several pieces
 SPECIAL = np.array([-0.0, 1e-45, -3e-40, 6e-8, -1e-5, 65504, 1e38, np.inf], np.float32)

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from oallama import autoplan
-from oallama.engine import Settings
-from oallama.plan import (
+from oallama.data.plan import (
     HOST,
     ContextSettings,
     DeviceMemory,
@@ -16,6 +14,8 @@ from oallama.plan import (
     TensorPlacement,
     is_divided_by_columns,
 )
+from oallama.engine.engine import Settings
+from oallama.loading import autoplan
 
 CONTEXT = ContextSettings(n_ctx=256, n_batch=256, n_ubatch=256)
 

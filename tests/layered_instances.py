@@ -6,7 +6,7 @@ from itertools import pairwise, product
 
 import numpy as np
 
-from oallama.planning.layered import Instance, LayerClass, Solution
+from oallama.solving.layered import Instance, LayerClass, Solution
 
 BANDWIDTH = np.array([40e9, 900e9, 400e9])  # bytes/s of the host and two accelerators when decoding
 PREFILL = np.array([1.3e-9, 1.7e-11, 5.1e-11])  # seconds per byte of weight for a prompt of 512 tokens

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import synthetic
-from oallama import autoplan
-from oallama.engine import Settings
+from oallama.data.profile import Profile
+from oallama.engine.engine import Settings
+from oallama.loading import autoplan
 from oallama.profiling.fingerprint import fingerprint
-from oallama.profiling.profile import Profile
 
 
 def made_profile(model: Path, device: str, settings: Settings, name: str | None = None) -> Profile:

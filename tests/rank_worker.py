@@ -14,9 +14,9 @@ import signal
 import sys
 from pathlib import Path
 
-from oallama import engine, runtime
-from oallama.cli.rank import answer
-from oallama.cluster.rank import RankJob, library, rank_llama
+from oallama.cluster.ranks.rank import RankJob, library, rank_llama
+from oallama.cluster.ranks.rank_process import answer
+from oallama.engine import engine, runtime
 
 
 def main() -> None:

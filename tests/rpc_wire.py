@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from oallama import runtime
-from oallama.rpc import die_with_parent, free_port
+from oallama.engine import runtime
+from oallama.engine.rpc import die_with_parent, free_port
 
 MAGIC = b"OARPC\x01\r\n"
 WELCOME, REFUSED, BUSY, QUEUED = range(4)

@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from conftest import ARCHITECTURES, compute_logits
 from hand_plan import hand_plan
 from made_profile import made_profile
-from oallama import autoplan, engine
-from oallama.autoplan import Choices
+from oallama.data.plan import HOST, PlacementPlan
+from oallama.engine import engine
 from oallama.errors import OallamaError
-from oallama.plan import HOST, PlacementPlan
+from oallama.loading import autoplan
+from oallama.loading.autoplan import Choices
 from oallama.planning import Workload
 from oallama.planning.arenas import Arena, graphs_of
 from test_memory import device_bytes

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from oallama import autoplan, engine, runtime
+from oallama.engine import engine, runtime
 from oallama.errors import OallamaError
+from oallama.loading import autoplan
 
-ALICE = Path(runtime.__file__).parent / "bench" / "prompts" / "alice.txt"
+ALICE = Path(runtime.__file__).parents[1] / "bench" / "prompts" / "alice.txt"
 HEADER = "# oallama backend map v1\n"
 
 

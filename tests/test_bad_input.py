@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 
 from made_profile import made_profile
-from oallama import autoplan
-from oallama.autoplan import Choices
-from oallama.engine import Settings
-from oallama.plan import PlacementPlan
-from oallama.profiling.profile import Profile
+from oallama.data.plan import PlacementPlan
+from oallama.data.profile import Profile
+from oallama.engine.engine import Settings
+from oallama.loading import autoplan
+from oallama.loading.autoplan import Choices
 
 CLI = [sys.executable, "-c", "from oallama.cli import main; main()"]
 SETTINGS = Settings(n_ctx=256, n_batch=256, n_ubatch=256, n_threads=1)

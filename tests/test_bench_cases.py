@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from conftest import ARCHITECTURES
-from oallama import autoplan, engine
-from oallama.planning.fusion import chains
-from oallama.profiling.entries import FEED_FORWARD, NORM, ROPE_STORE
+from oallama.data.entries import FEED_FORWARD, NORM, ROPE_STORE
+from oallama.data.fusion import chains
+from oallama.engine import engine
+from oallama.loading import autoplan
 
 N_CTX, TIERS = 512, (1, 64)
 Node = Mapping[str, Any]

@@ -48,13 +48,13 @@ from oallama.bench.load.lengths import LONGEST
 from oallama.bench.load.measure import e2e, itl, tpot, ttft
 from oallama.bench.load.prompts import Prompts, of_words
 from oallama.cli.app import app
+from oallama.engine.rpc import free_port
 from oallama.errors import OallamaError
-from oallama.rpc import free_port
 
 OALLAMA = str(Path(sys.executable).parent / "oallama")
 SHORT = parse_lengths("4:3")
 PROBE = 2  # tokens that the generator asks for before the load; no load here does
-PAPER = {"burstgpt": (575, 340), "azure-conv": (749, 232)}  # SPEC.md, section 4
+PAPER = {"burstgpt": (575, 340), "azure-conv": (749, 232)}  # docs/sources.md, 4
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -361,7 +361,7 @@ def test_lines_and_plot_of_a_run(tmp_path: Path) -> None:
     with pytest.raises(OallamaError, match="nothing to plot"):
         write_plot(run_of([]), tmp_path / "p.png")
     with pytest.raises(OallamaError, match="cannot write"):
-        write_plot(run, tmp_path / "no" / "p.png")
+        write_plot(run, tmp_path / "p.png" / "below-a-file.png")
 
 
 # ---- servers of every mood -------------------------------------------------------------------------------------------

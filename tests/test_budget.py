@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from oallama.data.budget import Budget, format_bytes, parse_budget
 from oallama.errors import OallamaError
-from oallama.planning.budget import Budget, format_bytes, parse_budget
 
 GIB = 2**30
 

@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 
 from made_profile import made_profile
-from oallama.engine import Settings
-from oallama.plan import PlacementPlan
-from oallama.profiling.profile import Profile
+from oallama.data.plan import PlacementPlan
+from oallama.data.profile import Profile
+from oallama.engine.engine import Settings
 
 ROOT = Path(__file__).parents[1]
 CLI = [sys.executable, "-c", "from oallama.cli import main; main()"]

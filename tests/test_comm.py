@@ -27,8 +27,8 @@ pytest.importorskip("mpi4py", reason=MISSING)
 ml_dtypes = pytest.importorskip("ml_dtypes", reason=MISSING)
 native = pytest.importorskip("oallama._comm", reason=f"oallama was built without MPI: {MISSING}, then build it again")
 
-from oallama.cluster import mpi  # noqa: E402
-from oallama.cluster.comm import ALGORITHMS, DTYPES, CommError, Links, Topology, choose  # noqa: E402
+from oallama.cluster.ranks import mpi  # noqa: E402
+from oallama.cluster.ranks.comm import ALGORITHMS, DTYPES, CommError, Links, Topology, choose  # noqa: E402
 from oallama.errors import OallamaError  # noqa: E402
 
 WORKER = Path(__file__).with_name("comm_worker.py")

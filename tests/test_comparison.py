@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from made_profile import made_profile
-from oallama import autoplan, engine
 from oallama.bench import Engine, LoadParams
 from oallama.cli.comparison import Rivals, interleave_for, stock_plans
+from oallama.engine import engine
+from oallama.loading import autoplan
 
 
 @pytest.mark.parametrize(

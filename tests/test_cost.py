@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from oallama.data.entries import Note
+from oallama.data.plan import HOST, ContextSettings
+from oallama.data.workload import Workload
 from oallama.errors import OallamaError
-from oallama.plan import HOST, ContextSettings
 from oallama.planning.cost import CostModel
 from oallama.planning.predict import Predictor
 from oallama.planning.reduced import reduced_links
 from oallama.planning.stage import Placement
-from oallama.planning.workload import Workload
-from oallama.profiling.entries import Note
 from synthetic import DEVICE, GPU, SMALL, Shape, graph, profile
 
 CONTEXT = ContextSettings(n_ctx=4096)

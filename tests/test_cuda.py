@@ -10,7 +10,9 @@ import pytest
 
 from conftest import ARCHITECTURES, TOKENS, compute_logits
 from made_profile import made_profile
-from oallama import Llama, autoplan, engine, runtime
+from oallama import Llama
+from oallama.engine import engine, runtime
+from oallama.loading import autoplan
 from oallama.profiling.profiler import profile_machine
 from test_placement import MAX_NMSE, greedy_differences, nmse, placed_jobs
 from test_ranks import ARCHITECTURES as RANK_ARCHITECTURES

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from conftest import ROOT
-from oallama.cuda_libraries import _advice
+from oallama.engine.cuda_libraries import _advice
 
 MAJOR = 99  # of no CUDA that a machine could have
 ONE_FOLDER = {"cudart": "nvidia/cu13/lib", "cublasLt": "nvidia/cu13/lib", "cublas": "nvidia/cu13/lib"}
@@ -21,7 +21,7 @@ TOOLKIT = dict.fromkeys(ONE_FOLDER, "lib64")
 FIND = """
 import ctypes, subprocess, sys
 from pathlib import Path
-from oallama.cuda_libraries import make_loadable
+from oallama.engine.cuda_libraries import make_loadable
 from oallama.errors import OallamaError
 try:
     make_loadable(Path(sys.argv[1]))

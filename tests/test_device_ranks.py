@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from oallama import engine
+from oallama.engine import engine
 from test_comm import SURVIVE, Ranks, ranks  # noqa: F401
 
 WORKER = Path(__file__).with_name("device_worker.py")

@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 COMM = ROOT / "csrc" / "comm"
-FLAGS = ("-std=c++17", "-g", "-ffp-contract=off", "-pthread", "-I", str(COMM))
+FLAGS = ("-std=c++17", "-g", "-ffp-contract=off", "-pthread", "-I", str(COMM), "-I", str(ROOT / "csrc" / "base"))
 SANITIZER = "-fsanitize=thread"
 RACE = "WARNING: ThreadSanitizer: data race"
 

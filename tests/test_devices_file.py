@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from oallama.cluster.devices import load_devices
-from oallama.cluster.problem import Settings
+from oallama.cluster.allocation.devices import load_devices
+from oallama.cluster.allocation.problem import Settings
 from oallama.errors import OallamaError
 
 GOOD = """

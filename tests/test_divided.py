@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from conftest import AMX, ARCHITECTURES, TOKENS, compute_logits
-from oallama import autoplan, engine
+from oallama.engine import engine
+from oallama.engine.rpc import LocalRpcServer
 from oallama.errors import OallamaError
-from oallama.rpc import LocalRpcServer
+from oallama.loading import autoplan
 from test_placement import VULKAN, greedy_differences, has_vulkan, nmse
 
 HEADER = "# oallama backend map v1"

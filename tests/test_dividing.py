@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oallama.data.plan import HOST, PlacementPlan
 from oallama.errors import OallamaError
-from oallama.plan import HOST, PlacementPlan
 from oallama.planning import Workload, make_plans
 from oallama.planning.cost import CostModel
 from oallama.planning.divided import Group, bytes_of, groups, top_up

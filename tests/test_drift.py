@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 import synthetic
-from oallama import autoplan, engine
+from oallama.data.entries import OTHER, OperatorTime
+from oallama.data.profile import Profile
+from oallama.engine import engine
 from oallama.errors import OallamaError
+from oallama.loading import autoplan
 from oallama.profiling import profiler
 from oallama.profiling.drift import check_drift, describe_drift
-from oallama.profiling.entries import OTHER, OperatorTime
 from oallama.profiling.fingerprint import fingerprint
-from oallama.profiling.profile import Profile
 from oallama.profiling.workload import Task, tasks_for
 
 

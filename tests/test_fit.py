@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 
 from conftest import ARCHITECTURES, ROOT
-from oallama import autoplan, engine, runtime
+from oallama.data.plan import HOST
+from oallama.engine import engine, runtime
+from oallama.engine.rpc import LocalRpcServer
 from oallama.errors import OallamaError
+from oallama.loading import autoplan
 from oallama.modelmaker import make_model
-from oallama.plan import HOST
 from oallama.planning import OperatorGraph
 from oallama.planning.stock import StockFlags, cpu_ffn, cpu_moe, homes
-from oallama.rpc import LocalRpcServer
 from synthetic import Shape, raw_graph
 
 SETTINGS = engine.Settings(n_ctx=256, n_batch=64, n_ubatch=64)

@@ -11,15 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from oallama import autoplan, engine
+from oallama.data.entries import CHAINS, FEED_FORWARD, NORM, ROPE_STORE
+from oallama.data.fusion import chains
+from oallama.data.profile import Profile
+from oallama.engine import engine
 from oallama.errors import OallamaError
+from oallama.loading import autoplan
 from oallama.planning import OperatorGraph, Workload
 from oallama.planning.cost import CostModel
-from oallama.planning.fusion import chains
 from oallama.planning.predict import Predictor
 from oallama.planning.stage import Placement
-from oallama.profiling.entries import CHAINS, FEED_FORWARD, NORM, ROPE_STORE
-from oallama.profiling.profile import Profile
 from synthetic import CONTEXT, DEVICE, SMALL, Shape, graph, profile
 from test_segments import SLOWER, assert_equal_seconds
 

@@ -172,7 +172,8 @@ def test_variables_are_those_that_the_pinned_source_reads() -> None:
 
 @pytest.mark.parametrize("arch", ["llama", "qwen2"])
 def test_ready_made_maps_can_be_loaded(arch: str, tiny: Callable[..., Path], rpc: Any) -> None:
-    from oallama import autoplan, engine
+    from oallama.engine import engine
+    from oallama.loading import autoplan
 
     path, device = tiny(arch), rpc.devices[0]
     settings = engine.Settings(n_ctx=256, devices=(device,), flash_attn="on")

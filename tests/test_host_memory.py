@@ -14,19 +14,22 @@ import numpy as np
 import pytest
 
 from hand_plan import hand_plan, streamed_plan
-from oallama import Llama, autoplan, engine
+from oallama import Llama
+from oallama.engine import engine
+from oallama.engine.rpc import LocalRpcServer
 from oallama.errors import OallamaError
+from oallama.loading import autoplan
 from oallama.modelmaker import make_model
-from oallama.rpc import LocalRpcServer
 
 TOKENS = [int(t) for t in np.random.default_rng(5).integers(300, 1000, size=40)]
 MIB = 2**20
 
-MEMORY_OF_A_PROCESS = "import json; from oallama import engine; print(json.dumps(engine.core().host_memory()))"
+MEMORY_OF_A_PROCESS = "import json; from oallama.engine import engine; print(json.dumps(engine.core().host_memory()))"
 
 STREAM = """
 import json, sys
-from oallama import Llama, engine
+from oallama import Llama
+from oallama.engine import engine
 engine.add_rpc_server(sys.argv[3])
 llm = Llama(sys.argv[1], plan=sys.argv[2], verbose=False, use_mmap=True)
 llm.eval(list(range(300, 308)))

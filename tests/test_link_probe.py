@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from conftest import ROOT, process_of
-from oallama.cluster.link_probe import Echo, EchoClient, Effort, measure_link
+from oallama.cluster.pipeline.link_probe import Echo, EchoClient, Effort, measure_link
 from oallama.errors import OallamaError
 
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -75,11 +75,11 @@ def test_strangers_get_nothing(echo: Echo) -> None:
 def test_emulated_links_are_found_as_they_are() -> None:
     """A lab's delay, rate and loss; the code runs in its hosts. Bounds that a busy machine cannot break."""
     serve = (
-        "import sys, time; from oallama.cluster.link_probe import Echo; "
+        "import sys, time; from oallama.cluster.pipeline.link_probe import Echo; "
         "echo = Echo((sys.argv[1], 0), bytes(range(32))); print(echo.address[1], flush=True); time.sleep(99)"
     )
     measure = (
-        "import json, sys; from oallama.cluster.link_probe import measure_link; "
+        "import json, sys; from oallama.cluster.pipeline.link_probe import measure_link; "
         "print(json.dumps(vars(measure_link((sys.argv[1], int(sys.argv[2])), bytes(range(32)), 16384))))"
     )
     with NetLab(2, Conditions(rate_bit=1e8, delay_s=2e-3, jitter_s=1e-3, loss=0.02)) as lab:

@@ -17,11 +17,13 @@ import numpy as np
 import pytest
 
 from made_profile import made_profile
-from oallama import Llama, OallamaError, PlacementPlan, autoplan, engine, runtime
-from oallama.autoplan import Choices
-from oallama.engine import Settings
+from oallama import Llama, OallamaError, PlacementPlan
+from oallama.data.profile import Profile
+from oallama.engine import engine, runtime
+from oallama.engine.engine import Settings
+from oallama.loading import autoplan
+from oallama.loading.autoplan import Choices
 from oallama.profiling.fingerprint import cpu_set
-from oallama.profiling.profile import Profile
 
 Upstream = runtime.llama_cpp().Llama
 PROMPT = "The quick brown fox jumps over"
@@ -144,7 +146,7 @@ def test_no_plan_no_report_of_one(model: Path) -> None:
 def test_importing_is_light_and_names_are_forwarded() -> None:
     program = (
         "import sys, oallama; assert 'numpy' not in sys.modules and 'llama_cpp' not in sys.modules\n"
-        "from oallama import runtime; assert 'llama_cpp' not in sys.modules\n"
+        "from oallama.engine import runtime; assert 'llama_cpp' not in sys.modules\n"
         "from oallama import LlamaGrammar, LlamaRAMCache, LlamaState, LogitsProcessorList, LLAMA_SPLIT_MODE_LAYER\n"
         "from oallama import Llama, __version__, llama_chat_format\n"
         "import llama_cpp; assert issubclass(Llama, llama_cpp.Llama)\n"

@@ -10,15 +10,17 @@ from typing import Any
 import pytest
 
 from made_profile import made_profile
-from oallama import Llama, OallamaError, autoplan, engine
-from oallama.autoplan import Choices
-from oallama.engine import Settings
-from oallama.plan import PlacementPlan
+from oallama import Llama, OallamaError
+from oallama.data.plan import PlacementPlan
+from oallama.data.profile import Profile
+from oallama.engine import engine
+from oallama.engine.engine import Settings
+from oallama.loading import autoplan
+from oallama.loading.autoplan import Choices
 from oallama.planning import Workload, gpu_reserve, make_plans
 from oallama.planning.planner import PLANNERS
 from oallama.planning.pool import PAGE
-from oallama.planning.render import render_unseen
-from oallama.profiling.profile import Profile
+from oallama.views.plan_table import render_unseen
 from synthetic import DEVICE, Shape, Speed, graph, profile, space
 
 GIB = 1 << 30

@@ -11,8 +11,9 @@ import pytest
 
 from conftest import ARCHITECTURES
 from made_profile import made_profile
-from oallama import autoplan, engine, runtime
-from oallama.plan import ContextSettings, PlacementPlan
+from oallama.data.plan import ContextSettings, PlacementPlan
+from oallama.engine import engine, runtime
+from oallama.loading import autoplan
 from oallama.planning import Space, Workload, make_plans, parse_budget
 
 SHARES = (0.25, 0.5, 1.0)  # of the weights, beside KV cache and compute buffers

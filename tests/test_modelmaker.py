@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from gguf import GGUFReader, quants
 
-from oallama import runtime
+from oallama.engine import runtime
 from oallama.errors import OallamaError
 from oallama.modelmaker import ARCHITECTURES, FILE_TYPES, OVERRIDES, SHAPES, make_model, partial_file
 from oallama.modelmaker.gguf_header import read_metadata

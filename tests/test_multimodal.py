@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from oallama import runtime
+from oallama.engine import runtime
 
 
 def test_libmtmd_is_the_engines() -> None:

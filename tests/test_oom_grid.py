@@ -15,7 +15,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 import oom_grid
 
 from made_profile import made_profile
-from oallama import OallamaError, autoplan, engine
+from oallama import OallamaError
+from oallama.engine import engine
+from oallama.loading import autoplan
 from oallama.planning import parse_budget
 
 # Every twelfth, and two whose dry run once took other splits than the load.

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from oallama import Llama, autoplan, engine
+from oallama import Llama
+from oallama.engine import engine
+from oallama.loading import autoplan
 
 
 def test_every_target_operator_of_a_pass_is_timed(tiny: Callable[..., Path]) -> None:

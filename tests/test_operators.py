@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from oallama.data.operators import AttentionShape, OperatorGraph, TensorInfo, kind_of, layer_of
 from oallama.errors import OallamaError
-from oallama.planning.operators import AttentionShape, OperatorGraph, TensorInfo, kind_of, layer_of
 from synthetic import SMALL, Shape, graph, raw_graph
 
 

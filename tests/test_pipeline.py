@@ -19,18 +19,19 @@ from typing import Any
 import pytest
 
 from conftest import ROOT, process_of
-from oallama import Llama, autoplan
-from oallama.cluster.allocation import allocate
-from oallama.cluster.cluster_plan import ClusterPlan
-from oallama.cluster.devices import ClusterFile, load_devices
-from oallama.cluster.measure import Model, read_model
-from oallama.cluster.members import Member, members
-from oallama.cluster.network import LinkQuality, Network
-from oallama.cluster.pipeline import Options, Pipeline
-from oallama.cluster.problem import Device, Layer, Problem
-from oallama.engine import Settings
+from oallama import Llama
+from oallama.cluster.allocation.allocation import allocate
+from oallama.cluster.allocation.cluster_plan import ClusterPlan
+from oallama.cluster.allocation.devices import ClusterFile, load_devices
+from oallama.cluster.allocation.network import LinkQuality, Network
+from oallama.cluster.allocation.problem import Device, Layer, Problem
+from oallama.cluster.pipeline.measure import Model, read_model
+from oallama.cluster.pipeline.members import Member, members
+from oallama.cluster.pipeline.pipeline import Options, Pipeline
+from oallama.engine.engine import Settings
+from oallama.engine.rpc import free_port
 from oallama.errors import OallamaError
-from oallama.rpc import free_port
+from oallama.loading import autoplan
 
 sys.path.insert(0, str(ROOT / "scripts"))
 from netlab import Conditions, NetLab, missing
@@ -175,7 +176,7 @@ def test_a_model_that_no_longer_fits_ends_the_request(tiny: Callable[..., Path],
         os.kill(hosts["b"].server_pid, signal.SIGKILL)
         with pytest.raises(OallamaError, match=r"RPC server of b .* without it the model.* too few"):
             list(stream)
-    assert not processes("oallama.cli.pipelin[e]")
+    assert not processes("pipeline.client_proces[s]")
 
 
 def on_lab(lab: NetLab) -> dict[str, str]:
@@ -194,7 +195,7 @@ def run_on_lab(lab: NetLab, model: Path, plan: Path, *more: str, **options: Any)
 def complete_on_lab(lab: NetLab, model: Path, plan: Path, n_generate: int) -> subprocess.Popen[str]:
     more = [PROMPT, "--temperature", "0", "--json", "--n-generate", str(n_generate)]
     client = run_on_lab(lab, model, plan, *more)
-    wait_for(lambda: bool(processes("cli.pipelin[e]")) and min(lab.sent(1), lab.sent(2)) > 100_000, 60)
+    wait_for(lambda: bool(processes("pipeline.client_proces[s]")) and min(lab.sent(1), lab.sent(2)) > 100_000, 60)
     return client
 
 
@@ -446,7 +447,7 @@ def test_a_worker_that_crashes_is_not_the_end(tiny: Callable[..., Path], tmp_pat
 def test_only_who_has_the_token_is_served(tiny: Callable[..., Path], tmp_path: Path) -> None:
     with pipeline(tiny("llama"), tmp_path, {"a": local("1GiB")}, []) as (running, _):
         (member,) = running.start_servers()
-        code = "import sys; from oallama import engine; engine.add_rpc_server(sys.argv[1])"
+        code = "import sys; from oallama.engine import engine; engine.add_rpc_server(sys.argv[1])"
         stranger = {name: value for name, value in os.environ.items() if name != "OALLAMA_RPC_TOKEN_FILE"}
         command = [sys.executable, "-c", code, member.endpoint]
         done = subprocess.run(command, env=stranger, capture_output=True, text=True, timeout=60)

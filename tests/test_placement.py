@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from conftest import ARCHITECTURES, TOKENS, compute_logits
-from oallama import autoplan, engine
-from oallama.rpc import LocalRpcServer
+from oallama.engine import engine
+from oallama.engine.rpc import LocalRpcServer
+from oallama.loading import autoplan
 
 # Software Vulkan devices are hidden unless named; the worker process alone sees this one.
 VULKAN = {"GGML_VK_VISIBLE_DEVICES": "0"}

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oallama.data.curves import log_log, piecewise_linear
+from oallama.data.entries import AttentionTime, DeviceInfo, LinkTime, Note, OperatorTime, SwitchTime
+from oallama.data.profile import RECORDED, Profile
 from oallama.errors import OallamaError
-from oallama.profiling.curves import log_log, piecewise_linear
-from oallama.profiling.entries import AttentionTime, DeviceInfo, LinkTime, Note, OperatorTime, SwitchTime
-from oallama.profiling.profile import RECORDED, Profile
 from synthetic import DEVICE, graph, profile
 
 

@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 
 from conftest import ARCHITECTURES
-from oallama import autoplan, engine
+from oallama.data.entries import FEED_FORWARD
+from oallama.data.fusion import chains
+from oallama.data.profile import Profile
+from oallama.engine import engine
 from oallama.errors import OallamaError
+from oallama.loading import autoplan
 from oallama.planning import OperatorGraph
-from oallama.planning.fusion import chains
 from oallama.profiling import profiler
-from oallama.profiling.entries import FEED_FORWARD
 from oallama.profiling.fingerprint import fingerprint
-from oallama.profiling.profile import Profile
 from oallama.profiling.workload import depths_for, tasks_for
 
 DEPTHS = (256, 1024)

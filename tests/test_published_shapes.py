@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from made_profile import made_profile
-from oallama import autoplan, engine
-from oallama.autoplan import Choices
+from oallama.engine import engine
+from oallama.loading import autoplan
+from oallama.loading.autoplan import Choices
 from oallama.modelmaker import make_sparse_model
 
 GIB = 1 << 30

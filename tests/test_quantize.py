@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from conftest import process_of
-from oallama import Llama, runtime
+from oallama import Llama
 from oallama.cli.app import app
+from oallama.engine import runtime
 from oallama.errors import OallamaError
 from oallama.modelmaker import make_model
 from oallama.quantizing import MIXES, OURS, TYPES, Recipe, Rule, described, named, quantize, resolve

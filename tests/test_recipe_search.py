@@ -18,11 +18,12 @@ from typer.testing import CliRunner
 
 import synthetic
 from made_profile import made_profile
-from oallama import Llama, runtime
-from oallama.autoplan import Choices
+from oallama import Llama
 from oallama.cli.app import app
-from oallama.engine import Settings
+from oallama.engine import runtime
+from oallama.engine.engine import Settings
 from oallama.errors import OallamaError
+from oallama.loading.autoplan import Choices
 from oallama.modelmaker import make_model
 from oallama.quantizing import (
     Importance,

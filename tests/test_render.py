@@ -10,8 +10,8 @@ from rich.console import Console
 
 import synthetic
 from oallama.cli.profile import profile_table
-from oallama.plan import HOST, PlacementPlan, TensorPlacement
-from oallama.planning.render import ASCII, UNICODE, render_layers, render_plan, render_summary, render_times
+from oallama.data.plan import HOST, PlacementPlan, TensorPlacement
+from oallama.views.plan_table import ASCII, UNICODE, render_layers, render_plan, render_summary, render_times
 from synthetic import DEVICE, QWQ_32B, Shape, graph
 from test_plan import make
 from test_planner import plan, smallest

@@ -12,8 +12,9 @@ import pytest
 from rich.console import Console
 
 from hand_plan import hand_plan
-from oallama import Llama, PlacementPlan, runtime
-from oallama.run_times import MIN_TOKENS, RunTimes
+from oallama import Llama, PlacementPlan
+from oallama.engine import runtime
+from oallama.loading.run_times import MIN_TOKENS, RunTimes
 
 PROMPT = "The quick brown fox jumps over"
 SMALL: dict[str, Any] = {"n_threads": 1, "n_threads_batch": 1, "verbose": False}

@@ -11,23 +11,24 @@ import numpy as np
 import pytest
 
 from conftest import ARCHITECTURES
-from oallama import autoplan, engine
-from oallama.plan import ContextSettings
+from oallama.data.operators import OperatorGraph
+from oallama.data.plan import ContextSettings
+from oallama.data.profile import Profile
+from oallama.data.workload import Workload
+from oallama.engine import engine
+from oallama.loading import autoplan
 from oallama.planning.block import Block
 from oallama.planning.cost import CostModel
 from oallama.planning.cutting import NotLayered
 from oallama.planning.divided import bytes_of
 from oallama.planning.exact import exact
-from oallama.planning.layered import Infeasible
-from oallama.planning.operators import OperatorGraph
 from oallama.planning.planner import make_plans
 from oallama.planning.predict import Predictor
 from oallama.planning.segments import Segments
-from oallama.planning.solve import solve
 from oallama.planning.space import BudgetTooSmall
 from oallama.planning.stage import OFFLOAD_MIN_TOKENS, Placement, spread
-from oallama.planning.workload import Workload
-from oallama.profiling.profile import Profile
+from oallama.solving.layered import Infeasible
+from oallama.solving.solve import solve
 from synthetic import CONTEXT, DEVICE, SMALL, FakeMemory, Shape, Speed, graph, profile, raw_graph, space
 
 # One and several micro-batches, the last one too small for uploads, several sequences; no prompt; no answer.

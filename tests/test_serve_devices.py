@@ -19,14 +19,14 @@ from pathlib import Path
 import pytest
 
 from conftest import ROOT, process_of
-from oallama import engine, runtime
-from oallama.engine import Device
+from oallama.engine import engine, runtime
+from oallama.engine.engine import Device, Settings
+from oallama.engine.rpc import free_port
 from oallama.errors import OallamaError
-from oallama.rpc import free_port
-from oallama.serve_limits import Limits
+from oallama.serving.serve_limits import Limits
+from oallama.serving.serving import Served, environments, preset
 from oallama.weave.distance import Distance
 from oallama.weave.gpus import Places, check_places, mps_runs, parse_places, room_for_guests
-from oallama.weave.serving import Served, environments, preset
 from test_weave_cuda import headers
 from test_weave_serve import OALLAMA, PROMPTS, answers, call, children, until
 
@@ -133,8 +133,9 @@ def test_room_for_guests() -> None:
 
 
 def test_what_the_processes_are_told() -> None:
-    hot = Served(Path("hot.gguf"), 512, 2, 1, guests=2, device="CUDA0", n_batch=256, n_ubatch=64)
-    cold = Served(Path("cold.gguf"), 512, 2, 1, lend_nbytes=1000, device="CUDA1", distance=Distance(9, 3, 4))
+    settings = Settings(n_ctx=512, n_seq_max=2, n_batch=256, n_ubatch=64)
+    hot = Served(Path("hot.gguf"), settings, guests=2, device="CUDA0")
+    cold = Served(Path("cold.gguf"), settings, lend_nbytes=1000, device="CUDA1", distance=Distance(9, 3, 4))
     text = preset([hot, cold])
     for line in ("device = CUDA0", "device = CUDA1", "batch-size = 256", "ubatch-size = 64", "n-gpu-layers = all"):
         assert f"{line}\n" in text
@@ -181,7 +182,7 @@ def backend(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for external in (headers(), ggml / "include", ggml / "src"):
         command += ["-isystem", str(external)]
     command += [f"-I{place}" for place in places()]
-    sources = [path for path in host_sources() if "for_tests" not in path.name and path.parent.name == "cuda"]
+    sources = [path for path in host_sources() if path.parent.name == "cuda"]
     tests = ROOT / "tests"
     command += map(str, (tests / "fake_cuda_backend.cpp", tests / "weave_cuda_fake.cpp", *sources))
     command += [f"-L{lib}", "-lggml-base", "-lggml-cpu", "-lggml", f"-Wl,-rpath,{lib}", "-o", str(library)]
@@ -270,7 +271,7 @@ def test_the_hot_model_outlives_the_cold_one_on_gpus(backend: Path, tiny: Callab
 RUNS = """if True:
     import ctypes, sys
     from oallama.weave.sequences import Sequences
-    from oallama import engine
+    from oallama.engine import engine
     engine.core()
     fake = ctypes.CDLL(sys.argv[2])
     with Sequences(sys.argv[1], n_gpu_layers=99) as model:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from conftest import process_of
-from oallama.rpc import free_port
+from oallama.engine.rpc import free_port
 
 OALLAMA = str(Path(sys.executable).parent / "oallama")
 LONG = 1500  # tokens; some seconds

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from layered_instances import assert_honest, brute_force, layer_like, model_like, random_instance
 from oallama.errors import OallamaError
-from oallama.planning.dominance import nondominated
-from oallama.planning.layered import Infeasible, Instance, LayerClass
-from oallama.planning.solve import solve
-from oallama.planning.solve_dp import search
-from oallama.planning.solve_dual import maximise
-from oallama.planning.solve_milp import _Walks, solve_milp
-from oallama.planning.trellis import Trellis
+from oallama.solving.dominance import nondominated
+from oallama.solving.layered import Infeasible, Instance, LayerClass
+from oallama.solving.solve import solve
+from oallama.solving.solve_dp import search
+from oallama.solving.solve_dual import maximise
+from oallama.solving.solve_milp import _Walks, solve_milp
+from oallama.solving.trellis import Trellis
 
 CLOSE = 1e-9
 GENEROUS = 30.0  # seconds: a limit no test comes near
@@ -271,7 +271,7 @@ def test_bad_options(options):
 def test_the_solver_prints_nothing() -> None:
     """What `--json` prints goes to programs; highspy 1.16.0 wrote a banner to standard output."""
     program = (
-        "import numpy as np; from oallama.planning.highs import Program\n"
+        "import numpy as np; from oallama.solving.highs import Program\n"
         "Program(np.ones(2), np.ones(2), np.ones(2, bool), 1.0).solve(float('inf'))"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)

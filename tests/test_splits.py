@@ -15,9 +15,10 @@ import pytest
 from conftest import ARCHITECTURES
 from hand_plan import CONTEXT, hand_plan
 from made_profile import made_profile
-from oallama import Llama, autoplan
-from oallama.engine import Settings
-from oallama.plan import HOST, PlacementPlan
+from oallama import Llama
+from oallama.data.plan import HOST, PlacementPlan
+from oallama.engine.engine import Settings
+from oallama.loading import autoplan
 from oallama.planning.cost import CostModel
 
 N_PLACEMENTS = 4

@@ -17,9 +17,11 @@ import pytest
 from gguf import GGUFReader
 
 from made_profile import made_profile
-from oallama import Llama, autoplan, demo_model, runtime
-from oallama.autoplan import Choices
-from oallama.engine import Settings
+from oallama import Llama, demo_model
+from oallama.engine import runtime
+from oallama.engine.engine import Settings
+from oallama.loading import autoplan
+from oallama.loading.autoplan import Choices
 from oallama.storyteller import Author, held_out_text, questions, read_story
 from oallama.storyteller.exam import ask, mark, right_answers, tell
 from test_placement import VULKAN, has_vulkan
@@ -119,7 +121,10 @@ def perplexity(model: Path, text: Path) -> float:
     command = [runtime.program("llama-perplexity"), "-m", model, "-f", text, "-c", "512", "-fit", "off", "-t", "1"]
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
-    return float(re.findall(r"Final estimate: PPL = ([\d.]+)", done.stdout + done.stderr)[0])
+    said = done.stdout + done.stderr
+    found = re.findall(r"Final estimate: PPL = ([\d.]+)", said)
+    assert found, said[-2000:]
+    return float(found[0])
 
 
 def test_held_out_text_is_no_surprise(tiny: Callable[..., Path], tmp_path: Path) -> None:

@@ -16,10 +16,12 @@ import pytest
 
 from conftest import ARCHITECTURES, compute_logits
 from hand_plan import streamed_plan
-from oallama import Llama, autoplan, engine, runtime
+from oallama import Llama
 from oallama.bench.engines import Engine, LoadParams, Worker
+from oallama.engine import engine, runtime
+from oallama.engine.rpc import LocalRpcServer
 from oallama.errors import OallamaError
-from oallama.rpc import LocalRpcServer
+from oallama.loading import autoplan
 from test_placement import VULKAN, has_vulkan
 
 PROMPTS = (1, 31, 32, 33, 160)
@@ -281,7 +283,8 @@ def test_devices_without_pinned_memory_say_so(tiny: Callable[..., Path], rpc: An
 
 PINNED = """
 import json, sys
-from oallama import Llama, engine
+from oallama import Llama
+from oallama.engine import engine
 llm = Llama(sys.argv[1], plan=sys.argv[2], verbose=False)
 for _ in range(2):  # the second time from the pool
     llm.reset()
@@ -314,7 +317,8 @@ def test_pinned_memory_up_to_its_limit(tiny: Callable[..., Path], tmp_path: Path
 
 PINNED_AHEAD = """
 import json, sys, time
-from oallama import Llama, engine
+from oallama import Llama
+from oallama.engine import engine
 for _ in range(5):  # contexts that end while weights are being read
     Llama(sys.argv[1], plan=sys.argv[2], verbose=False).close()
 llm = Llama(sys.argv[1], plan=sys.argv[2], verbose=False)

@@ -9,8 +9,8 @@ from itertools import product
 import numpy as np
 import pytest
 
+from oallama.data.plan import HOST, ContextSettings, PlacementPlan
 from oallama.errors import OallamaError
-from oallama.plan import HOST, ContextSettings, PlacementPlan
 from oallama.planning import Workload, make_plans
 from oallama.planning.cost import CostModel
 from oallama.planning.exact import exact

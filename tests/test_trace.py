@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from hand_plan import divided_plan, hand_plan, streamed_plan
-from oallama import Llama, engine
+from oallama import Llama
+from oallama.data.plan import PlacementPlan
+from oallama.engine import engine
 from oallama.errors import OallamaError
-from oallama.plan import PlacementPlan
 from oallama.tracing import Span, Stage, Timeline, record_timeline
 from oallama.tracing.timeline import intersection, length, union
 from test_cli import CLI

@@ -7,11 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from oallama import engine
 from oallama.cli.tune import tuning_table
-from oallama.errors import OallamaError
-from oallama.profiling import tuner
-from oallama.profiling.tuning import (
+from oallama.data.tuning import (
     Crossover,
     Tuning,
     find_tuning,
@@ -20,6 +17,9 @@ from oallama.profiling.tuning import (
     second_wins_from,
     tuning_file,
 )
+from oallama.engine import engine
+from oallama.errors import OallamaError
+from oallama.profiling import tuner
 
 MARK = {"cpu": "one", "driver": "1"}
 

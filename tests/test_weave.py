@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from conftest import process_of
-from oallama import runtime
+from oallama.engine import runtime
 from oallama.weave import Receiver, channel_path
 from oallama.weave.sequences import Sequences
 

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 from conftest import ROOT, process_of
-from oallama import engine
+from oallama.engine import engine
 from oallama.weave import Receiver, Sender, SequenceRows, channel_path
 from oallama.weave.sequences import Sequences
 from test_weave import play

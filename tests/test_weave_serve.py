@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from conftest import process_of
-from oallama.rpc import free_port
+from oallama.engine.rpc import free_port
 
 OALLAMA = str(Path(sys.executable).parent / "oallama")
 WORDS = ("fox", "cat", "cow", "hen", "ant", "bee")

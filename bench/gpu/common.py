@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from oallama.bench import Engine, LoadParams
-    from oallama.plan import PlacementPlan
+    from oallama.data.plan import PlacementPlan
 
 ROOT = Path(__file__).resolve().parents[2]
 GPU = (
@@ -175,7 +175,7 @@ def numbers(text: str) -> tuple[int, ...]:
 @cache
 def planning_device(device: str) -> str:
     """The device's name in this process, for planning; "RPC" is started once."""
-    from oallama.rpc import LocalRpcServer
+    from oallama.engine.rpc import LocalRpcServer
 
     if device != "RPC":
         return device
@@ -188,7 +188,7 @@ _server: list[Any] = []  # lives as long as the process
 
 def on_device(device: str, params: LoadParams, stack: ExitStack) -> LoadParams:
     """For an engine in a process of its own: on the device alone, which for "RPC" is a new server."""
-    from oallama.rpc import LocalRpcServer
+    from oallama.engine.rpc import LocalRpcServer
 
     if device != "RPC":
         return replace(params, devices=(device,))
@@ -198,9 +198,9 @@ def on_device(device: str, params: LoadParams, stack: ExitStack) -> LoadParams:
 
 def engine_of(plan: PlacementPlan, device: str, params: LoadParams, stack: ExitStack) -> Engine:
     """The patched engine obeying a plan, or without a map in llama.cpp's own placement for a stock plan."""
-    from oallama import runtime
     from oallama.bench import Engine
     from oallama.bench.planned import planned
+    from oallama.engine import runtime
 
     name = plan.planner["name"]
     used = any(d != HOST for d in plan.devices)

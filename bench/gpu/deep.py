@@ -61,8 +61,9 @@ def main() -> None:
 
 def plans_for(depth: int, device: str, options: Any, line: dict[str, Any], log: Log) -> dict[str, Any]:
     """Ours and --fit; `log` hears why one is missing."""
-    from oallama import autoplan, engine
+    from oallama.engine import engine
     from oallama.errors import OallamaError
+    from oallama.loading import autoplan
     from oallama.planning import Workload
 
     n_ctx = -(-(depth + options.n_prompt + options.n_generate) // 256) * 256

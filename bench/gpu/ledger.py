@@ -36,7 +36,9 @@ def case(options: Any, text: str) -> dict[str, Any]:
 def child(options: Any, text: str) -> dict[str, Any]:
     driver = gpus()
     used_before = [gpu["memory.used"] for gpu in driver]
-    from oallama import Llama, autoplan, engine
+    from oallama import Llama
+    from oallama.engine import engine
+    from oallama.loading import autoplan
     from oallama.planning import Workload
 
     budget, flash = text.split(":")

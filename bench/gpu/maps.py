@@ -29,7 +29,7 @@ def mixed(graph: Any, device: str) -> str:
 
 def halves(graph: Any, devices: Sequence[str], streamed: str = "ffn_") -> str:
     """Layers dealt to the devices in order; weights with `streamed` in their names are streamed."""
-    from oallama.planning.operators import layer_of
+    from oallama.data.operators import layer_of
 
     def home(il: int | None) -> str:
         return devices[-1] if il is None else devices[min(il, graph.n_layer - 1) * len(devices) // graph.n_layer]

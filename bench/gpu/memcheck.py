@@ -20,9 +20,9 @@ from maps import mixed
 
 
 def run(options: Any, tool: str, graph: Any) -> dict[str, Any]:
-    from oallama import runtime
+    from oallama.engine import runtime
+    from oallama.engine.rpc import LocalRpcServer
     from oallama.errors import OallamaError
-    from oallama.rpc import LocalRpcServer
 
     command = [str(runtime.program("llama-bench")), "-m", str(options.model), "-ngl", "99", "-fa", "on"]
     command += ["-t", str(options.threads), "-p", "64", "-n", "8", "-r", "1", "--no-warmup", "-o", "jsonl"]
@@ -62,7 +62,8 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--tools", type=lambda text: text.split(","), default=["memcheck", "synccheck", "racecheck"])
     options = parser.parse_args()
-    from oallama import autoplan, engine
+    from oallama.engine import engine
+    from oallama.loading import autoplan
 
     with Log(options.out) as log:
         graph = autoplan.read_graph(options.model, engine.Settings(n_ctx=256))

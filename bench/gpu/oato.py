@@ -25,8 +25,9 @@ START_S, LOADED_BYTES_S = 2.5, 4e9
 
 def plans(model: Path, budget: str, device: str, options: Any, log: Log | None) -> dict[str, Any]:
     """Of every planner that applies; `log` hears of those that do not."""
-    from oallama import autoplan, engine
+    from oallama.engine import engine
     from oallama.errors import OallamaError
+    from oallama.loading import autoplan
     from oallama.planning import Workload
 
     n_ctx = -(-(max(options.prompts) + options.n_generate) // 256) * 256

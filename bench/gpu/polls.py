@@ -23,8 +23,8 @@ ON_GPU = ",1,2,4,8,16,32,1-plain,8-plain"
 
 
 def load(options: Any, distance: str | None) -> dict[str, Any]:
-    from oallama import runtime
     from oallama.bench import Engine, LoadParams
+    from oallama.engine import runtime
 
     on_gpu = options.device != "RPC"
     params = LoadParams(

@@ -33,8 +33,9 @@ def main() -> None:
     parser.add_argument("--prompts", type=numbers, default=(32, 128, 512))
     parser.add_argument("--n-generate", type=int, default=64)
     options = parser.parse_args()
-    from oallama import autoplan, engine
+    from oallama.engine import engine
     from oallama.errors import OallamaError
+    from oallama.loading import autoplan
     from oallama.planning import Workload
 
     device = planning_device(options.device)

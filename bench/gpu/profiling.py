@@ -36,7 +36,8 @@ def main() -> None:
     parser.add_argument("--ctx", type=int, default=8192)
     parser.add_argument("--task-seconds", type=float, help="most seconds of measuring a task (a rehearsal's, coarse)")
     options = parser.parse_args()
-    from oallama import autoplan, engine
+    from oallama.engine import engine
+    from oallama.loading import autoplan
     from oallama.profiling import profiler
 
     device = planning_device(options.device)

@@ -26,7 +26,7 @@ VARIANTS: dict[str, dict[str, str]] = {
 
 
 def llama_bench(model: Path, variables: dict[str, str], n_prompt: int, n_generate: int, threads: int) -> dict[str, Any]:
-    from oallama import runtime
+    from oallama.engine import runtime
     from oallama.errors import OallamaError
 
     # fmt: off

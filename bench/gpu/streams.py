@@ -37,8 +37,8 @@ def table(graph: Any, device: str, mode: str) -> str:
 
 
 def load(options: Any, graph: Any, mode: str, prompts: tuple[int, ...]) -> dict[str, Any]:
-    from oallama import runtime
     from oallama.bench import Engine, LoadParams
+    from oallama.engine import runtime
 
     params = LoadParams(
         n_gpu_layers=-1, flash_attn="on", load_mode="none", n_threads=options.threads, n_outputs_max=1,
@@ -57,7 +57,8 @@ def main() -> None:
     parser.add_argument("--prompts", type=numbers, default=(128, 512, 2048, 16384))
     parser.add_argument("--ubatch", type=int, default=512)
     options = parser.parse_args()
-    from oallama import autoplan, engine
+    from oallama.engine import engine
+    from oallama.loading import autoplan
 
     device = planning_device(options.device)
     with Log(options.out) as log:

@@ -19,9 +19,9 @@ from maps import halves
 
 
 def load(options: Any, devices: tuple[str, ...], streamed: str, graph: Any) -> dict[str, Any]:
-    from oallama import runtime
     from oallama.bench import Engine, LoadParams
-    from oallama.rpc import LocalRpcServer
+    from oallama.engine import runtime
+    from oallama.engine.rpc import LocalRpcServer
 
     params = LoadParams(n_gpu_layers=-1, flash_attn="on", n_threads=options.threads, devices=devices)
     with ExitStack() as stack:
@@ -39,7 +39,8 @@ def main() -> None:
     parser.add_argument("--prompts", type=numbers, default=(32, 512))
     parser.add_argument("--n-generate", type=int, default=32)
     options = parser.parse_args()
-    from oallama import autoplan, engine
+    from oallama.engine import engine
+    from oallama.loading import autoplan
 
     family = options.device.rstrip("0123456789")
     one, two = (f"{family}0",), (f"{family}0", f"{family}1")

@@ -21,8 +21,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from oallama.data.profile import Profile
 from oallama.planning import Operator, OperatorGraph
-from oallama.profiling.profile import Profile
 
 
 @dataclass(frozen=True)

@@ -24,16 +24,16 @@ import numpy as np
 from flexgen import FlexGen
 from reported import CLAIMS, FLEXGEN, LLAMA_CPP, Claim
 
-from oallama import autoplan
-from oallama.autoplan import Choices
 from oallama.bench.machine import describe
-from oallama.engine import Settings
+from oallama.data.plan import HOST, PlacementPlan
+from oallama.data.profile import Profile
+from oallama.engine.engine import Settings
 from oallama.errors import OallamaError
+from oallama.loading import autoplan
+from oallama.loading.autoplan import Choices
 from oallama.modelmaker import make_sparse_model
-from oallama.plan import HOST, PlacementPlan
 from oallama.planning import OperatorGraph, Workload
 from oallama.profiling.datasheet import Datasheet, make_profile
-from oallama.profiling.profile import Profile
 
 MODELS = ("llama3-8b", "minicpm3-4b", "qwq-32b")
 SHARES = (0.25, 0.50, 0.75)

@@ -1,4 +1,4 @@
-"""What the OATO paper reports (Zhang et al., J. NUDT 47(6), 2025), as far as shared/SPEC.md section 1 quotes it."""
+"""What the OATO paper reports (Zhang et al., J. NUDT 47(6), 2025), as far as docs/sources.md, 1 quotes it."""
 
 from __future__ import annotations
 

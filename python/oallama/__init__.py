@@ -10,13 +10,15 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from oallama.base.moved import keep_old_names
+
 if TYPE_CHECKING:
+    from oallama.data.plan import PlacementPlan
+    from oallama.data.profile import Profile
+    from oallama.engine.rpc import LocalRpcServer
     from oallama.errors import OallamaError
     from oallama.llama import Llama
-    from oallama.placement import Placement
-    from oallama.plan import PlacementPlan
-    from oallama.profiling.profile import Profile
-    from oallama.rpc import LocalRpcServer
+    from oallama.loading.placement import Placement
     from oallama.storyteller import demo_model
 
     __version__: str
@@ -27,13 +29,15 @@ __all__ = [
 
 _HOMES = {
     "Llama": "oallama.llama",
-    "LocalRpcServer": "oallama.rpc",
+    "LocalRpcServer": "oallama.engine.rpc",
     "OallamaError": "oallama.errors",
-    "Placement": "oallama.placement",
-    "PlacementPlan": "oallama.plan",
-    "Profile": "oallama.profiling.profile",
+    "Placement": "oallama.loading.placement",
+    "PlacementPlan": "oallama.data.plan",
+    "Profile": "oallama.data.profile",
     "demo_model": "oallama.storyteller",
 }
+
+keep_old_names()
 
 
 def __getattr__(name: str) -> Any:
@@ -44,7 +48,7 @@ def __getattr__(name: str) -> Any:
 
         return version("oallama")
     if name[:1].isupper() or name.startswith("llama_"):  # never a submodule of ours: those must not load the engine
-        from oallama import runtime
+        from oallama.engine import runtime
 
         llama_cpp = runtime.llama_cpp()
         if hasattr(llama_cpp, name):

@@ -13,16 +13,17 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from oallama import autoplan, engine
-from oallama.autoplan import Choices, PathOrText, Progress
-from oallama.engine import Settings
+from oallama.data.budget import format_bytes
+from oallama.data.plan import HOST, PlacementPlan
+from oallama.data.profile import Profile
+from oallama.engine import engine
+from oallama.engine.engine import Settings
+from oallama.engine.placed_llama import UPSTREAM, PlacedLlama
 from oallama.errors import OallamaError
-from oallama.placed_llama import UPSTREAM, PlacedLlama
-from oallama.placement import Placement, placement_of
-from oallama.plan import HOST, PlacementPlan
-from oallama.planning.budget import format_bytes
+from oallama.loading import autoplan
+from oallama.loading.autoplan import Choices, PathOrText, Progress
+from oallama.loading.placement import Placement, placement_of
 from oallama.profiling.fingerprint import cpu_set
-from oallama.profiling.profile import Profile
 from oallama.profiling.tuner import apply_tuned
 
 _SIGNATURE = inspect.signature(UPSTREAM.__init__)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..plan import PlacementPlan
+from ..data.plan import PlacementPlan
 from .baselines import ALL_LAYERS
 from .engines import Engine, LoadParams
 from .results import Cell, Prediction

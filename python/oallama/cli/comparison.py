@@ -10,8 +10,7 @@ from pathlib import Path
 from rich.console import Group
 from rich.text import Text
 
-from oallama import autoplan, engine, runtime
-from oallama.autoplan import Choices, Progress
+from oallama.base.printing import say, seconds
 from oallama.bench import (
     Engine,
     LoadParams,
@@ -25,13 +24,15 @@ from oallama.bench import (
     layer_split,
 )
 from oallama.bench.planned import planned
-from oallama.engine import Settings
+from oallama.data.plan import HOST, PlacementPlan
+from oallama.engine import engine, runtime
+from oallama.engine.engine import Settings
+from oallama.engine.rpc import LocalRpcServer
 from oallama.errors import OallamaError
-from oallama.plan import HOST, PlacementPlan
+from oallama.loading import autoplan
+from oallama.loading.autoplan import Choices, Progress
 from oallama.planning import OperatorGraph, format_bytes
-from oallama.rpc import LocalRpcServer
-
-from .terminal import say, seconds, table
+from oallama.views.style import table
 
 # Drivers and library workspaces take their part beside the buffers.
 _SHARE_OF_FREE = 0.9

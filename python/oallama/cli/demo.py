@@ -13,22 +13,23 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from oallama import autoplan, engine
-from oallama.autoplan import Choices
 from oallama.bench import Sweep, find_baseline_lib, run_bench, write_reports
-from oallama.engine import Settings
+from oallama.data.plan import PlacementPlan
+from oallama.engine import engine
+from oallama.engine.engine import Settings
+from oallama.engine.rpc import share_processor
 from oallama.errors import OallamaError
+from oallama.loading import autoplan
+from oallama.loading.autoplan import Choices
+from oallama.loading.completion import complete
 from oallama.modelmaker import make_model
-from oallama.plan import PlacementPlan
 from oallama.planning import OperatorGraph, Workload, compare, format_bytes
-from oallama.planning.render import render_plan
-from oallama.rpc import share_processor
+from oallama.views.plan_table import render_plan
 
 from .comparison import Rivals, interleave_for, results_table, stock_plans
 from .devices import devices_table
-from .options import Rpc, Threads, connect, settings
+from .options import Kernels, Rpc, Sizes, Threads, connect, settings
 from .profile import profile_table
-from .run import complete
 from .speaking import speak
 from .terminal import interruptible, out, progress_bar, warn_if_busy
 
@@ -66,7 +67,7 @@ def demo(
         chosen = connect(None, True).device
         threads = threads or max(1, len(os.sched_getaffinity(0)) // 2)
     out.print(devices_table(engine.devices()))
-    wanted = settings(ctx, threads=threads)
+    wanted = settings(Sizes(ctx), Kernels(threads=threads))
     graph = autoplan.read_graph(path, wanted)
     run = _Run(path, graph, autoplan.resolve(wanted, graph.n_ctx_train), Choices(device=chosen, workload=WORKLOAD))
     _step(3, "Profile")
@@ -84,7 +85,7 @@ def demo(
 
 def _has_accelerator() -> bool:
     """Asked in another process: what follows from the answer must be set before this one loads the engine."""
-    program = "from oallama import autoplan; print(autoplan.find_accelerator() or '')"
+    program = "from oallama.loading import autoplan; print(autoplan.find_accelerator() or '')"
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     return bool(answer.stdout.strip())
 

@@ -49,7 +49,7 @@ def encode(ggml_type: GGMLQuantizationType, values: np.ndarray, scale: float) ->
 
 @lru_cache(maxsize=1)
 def _quantizer() -> Callable[..., int]:
-    from ..runtime import lib_dir  # not at the top: an F16 file must not need the engine
+    from ..engine.runtime import lib_dir  # not at the top: an F16 file must not need the engine
 
     path = lib_dir() / "libggml-base.so"
     try:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from gguf import TokenType
 
-from .. import runtime
+from ..engine import runtime
 from ..errors import OallamaError
 from .chat_templates import CHATML, LLAMA3
 from .gguf_header import read_metadata

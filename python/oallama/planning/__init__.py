@@ -1,12 +1,12 @@
 """Decides where every weight lives: operators + profile -> PlacementPlan. Pure functions, no engine."""
 
-from .budget import Budget, format_bytes, gpu_reserve, parse_budget, parse_margin
-from .operators import AttentionShape, Operator, OperatorGraph, TensorInfo
+from ..data.budget import Budget, format_bytes, gpu_reserve, parse_budget, parse_margin
+from ..data.operators import AttentionShape, Operator, OperatorGraph, TensorInfo
+from ..data.workload import Workload
 from .planner import Candidates, PlannerName, make_plans
 from .space import BudgetTooSmall, Space
 from .stock import StockFlags
 from .verdict import Verdict, compare
-from .workload import Workload
 
 __all__ = [
     "AttentionShape",

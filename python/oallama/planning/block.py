@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ..data.fusion import Fusion
 from .cost import CostModel, Floats, StageCosts
-from .fusion import Fusion
 from .stage import Ids, Mask
 
 Ints = NDArray[np.intp]

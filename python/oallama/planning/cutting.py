@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from ..data.operators import Operator
+from ..data.workload import Workload
 from ..errors import OallamaError
 from .cost import CostModel, StageCosts
-from .operators import Operator
-from .workload import Workload
 
 
 class NotLayered(OallamaError):

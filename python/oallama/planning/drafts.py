@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from ..plan import HOST, DeviceMemory, Mode, PlacementPlan, Prediction, TensorPlacement, is_divided_by_columns
-from ..profiling.entries import REALISATIONS
-from .budget import Budget, format_bytes
+from ..data.budget import Budget, format_bytes
+from ..data.entries import REALISATIONS
+from ..data.plan import HOST, DeviceMemory, Mode, PlacementPlan, Prediction, TensorPlacement, is_divided_by_columns
+from ..data.workload import Workload
 from .cost import CostModel
 from .pool import pool_bytes
 from .predict import Predictor
 from .realisation import PLAIN, REPACKED
 from .stage import STREAMER, Ids, Mask, Placement
 from .stock import StockFlags, homes
-from .workload import Workload
 
 # memory(plan) -> {device: {"weights", "kv", "compute"}} in bytes, from the engine's allocator without loading a weight.
 MemoryDryRun = Callable[[PlacementPlan], Mapping[str, Mapping[str, int]]]

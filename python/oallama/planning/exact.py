@@ -12,17 +12,17 @@ from functools import cached_property
 
 import numpy as np
 
+from ..data.workload import Workload
+from ..solving.layered import Infeasible
+from ..solving.solve import lower_bound, solve
 from .cost import CostModel
 from .divided import shares_of, topped_up
 from .drafts import HIDES, Drafts
 from .fitting import Choice, Fitted, fit
-from .layered import Infeasible
 from .segments import Segments
-from .solve import lower_bound, solve
 from .space import Space, too_small
 from .stage import Mask, Placement
 from .streams import not_too_early, stream_pays, with_streams
-from .workload import Workload
 
 # Weight of "copies take longer" against "all else takes longer" that streams are planned with. The plans of 0 to 1 are
 # within a percent of each other; the end that fits gives a tighter bound.
@@ -124,9 +124,9 @@ class Moves:
         return self.price is not None
 
     def at(self, costs: CostModel, workload: Workload) -> Moves:
-        """The same kind of moves in another context."""
+        """The same kind of moves in another context, whose form of attention may read other weights."""
         if not self.mask.any():
-            return self
+            return replace(self, mask=np.zeros(len(costs.targets), dtype=bool))
         pays = stream_pays(costs, workload) if self.streams else costs.upload_pays(workload)
         return replace(self, mask=pays)
 

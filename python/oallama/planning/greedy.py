@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..data.workload import Workload
 from .drafts import Drafts
 from .fitting import Choice, Fitted, fit
 from .oato import schedule
 from .space import Space, too_small
 from .stage import Mask
-from .workload import Workload
 
 
 def oato(space: Space) -> tuple[Drafts, Fitted]:

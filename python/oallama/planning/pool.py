@@ -8,10 +8,10 @@ weights, too. Other backends count such buffers themselves or have none.
 
 from __future__ import annotations
 
-from ..plan import HOST, PlacementPlan, TensorPlacement
-from ..profiling.entries import padded_rows
+from ..data.entries import padded_rows
+from ..data.operators import AttentionShape, Operator
+from ..data.plan import HOST, PlacementPlan, TensorPlacement
 from .cost import CostModel
-from .operators import AttentionShape, Operator
 
 BACKEND = "CUDA"
 # The pool grows by whole pages of virtual memory management.

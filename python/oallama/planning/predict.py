@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..plan import HOST
+from ..data.plan import HOST
+from ..data.workload import Workload
 from .block import Block, StageSeconds
 from .cost import CostModel
 from .divided import DividedCosts
 from .stage import Placement
-from .workload import Workload
 
 
 class Predictor:

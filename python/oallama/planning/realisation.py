@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
-from ..plan import HOST
-from ..profiling.profile import Profile
-from ..profiling.tuning import Crossover
-from .operators import OUTPUT, OperatorGraph
+from ..data.operators import OUTPUT, OperatorGraph
+from ..data.plan import HOST
+from ..data.profile import Profile
+from ..data.tuning import Crossover
 
 PLAIN, REPACKED = "plain", "repacked"
 # What llama.cpp takes gives way to nothing that is faster by less: times of one machine come and go by as much.

@@ -20,13 +20,13 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
+from ..data.workload import Workload
+from ..solving.layered import Instance, LayerClass
 from .block import Block
 from .cost import CostModel, Floats
 from .cutting import NotLayered, Segment, Step, cuts_of, reads, segments_of, steps_of
 from .divided import DividedCosts, bytes_of
-from .layered import Instance, LayerClass
 from .stage import OFFLOAD_MIN_TOKENS, STREAMER, Ids, Ints, Mask, Placement, spread
-from .workload import Workload
 
 # More ways than this per layer take too long to price: targets that read the same input then share a home.
 MOST_WAYS = 3000

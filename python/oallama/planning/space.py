@@ -9,18 +9,18 @@ from itertools import product
 
 import numpy as np
 
+from ..data.budget import Budget
+from ..data.operators import OperatorGraph
+from ..data.plan import STREAM_SLOTS, ContextSettings
+from ..data.profile import Profile
+from ..data.tuning import Crossover
+from ..data.workload import Workload
 from ..errors import OallamaError
-from ..plan import STREAM_SLOTS, ContextSettings
-from ..profiling.profile import Profile
-from ..profiling.tuning import Crossover
-from .budget import Budget
 from .cost import CostModel
 from .drafts import Drafts, Measured, MemoryDryRun
-from .operators import OperatorGraph
 from .realisation import Realisations, realise
 from .stage import Mask
 from .stock import StockFlags
-from .workload import Workload
 
 SMALLEST_UBATCH = 32
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .operators import OUTPUT, Operator, OperatorGraph
+from ..data.operators import OUTPUT, Operator, OperatorGraph
 
 # Upstream uploads host weights from this batch size on (op_offload_min_batch_size of ggml-cuda and ggml-vulkan).
 OFFLOAD_MIN_TOKENS = 32

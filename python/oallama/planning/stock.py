@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..data.operators import OUTPUT, TOKEN_EMBEDDING, OperatorGraph
+from ..data.plan_export import HOST, home_layer
 from ..errors import OallamaError
-from ..plan_export import HOST, home_layer
-from .operators import OUTPUT, TOKEN_EMBEDDING, OperatorGraph
 
 Overrides = tuple[tuple[str, str], ...]  # (pattern, device name)
 

@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..data.workload import Workload
 from .cost import CostModel, Floats
 from .predict import Predictor
 from .stage import Ints, Mask, Placement
-from .workload import Workload
 
 # Shares of the weights worth streaming that are tried: where the link is the bottleneck the host computes the others.
 SHARES = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125)

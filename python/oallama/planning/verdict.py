@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..data.plan import PlacementPlan
 from ..errors import OallamaError
-from ..plan import PlacementPlan
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,6 @@
 `profile` is the data (no engine needed); `profiler` measures; `workload` says what to measure.
 """
 
-from oallama.profiling.profile import Profile
+from oallama.data.profile import Profile
 
 __all__ = ["Profile"]

@@ -15,15 +15,15 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ..base.jsonfile import read_json_object
+from ..data.entries import AttentionTime, Concurrency, DeviceInfo, OperatorTime, Overlap, SwitchTime
+from ..data.operators import OperatorGraph
+from ..data.plan import HOST
+from ..data.profile import Profile
+from ..data.shipped import HERE, find
 from ..errors import OallamaError
-from ..jsonfile import read_json_object
-from ..plan import HOST
-from ..planning.operators import OperatorGraph
 from . import roofline
-from .entries import AttentionTime, Concurrency, DeviceInfo, OperatorTime, Overlap, SwitchTime
-from .profile import Profile
 from .roofline import Roofline
-from .shipped import HERE, find
 
 SCHEMA = "oallama.datasheet/1"
 FOLDER = HERE / "datasheets"

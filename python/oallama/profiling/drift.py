@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, Protocol
 
+from oallama.data.entries import OTHER, OperatorTime
+from oallama.data.profile import REMEDY, Profile
 from oallama.errors import OallamaError
-from oallama.profiling.entries import OTHER, OperatorTime
-from oallama.profiling.profile import REMEDY, Profile
 from oallama.profiling.profiler import Probe
 from oallama.profiling.workload import Task
 

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from oallama import engine, runtime
+from oallama.engine import engine, runtime
 
 _LOOPBACK = re.compile(r"(127\.0\.0\.1|localhost|\[::1\]):\d+")
 

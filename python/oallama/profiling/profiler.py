@@ -17,10 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from oallama import engine
-from oallama.errors import OallamaError
-from oallama.planning.operators import OperatorGraph
-from oallama.profiling.entries import (
+from oallama.data.entries import (
     KV_ROWS,
     OTHER,
     AttentionTime,
@@ -33,8 +30,11 @@ from oallama.profiling.entries import (
     Overlap,
     SwitchTime,
 )
+from oallama.data.operators import OperatorGraph
+from oallama.data.profile import Profile
+from oallama.engine import engine
+from oallama.errors import OallamaError
 from oallama.profiling.fingerprint import cpu_set, fingerprint
-from oallama.profiling.profile import Profile
 from oallama.profiling.workload import DEPTHS, LINK_SIZES, UNFUSED_V_TYPES, Task, tasks_for
 
 Progress = Callable[[float, float, str], None]  # done, total (arbitrary units), what comes next

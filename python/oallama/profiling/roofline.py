@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..planning.operators import AttentionShape, OperatorGraph
-from .entries import OTHER, AttentionTime, LinkTime, OperatorTime
+from ..data.entries import OTHER, AttentionTime, LinkTime, OperatorTime
+from ..data.operators import AttentionShape, OperatorGraph
 from .workload import LINK_SIZES, SMALL_OP_TIERS, UNFUSED_V_TYPES
 
 # Bytes per value of the KV cache types: block bytes / block values of ggml.

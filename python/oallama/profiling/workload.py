@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from oallama.planning.fusion import chains
-from oallama.planning.operators import OperatorGraph
-from oallama.profiling.entries import FEED_FORWARD, padded_rows
+from oallama.data.entries import FEED_FORWARD, padded_rows
+from oallama.data.fusion import chains
+from oallama.data.operators import OperatorGraph
 
 # KV rows at which attention is measured. GPU kernels change at 8192.
 DEPTHS = (256, 1024, 4096, 8192, 16384)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ..planning.highs import Program
+from ..solving.highs import Program
 
 Floats = NDArray[np.float64]
 Bytes = NDArray[np.int64]

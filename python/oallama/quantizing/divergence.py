@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import engine, runtime
+from ..engine import engine, runtime
 from ..errors import OallamaError
 from ..llama import Llama
 from ..planning import format_bytes

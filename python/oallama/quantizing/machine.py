@@ -9,13 +9,13 @@ from functools import cached_property
 
 import numpy as np
 
-from .. import autoplan
-from ..autoplan import Choices, Progress
-from ..engine import Settings
+from ..data.operators import OUTPUT, TOKEN_EMBEDDING, Operator, OperatorGraph, kind_of
+from ..data.plan import HOST, PlacementPlan
+from ..data.profile import Profile
+from ..engine.engine import Settings
 from ..errors import OallamaError
-from ..plan import HOST, PlacementPlan
-from ..planning.operators import OUTPUT, TOKEN_EMBEDDING, Operator, OperatorGraph, kind_of
-from ..profiling.profile import Profile
+from ..loading import autoplan
+from ..loading.autoplan import Choices, Progress
 from .choose import Times
 from .importance import Importance
 from .types import TYPES, fits, n_bytes

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from .. import runtime
-from ..children import die_with_parent
+from ..base.children import die_with_parent
+from ..engine import runtime
 from ..errors import OallamaError
 from ..profiling.fingerprint import cpu_set
 from .types import type_named

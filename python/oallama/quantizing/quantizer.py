@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from .. import engine
+from ..engine import engine
 from ..errors import OallamaError
 from ..modelmaker.gguf_header import padded
 from ..modelmaker.partial_file import complete_or_absent

@@ -14,13 +14,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ..base.jsonfile import read_json_object, write_text_atomic
 from ..errors import OallamaError
-from ..jsonfile import read_json_object, write_text_atomic
 from .types import TYPES, bits_per_weight, type_named
 
 SCHEMA = "oallama.recipe/1"
 KEEP = "keep"
-_REMEDY = "write one with `oallama quantize search`, or see docs/tensors.md"
+_REMEDY = "write one with `oallama quantize search`, or see docs/types.md"
 
 # llama-quantize's file types that are mixes.
 MIXES = {

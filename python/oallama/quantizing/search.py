@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ..data.plan import PlacementPlan
 from ..errors import OallamaError
-from ..plan import PlacementPlan
 from ..planning import format_bytes
 from .choose import Choice, Limits, Problem, choose
 from .divergence import Divergence

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from oallama import engine
+from oallama.engine import engine
 from oallama.errors import OallamaError
 
 from .timeline import Span, Stage, Timeline

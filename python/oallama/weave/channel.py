@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from oallama import runtime
-from oallama.arrays import as_array
+from oallama.base.arrays import as_array
+from oallama.engine import runtime
 from oallama.errors import OallamaError
 
 KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "bf16": 30}
@@ -46,6 +46,20 @@ class SequenceRows(NamedTuple):
 def channel_path(name: str) -> str:
     """Where a receiver of this name is found: a file in shared memory that only this user may open."""
     return f"/dev/shm/oallama-weave-{os.geteuid()}-{name}"
+
+
+class Layout(NamedTuple):
+    """Of a channel's file (csrc/weave/protocol.h); places are an offset and a number of bytes."""
+
+    words: dict[str, tuple[int, int]]
+    header: dict[str, tuple[int, int]]  # what is written once
+    first_slot: int
+    line: int  # bytes before a slot's payload
+
+
+def layout() -> Layout:
+    """Where the words lie that both sides share: for tests and tools that look at a channel from outside."""
+    return Layout(*_core().weave_layout())
 
 
 def remove_abandoned() -> None:

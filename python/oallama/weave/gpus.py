@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from oallama import engine
-from oallama.autoplan import default_margin
+from oallama.data.budget import format_bytes, parse_margin
+from oallama.data.plan import HOST
+from oallama.engine import engine
 from oallama.errors import OallamaError
-from oallama.plan import HOST
-from oallama.planning.budget import format_bytes, parse_margin
+from oallama.loading.autoplan import default_margin
 
 BACKEND = "CUDA"  # whose devices can keep guests, and send them
 _MPS_FOLDER = "/tmp/nvidia-mps"

@@ -9,10 +9,9 @@ from types import TracebackType
 
 import numpy as np
 
-from oallama import runtime
+from oallama.engine import runtime
 from oallama.errors import OallamaError
-
-from .channel import DEADLINE_S, guest_stats, guests
+from oallama.weave.channel import DEADLINE_S, guest_stats, guests
 
 
 class Sequences:

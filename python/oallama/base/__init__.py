@@ -1,0 +1,1 @@
+"""What knows nothing of models: child processes, JSON files, arrays."""

@@ -1,0 +1,1 @@
+"""Tensor parallelism: ranks on hosts, started by MPI."""

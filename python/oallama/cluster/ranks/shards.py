@@ -1,0 +1,89 @@
+"""Judges the ranks' reports (preflight.py): may they start, and which share of the model does each take? Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from oallama.data.budget import format_bytes
+from oallama.data.operators import OperatorGraph
+from oallama.errors import OallamaError
+
+# Share of a host's free memory that weights may take; the rest is for KV caches and compute buffers.
+WEIGHTS_SHARE = 0.85
+INSTEAD = "run its layers one after the other with `oallama cluster plan` and `cluster run --plan`"
+
+
+def check_reports(reports: Sequence[Mapping[str, Any]]) -> None:
+    """Raises OallamaError when a rank cannot start, or ranks have different engines or model files."""
+    for rank, found in enumerate(reports):
+        if "error" in found:
+            raise OallamaError(f"rank {rank} on {found['host']} cannot start: {found['error']}")
+    first = reports[0]
+    for rank, found in enumerate(reports):
+        if found["engine"] != first["engine"]:
+            raise OallamaError(
+                f"{found['host']} (rank {rank}) runs engine {found['engine']}, {first['host']} runs {first['engine']}; "
+                "install the same oallama on all hosts"
+            )
+        if found["model"] != first["model"]:
+            sizes = f"{found['model']['nbytes']} and {first['model']['nbytes']} bytes"
+            raise OallamaError(
+                f"the model file on {found['host']} (rank {rank}) is not the one on {first['host']} ({sizes}); copy it "
+                "there again"
+            )
+
+
+def check_splits(graph: OperatorGraph, supported: bool) -> None:
+    """Raises OallamaError when llama.cpp's tensor split cannot run the model: ggml would abort when the ranks compute.
+
+    supported: what llama.cpp says of the architecture. It says nothing of a row that is normalised and has to be split,
+    as that of a single head of keys (upstream's ggml-backend-meta.cpp, handle_per_row).
+    """
+    if not supported:
+        raise OallamaError(f"llama.cpp cannot split models of architecture {graph.arch!r} over ranks; {INSTEAD}")
+    for il in range(graph.n_layer):
+        for what, name in (("queries", "attn_q"), ("keys", "attn_k")):
+            norm, weight = (graph.tensor.get(f"blk.{il}.{n}.weight") for n in (f"{name}_norm", name))
+            if norm and weight and norm.ne[0] == weight.ne[1]:
+                raise OallamaError(
+                    f"llama.cpp cannot split this {graph.arch} model over ranks: layer {il} normalises its {what} as "
+                    f"one row of {norm.ne[0]}; {INSTEAD}"
+                )
+
+
+def shares(reports: Sequence[Mapping[str, Any]], resident: bool = True) -> list[float]:
+    """Each rank's share of the model (they add up to 1): by measured speed, as far as its memory goes.
+
+    Ranks of one host share its memory. What a rank cannot hold goes to the others, again by speed. resident: whether
+    weights are in memory. A rank without the memory to measure its speed counts as the slowest.
+
+    Raises:
+        OallamaError: when all hosts together have too little memory, saying by how much.
+    """
+    nbytes = float(reports[0]["model"]["nbytes"])
+    ranks_of = {r["host"]: sum(other["host"] == r["host"] for other in reports) for r in reports}
+    room = [WEIGHTS_SHARE * r["memory"] / ranks_of[r["host"]] if resident else nbytes for r in reports]
+    if sum(room) < nbytes:
+        offered = ", ".join(f"{host} {format_bytes(int(_memory(reports, host)))}" for host in ranks_of)
+        missing = format_bytes(int(nbytes - sum(room)))
+        raise OallamaError(
+            f"the model takes {format_bytes(int(nbytes))}, all hosts together may hold {format_bytes(int(sum(room)))} "
+            f"({WEIGHTS_SHARE:.0%} of what is free: {offered}): {missing} too little"
+        )
+    slowest = max((r["seconds"] for r in reports if r["seconds"]), default=1.0)
+    speed = [1 / (r["seconds"] or slowest) for r in reports]
+    share = [0.0] * len(reports)
+    open_ranks, left = set(range(len(reports))), 1.0
+    while open_ranks:
+        total = sum(speed[i] for i in open_ranks)
+        full = {i for i in open_ranks if left * speed[i] / total * nbytes > room[i]}
+        for i in full or open_ranks:
+            share[i] = room[i] / nbytes if full else left * speed[i] / total
+        left -= sum(share[i] for i in full)
+        open_ranks = open_ranks - full if full else set()
+    return share
+
+
+def _memory(reports: Sequence[Mapping[str, Any]], host: str) -> float:
+    return float(next(r["memory"] for r in reports if r["host"] == host))

@@ -1,0 +1,1 @@
+"""What planning, profiling and the commands share: plans, operators, profiles, budgets, workloads. No engine."""

@@ -1,0 +1,362 @@
+"""PlacementPlan: where every weight of one model lives and what that is predicted to give.
+
+The one data structure that crosses all levels. It knows nothing of ggml, planners or profiles: planners write it, the
+engine obeys its backend map, the front doors show it. Its file format is `schemas/plan.schema.json`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import jsonschema
+
+from ..base.jsonfile import parse_json_object, read_json_object, write_text_atomic
+from ..errors import OallamaError
+from . import plan_export
+from .plan_export import HOST, is_divided_by_columns
+
+SCHEMA = "oallama.plan/1"
+SCHEMA_FILE = Path(__file__).parent / "schemas" / "plan.schema.json"
+REMEDY = "make a new one with `oallama plan`"
+
+Mode = Literal["resident", "host", "upload", "stream"]
+STREAM_SLOTS = 3  # one is read, one is full, one is being filled
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of a tensor in one buffer. `rows` is (first, end) of a divided tensor's rows (of the columns, where
+    `is_divided_by_columns`), None for the whole tensor.
+
+    Modes: "resident" is computed on the device that holds it, "host" is computed on the CPU, "upload" lives on the CPU
+    and is uploaded for large batches, "stream" lives on the CPU and is copied to the first accelerator ahead of its
+    operator for batches of `stream_from` tokens and more (0 for all other modes).
+
+    realisation, of a weight on the CPU: "plain", as in the file, "repacked" for the CPU's faster kernels (in memory of
+    its own; streams are copied from the file), or "" for llama.cpp's own choice.
+    """
+
+    device: str
+    mode: Mode
+    rows: tuple[int, int] | None
+    nbytes: int
+    stream_from: int = 0
+    realisation: str = ""
+
+
+@dataclass(frozen=True)
+class TensorPlacement:
+    """A weight and its segments: one, or, for a divided weight, the host's part (with the mode of large batches) and
+    then the accelerator's. The host keeps the whole of a divided weight; `nbytes` of its segment are what it computes.
+    `affinity` is OATO's G in [0, 1], None for tensors no planner weighed."""
+
+    type: str
+    nbytes: int
+    segments: tuple[Segment, ...]
+    affinity: float | None = None
+
+    @classmethod
+    def whole(
+        cls,
+        type: str,
+        nbytes: int,
+        device: str,
+        mode: Mode,
+        affinity: float | None = None,
+        stream_from: int = 0,
+        realisation: str = "",
+    ) -> TensorPlacement:
+        """A tensor in one piece."""
+        return cls(type, nbytes, (Segment(device, mode, None, nbytes, stream_from, realisation),), affinity)
+
+    @classmethod
+    def divided(cls, whole: TensorPlacement, device: str, count: int, width: int) -> TensorPlacement:
+        """`whole`, which lives on the host, with the first `count` of its `width` rows (columns) on `device`, too."""
+        (host,) = whole.segments
+        there = whole.nbytes * count // width
+        parts = (
+            replace(host, rows=(count, width), nbytes=whole.nbytes - there),
+            Segment(device, "resident", (0, count), there),
+        )
+        return replace(whole, segments=parts)
+
+    @property
+    def device(self) -> str:
+        """Device of the first segment: the home of the tensor."""
+        return self.segments[0].device
+
+    @property
+    def mode(self) -> Mode:
+        """Mode of the first segment."""
+        return self.segments[0].mode
+
+    @property
+    def stream_from(self) -> int:
+        """Tokens from which the first segment is streamed; 0 when it never is."""
+        return self.segments[0].stream_from
+
+    @property
+    def realisation(self) -> str:
+        """Realisation of the first segment."""
+        return self.segments[0].realisation
+
+
+@dataclass(frozen=True)
+class ContextSettings:
+    """What the context must be created with for the prediction to hold.
+
+    flash_attn: "auto", "on" or "off". n_outputs_max: most rows of a micro-batch whose logits are computed, 0 for
+    llama.cpp's n_batch; one row per sequence is enough for generation and saves the memory of the others' logits.
+    """
+
+    n_ctx: int
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    n_seq_max: int = 1
+    type_k: str = "f16"
+    type_v: str = "f16"
+    flash_attn: str = "auto"
+    n_outputs_max: int = 0
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Bytes on one device. `pool`: what the backend takes while it computes, an estimate (planning/pool.py)."""
+
+    weights: int
+    kv: int
+    compute: int
+    pool: int = 0
+
+    @property
+    def buffers(self) -> int:
+        """What llama.cpp allocates when it loads: all but the pool. This is exact."""
+        return self.weights + self.kv + self.compute
+
+    @property
+    def working(self) -> int:
+        """What computing takes beside weights and KV cache."""
+        return self.compute + self.pool
+
+    @property
+    def total(self) -> int:
+        return self.buffers + self.pool
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Predicted bytes per device, TTFT seconds by prompt length and TPOT seconds by depth.
+
+    `request_s` is TTFT + (n_generate - 1) * TPOT of the workload (n_prompt, n_generate) the planner optimised.
+    `parts` says where these seconds go: "prefill" and "decode", each by cause. `notes` say what the prediction leaves
+    out.
+    """
+
+    devices: Mapping[str, DeviceMemory]
+    ttft_s: Mapping[int, float]
+    tpot_s: Mapping[int, float]
+    workload: tuple[int, int]
+    request_s: float
+    notes: tuple[str, ...] = ()
+    parts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PlacementPlan:
+    """Where every weight of one model lives.
+
+    model: fingerprint of the file. planner: {"name", "params"}. budgets: bytes each device may hold. devices:
+    accelerators first, "CPU" last. layers: home of the KV cache and attention of layers 0..n-1, then of the output
+    layer. stream_slots: device buffers that streamed weights take turns in. stream_caches: attention over KV caches
+    that live on the CPU runs on the first accelerator all the same. offline_arenas: compute buffers are laid out
+    offline instead of by ggml. margins: bytes of a device's free memory that the budget "auto" leaves free. measured is
+    filled in after a run and is not part of the hash.
+    """
+
+    model: Mapping[str, Any]
+    planner: Mapping[str, Any]
+    budgets: Mapping[str, int]
+    context: ContextSettings
+    devices: tuple[str, ...]
+    layers: tuple[str, ...]
+    tensors: Mapping[str, TensorPlacement]
+    predicted: Prediction
+    tied_output: bool = False
+    stream_slots: int = STREAM_SLOTS
+    stream_caches: bool = False
+    offline_arenas: bool = False
+    margins: Mapping[str, int] = field(default_factory=dict)
+    measured: Mapping[str, Any] | None = None
+    schema: str = field(default=SCHEMA)
+
+    @property
+    def repacked_nbytes(self) -> int:
+        """Bytes of weights that lie repacked on the host: memory of their own, beside a mapped file."""
+        return sum(s.nbytes for t in self.tensors.values() for s in t.segments if s.realisation == "repacked")
+
+    # ---- identity -------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def hash(self) -> str:
+        """sha256 of the canonical content without `measured`: equal plans have equal hashes on every machine."""
+        content = self._content()
+        del content["measured"]
+        return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+    def with_measured(self, measured: Mapping[str, Any]) -> PlacementPlan:
+        """The same plan (same hash) with what a run measured."""
+        return replace(self, measured=measured)
+
+    def check_model(self, fingerprint: Mapping[str, Any]) -> None:
+        """Raises OallamaError unless the plan was made for the model with this fingerprint."""
+        check_model(self.model, fingerprint, REMEDY)
+
+    def check_devices(self, available: Iterable[str]) -> None:
+        """Raises OallamaError when the plan uses a device that this machine does not have."""
+        have = [*available]
+        unknown = [device for device in self.devices if device not in have]
+        if unknown:
+            raise OallamaError(
+                f"the plan uses device {unknown[0]!r}, this machine has {', '.join(have) or 'none'}; {REMEDY} here"
+            )
+
+    # ---- exports --------------------------------------------------------------------------------------------------
+
+    def to_backend_map(self) -> str:
+        """The table the patched engine obeys (docs/architecture.md). Raises OallamaError for split tensors."""
+        return plan_export.backend_map(self)
+
+    def to_llama_cpp_flags(self, program: Literal["llama.cpp", "llama-bench"] = "llama.cpp") -> list[str]:
+        """`-ngl N -ot REGEX=CPU,...` for unpatched llama.cpp, as an argument list.
+
+        Regular expressions are anchored and match exactly the intended names. llama-bench separates overrides with ";"
+        and is written so. `--no-op-offload` is added when no tensor is to be uploaded; a mix of "host" and "upload" is
+        beyond stock llama.cpp, which then uploads all of them, streamed ones too. Raises OallamaError for what flags
+        cannot say.
+        """
+        return plan_export.llama_cpp_flags(self, program)
+
+    # ---- file -----------------------------------------------------------------------------------------------------
+
+    def _content(self) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads(json.dumps(asdict(self)))  # tuples become lists, int keys become strings
+        for name, memory in self.predicted.devices.items():
+            content["predicted"]["devices"][name]["total"] = memory.total
+        return content
+
+    def to_json(self) -> str:
+        """The plan as JSON text that satisfies `schemas/plan.schema.json`."""
+        return json.dumps({**self._content(), "hash": self.hash}, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, source: str = "plan") -> PlacementPlan:
+        """Read `to_json`'s text; `source` names it in messages.
+
+        Raises OallamaError for corrupt JSON, another version, content that does not fit the schema, or a device that
+        the plan does not list. A plan edited by hand is welcome: `hash` is computed from the content, not read.
+        """
+        return cls._from_content(parse_json_object(text, source, REMEDY), source)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan aside, then rename. Raises OallamaError when the path cannot be written."""
+        write_text_atomic(path, self.to_json(), "plan")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> PlacementPlan:
+        """Read a plan file; raises OallamaError as `from_json`, and when the file is missing."""
+        return cls._from_content(read_json_object(path, "plan", REMEDY), f"plan {path}")
+
+    @classmethod
+    def _from_content(cls, content: dict[str, Any], source: str) -> PlacementPlan:
+        if content.get("schema") != SCHEMA:
+            raise OallamaError(f"{source} has schema {content.get('schema')!r}, expected {SCHEMA!r}; {REMEDY}")
+        error = jsonschema.exceptions.best_match(_validator().iter_errors(content))
+        if error is not None:
+            at = "/".join(map(str, error.absolute_path)) or "top level"
+            raise OallamaError(f"{source} does not fit the plan schema at {at}: {error.message[:200]}; {REMEDY}")
+        predicted = content["predicted"]
+        plan = cls(
+            model=content["model"],
+            planner=content["planner"],
+            budgets=content["budgets"],
+            context=ContextSettings(**content["context"]),
+            devices=tuple(content["devices"]),
+            layers=tuple(content["layers"]),
+            tensors={name: _tensor(t) for name, t in content["tensors"].items()},
+            predicted=Prediction(
+                devices={n: _memory(m) for n, m in predicted["devices"].items()},
+                ttft_s={int(n): s for n, s in predicted["ttft_s"].items()},
+                tpot_s={int(n): s for n, s in predicted["tpot_s"].items()},
+                workload=(predicted["workload"][0], predicted["workload"][1]),
+                request_s=predicted["request_s"],
+                notes=tuple(predicted["notes"]),
+                parts=predicted.get("parts", {}),
+            ),
+            tied_output=content["tied_output"],
+            stream_slots=content.get("stream_slots", STREAM_SLOTS),
+            stream_caches=content.get("stream_caches", False),
+            offline_arenas=content.get("offline_arenas", False),
+            margins=content.get("margins", {}),
+            measured=content["measured"],
+        )
+        used = {*plan.layers, *plan.budgets, *(s.device for t in plan.tensors.values() for s in t.segments)}
+        if unknown := sorted(used - {*plan.devices}):
+            raise OallamaError(
+                f"{source} places data on unknown device {unknown[0]!r}, it lists {', '.join(plan.devices)}; {REMEDY}"
+            )
+        return plan
+
+
+def check_model(planned: Mapping[str, Any], fingerprint: Mapping[str, Any], remedy: str) -> None:
+    """Raises OallamaError unless a plan made for `planned` is for the model with this fingerprint."""
+    different = [
+        f"{key} {planned.get(key, 'missing')!r} against {fingerprint.get(key, 'missing')!r}"
+        for key in sorted({*planned, *fingerprint})
+        if planned.get(key) != fingerprint.get(key)
+    ]
+    if different:
+        raise OallamaError(f"this plan is for another model ({'; '.join(different[:3])}); {remedy} for this model")
+
+
+@cache
+def _validator() -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator(json.loads(SCHEMA_FILE.read_text(encoding="utf-8")))
+
+
+def _memory(content: Mapping[str, int]) -> DeviceMemory:
+    return DeviceMemory(content["weights"], content["kv"], content["compute"], content.get("pool", 0))
+
+
+def _tensor(content: Mapping[str, Any]) -> TensorPlacement:
+    segments = tuple(
+        Segment(
+            s["device"],
+            s["mode"],
+            None if s["rows"] is None else (s["rows"][0], s["rows"][1]),
+            s["nbytes"],
+            s.get("stream_from", 0),
+            s.get("realisation", ""),
+        )
+        for s in content["segments"]
+    )
+    return TensorPlacement(content["type"], content["nbytes"], segments, content["affinity"])
+
+
+__all__ = [
+    "HOST",
+    "ContextSettings",
+    "DeviceMemory",
+    "Mode",
+    "PlacementPlan",
+    "Prediction",
+    "Segment",
+    "TensorPlacement",
+    "is_divided_by_columns",
+]

@@ -1,0 +1,1 @@
+"""The patched llama.cpp as Python sees it: its libraries, devices, graphs, RPC servers."""

@@ -1,0 +1,56 @@
+"""llama-cpp-python's `Llama` with what its constructor cannot be told: devices, and some fields of the context."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from oallama.engine import engine, runtime
+
+UPSTREAM = runtime.llama_cpp().Llama
+
+
+class PlacedLlama(UPSTREAM):  # type: ignore[misc, valid-type]
+    """`llama_cpp.Llama` 0.3.36 and three arguments more; None leaves a field to upstream.
+
+    Args:
+        devices: addresses of the devices to use, as `engine.device_array` makes them.
+        n_outputs_max: most rows of one micro-batch with logits.
+        flash_attn_type: "auto", which upstream's flash_attn= cannot say.
+    """
+
+    def __init__(
+        self,
+        model_path: str,
+        *,
+        devices: Any = None,
+        n_outputs_max: int | None = None,
+        flash_attn_type: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self._devices, self._n_outputs_max, self._flash_attn_type = devices, n_outputs_max, flash_attn_type
+        super().__init__(model_path, **kwargs)
+
+    # Upstream assigns each structure before it fills it, and reads it through `self` every time.
+
+    @property
+    def model_params(self) -> Any:
+        if self._devices is not None:
+            self._model_params.devices = ctypes.addressof(self._devices)
+        return self._model_params
+
+    @model_params.setter
+    def model_params(self, params: Any) -> None:
+        self._model_params = params
+
+    @property
+    def context_params(self) -> Any:
+        if self._flash_attn_type is not None:
+            self._context_params.flash_attn_type = engine.FLASH_ATTN[self._flash_attn_type]
+        if self._n_outputs_max is not None:
+            self._context_params.n_outputs_max = self._n_outputs_max
+        return self._context_params
+
+    @context_params.setter
+    def context_params(self, params: Any) -> None:
+        self._context_params = params

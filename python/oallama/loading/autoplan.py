@@ -1,0 +1,389 @@
+"""From a model file and a budget to a plan: where engine, profiler and planner meet.
+
+`Llama`, the command line and the benchmarks all go through here, so that one model and one budget give one plan.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from oallama.data.entries import DeviceInfo
+from oallama.data.plan import HOST, ContextSettings, PlacementPlan
+from oallama.data.profile import REMEDY, Profile
+from oallama.data.tuning import Crossover
+from oallama.engine import engine
+from oallama.engine.engine import ACCELERATOR_TYPES, Settings
+from oallama.errors import OallamaError
+from oallama.loading.here import Here
+from oallama.planning import (
+    Budget,
+    Candidates,
+    OperatorGraph,
+    PlannerName,
+    Space,
+    Workload,
+    gpu_reserve,
+    make_plans,
+    parse_budget,
+    parse_margin,
+)
+from oallama.planning.arenas import Arena
+from oallama.planning.planner import DEFAULT_WORKLOAD
+from oallama.profiling.drift import check_drift, describe_drift
+from oallama.profiling.fingerprint import computes_on_host, cpu_set, fingerprint
+from oallama.profiling.profiler import profile_machine
+from oallama.profiling.tuner import tuned
+from oallama.profiling.workload import UNFUSED_V_TYPES, depths_for
+
+# Token counts measured: decode, the smallest batch that is worth uploading weights for, a full micro-batch.
+TIERS = (1, 32, 512)
+MINIMAL = "minimal"  # the budget of the planner of that name
+PathOrText = str | os.PathLike[str]
+Progress = Callable[[float, float, str], None]
+
+
+@dataclass(frozen=True)
+class Choices:
+    """How a plan is made; the defaults are what `Llama(vram=...)` does.
+
+    Attributes:
+        device: the accelerator by name, several with commas, "CPU" for none of them, None for the first one.
+        profile: measured times to use instead of this machine's cached ones.
+        planner: "auto" takes the plan predicted to be fastest, llama.cpp's own placements among them.
+        workload: the request to make fast; default: `default_workload` of the context.
+        paper: OATO literally as published: decode times only, transfers as caused by the current plan, memory filled
+            up to the first operator that does not fit, with operators too that the device does not speed up.
+        fraction: share of the memory left after KV cache and compute buffers that OATO's weights may take (Algorithm
+            1's 90 % rule). Default: 0.90 for paper=True with a budget in bytes or "auto", else 1.0.
+        elsewhere: the profile is of another machine, and so is the plan.
+        fixed_ubatch: the micro-batch must be as the settings say, not smaller.
+        recheck: re-measure the heaviest operators of each device (about a second each) before planning from cached
+            times; a device that changed by more than 15 % has its times scaled, and the plan says so.
+        all_logits: logits of all rows may be wanted (embeddings, drafts, perplexity), not only of each sequence's last.
+        streams: whether weights may be streamed (docs/streaming.md).
+        offline_arenas: whether our own plans have their compute buffers laid out offline (docs/compute-buffers.md).
+        repack: whether weights on the host may be repacked for faster kernels, which round differently. False: all are
+            plain, so that a matrix gives the same bits on every CPU device.
+        reserve: bytes per device that others hold out of the same budget, a draft model planned before for example:
+            `{name: memory.total for name, memory in draft.predicted.devices.items()}`. They are taken off budgets in
+            bytes and "auto"; what is loaded already is not free, so "auto" knows of it. A share of the weights stays.
+        margin: bytes of each accelerator's free memory that the budget "auto" leaves free, an int or a text
+            ("512MiB"). Default: `gpu_reserve` of its memory; 0 for devices whose memory is the host's.
+    """
+
+    device: str | None = None
+    profile: Profile | PathOrText | None = None
+    planner: PlannerName = "auto"
+    workload: Workload | None = None
+    paper: bool = False
+    fraction: float | None = None
+    elsewhere: bool = False
+    fixed_ubatch: bool = False
+    recheck: bool = False
+    all_logits: bool = False
+    streams: bool = True
+    offline_arenas: bool = False
+    repack: bool = True
+    reserve: Mapping[str, int] = field(default_factory=dict)
+    margin: str | int | None = None
+
+
+def read_graph(path: PathOrText, settings: Settings, tiers: Sequence[int] = TIERS) -> OperatorGraph:
+    """The operators of a model, without loading a weight. Raises OallamaError when llama.cpp cannot load the file.
+
+    tiers: token counts, those above the micro-batch taken as one micro-batch.
+    """
+    counts = sorted({min(n, settings.n_ubatch) for n in tiers})
+    # One sequence: with more, llama.cpp reserves graphs only for multiples of their number, of the same operators.
+    raw = engine.read_graphs(os.fspath(path), replace(settings, n_seq_max=1), counts)
+    return OperatorGraph.from_engine(raw, model=model_fingerprint(raw))
+
+
+def model_fingerprint(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """What a plan must agree with: names, types and shapes of all weights. Their values do not matter."""
+    tensors = json.dumps([(t["name"], t["type"], list(t["ne"])) for t in raw["tensors"]])
+    return {
+        "name": raw["description"],
+        "arch": raw["arch"],
+        "n_params": raw["n_params"],
+        "nbytes": raw["nbytes"],
+        "tensors_sha256": hashlib.sha256(tensors.encode()).hexdigest(),
+    }
+
+
+def resolve(settings: Settings, n_ctx_train: int) -> Settings:
+    """Fill in zeros (the model's context, the CPUs this process may use); batches are no larger than the context."""
+    n_ctx = settings.n_ctx or n_ctx_train
+    n_batch = min(n_ctx, settings.n_batch)
+    n_threads = settings.n_threads or len(cpu_set())
+    return replace(
+        settings, n_ctx=n_ctx, n_batch=n_batch, n_ubatch=min(n_batch, settings.n_ubatch), n_threads=n_threads
+    )
+
+
+def find_accelerator() -> str | None:
+    """The first accelerator of this process, registered RPC devices included; None without one."""
+    return next((d.name for d in engine.devices() if d.type in ACCELERATOR_TYPES), None)
+
+
+def choose_devices(wanted: str | None) -> tuple[str, ...]:
+    """The accelerators to plan for, none for "CPU".
+
+    Raises:
+        OallamaError: for an unknown or repeated name, or without a name when there is no accelerator.
+    """
+    if wanted is not None:
+        return _accelerators(engine.device(name.strip()).name for name in wanted.split(","))
+    found = find_accelerator()
+    if found is None:
+        raise OallamaError(
+            "a memory budget needs an accelerator, and this machine has none (devices: "
+            f"{', '.join(d.name for d in engine.devices())}); take an RPC device (--rpc HOST:PORT, or --local-rpc "
+            "to try it on this machine; in Python oallama.LocalRpcServer), or leave the budget out"
+        )
+    return (found,)
+
+
+def load_profile(source: Profile | PathOrText, n_threads: int, elsewhere: bool = False) -> Profile:
+    """A given profile, if it holds for this machine.
+
+    Raises:
+        OallamaError: when it does not (unless `elsewhere`), is missing or corrupt.
+    """
+    profile = source if isinstance(source, Profile) else Profile.load(source)
+    if elsewhere:
+        return profile
+    here = {d.name for d in engine.devices()}
+    known = [d.name for d in profile.devices if d.name in here]
+    if differences := profile.is_stale(fingerprint(known, n_threads)):
+        name = "the profile" if isinstance(source, Profile) else f"the profile {source}"
+        raise OallamaError(
+            f"{name} is stale ({differences[0]}); {REMEDY}, or plan for the machine it was recorded on with "
+            "`oallama plan --elsewhere`"
+        )
+    return profile
+
+
+def plan_model(
+    path: PathOrText,
+    vram: str | int | None,
+    settings: Settings,
+    choices: Choices = Choices(),
+    progress: Progress | None = None,
+) -> PlacementPlan:
+    """Plan one model under a budget, profiling what was not measured yet.
+
+    Args:
+        vram: what `parse_budget` takes; None is "auto" where an accelerator is used; "minimal" is the planner's.
+        settings: exactly those the model will be loaded with.
+        progress: called before every measurement.
+
+    Raises:
+        OallamaError: for everything a user can get wrong; the message says what to do.
+    """
+    graph = read_graph(path, settings)
+    return plan_graph(path, graph, vram, settings, choices, progress)
+
+
+def plan_graph(
+    path: PathOrText,
+    graph: OperatorGraph,
+    vram: str | int | None,
+    settings: Settings,
+    choices: Choices,
+    progress: Progress | None = None,
+) -> PlacementPlan:
+    """`plan_model` for a graph that is already read; several plans of one model cost one reading."""
+    return candidates(path, graph, vram, settings, choices, progress).best
+
+
+def candidates(
+    path: PathOrText,
+    graph: OperatorGraph,
+    vram: str | int | None,
+    settings: Settings,
+    choices: Choices,
+    progress: Progress | None = None,
+) -> Candidates:
+    """Every candidate of `choices.planner`, the plan to take first; arguments and errors as in `plan_model`."""
+    settings = resolve(settings, graph.n_ctx_train)
+    if vram == MINIMAL:
+        if choices.planner not in ("auto", MINIMAL):
+            raise OallamaError(f'the budget "minimal" is a planner of its own; leave out planner {choices.planner!r}')
+        vram, choices = None, replace(choices, planner="minimal")
+    profile, accelerators = profile_and_devices(graph, settings, choices, progress)
+    if not accelerators:
+        refuse_margin(choices.margin, "no accelerator is used")
+    if not accelerators and vram is not None:
+        raise OallamaError(f"a memory budget ({vram}) is for an accelerator, not for the device {HOST}; leave one out")
+    drift: list[str] = []
+    if choices.recheck and not choices.elsewhere:
+        ratios = check_drift(profile, [*accelerators, HOST], settings.n_threads)
+        if drift := describe_drift(ratios, recorded=profile.created):
+            profile = profile.scaled(ratios)
+    elsewhere = profile if choices.elsewhere else None
+    budgets = budgets_for(vram, accelerators, graph, elsewhere, choices.margin)
+    budgets = {name: budget.less(choices.reserve.get(name, 0)) for name, budget in budgets.items()}
+    here = Here(path, settings, accelerators, elsewhere)
+    graphs = {settings.flash_attn: graph}
+    if settings.flash_attn == "auto" and settings.type_v in UNFUSED_V_TYPES and not choices.paper:
+        ends = (min(graph.tiers), max(graph.tiers))  # all that predictions need
+        with suppress(OallamaError):  # at a million tokens its scores alone exceed this machine's memory
+            graphs["off"] = read_graph(path, replace(settings, flash_attn="off"), ends)
+    space = Space(
+        graphs=graphs,
+        profile=profile,
+        accelerators=accelerators,
+        budgets=budgets,
+        memory=here.memory,
+        context=context_of(settings),
+        workload=choices.workload or default_workload(settings.n_ctx),
+        n_outputs_max=0 if choices.all_logits else settings.n_seq_max,
+        free_ubatch=not choices.fixed_ubatch,
+        streams=choices.streams,
+        offline_arenas=choices.offline_arenas,
+        repack=choices.repack and settings.use_extra_bufts,
+        crossovers={} if choices.elsewhere else _crossovers(settings.n_threads),
+        fit=here.fit if all(budget.bytes_total for budget in budgets.values()) else None,
+        paper=choices.paper,
+        fraction=choices.fraction,
+    )
+    found = make_plans(space, choices.planner)
+    return Candidates({name: here.noted(plan, drift) for name, plan in found.plans.items()}, found.failed)
+
+
+def read_arenas(path: PathOrText, plan: PlacementPlan, settings: Settings, choices: Choices) -> list[Arena]:
+    """Compute buffers of a plan made with these settings and choices: of a whole micro-batch, then of a decode step."""
+    elsewhere = None
+    if choices.elsewhere and choices.profile is not None:
+        elsewhere = load_profile(choices.profile, settings.n_threads, elsewhere=True)
+    accelerators = tuple(name for name in plan.devices if name != HOST)
+    return Here(path, settings, accelerators, elsewhere).arenas(plan)
+
+
+def _crossovers(n_threads: int) -> dict[str, Crossover]:
+    table = tuned(HOST, n_threads)
+    return table.of("repack") if table else {}
+
+
+def default_workload(n_ctx: int) -> Workload:
+    """512 + 128 tokens in a context a quarter full: who asks for a long context uses more than its beginning."""
+    n_prompt, n_generate = min(DEFAULT_WORKLOAD.n_prompt, max(1, n_ctx // 2)), DEFAULT_WORKLOAD.n_generate
+    return Workload(n_prompt, n_generate, depth=max(0, min(n_ctx // 4, n_ctx - n_prompt - n_generate)))
+
+
+def context_of(settings: Settings) -> ContextSettings:
+    """The part of the settings that a plan is made for."""
+    return ContextSettings(**{name: getattr(settings, name) for name in ContextSettings.__dataclass_fields__})
+
+
+def budgets_for(
+    vram: str | int | None,
+    accelerators: tuple[str, ...],
+    graph: OperatorGraph,
+    elsewhere: Profile | None,
+    margin: str | int | None = None,
+) -> dict[str, Budget]:
+    """One budget per accelerator: "8GiB" for each of them, or "CUDA0=20GiB,CUDA1=6GiB".
+
+    margin: as in Choices. Raises OallamaError for what is not understood, and for a margin beside budgets that are all
+    in bytes or shares.
+    """
+    asked: dict[str, str | int] = {name: "auto" if vram is None else vram for name in accelerators}
+    if isinstance(vram, str) and "=" in vram:
+        parts = (part.partition("=") for part in vram.split(","))
+        asked = {name.strip(): text.strip() for name, _, text in parts}
+        if set(asked) != set(accelerators):
+            raise OallamaError(f"the budget {vram!r} names other devices than the plan: {', '.join(accelerators)}")
+    found = {}
+    for name in accelerators:
+        there = elsewhere.device(name) if elsewhere else engine.device(name)
+        free = there.memory_total if isinstance(there, DeviceInfo) else there.memory_free
+        keep = default_margin(there) if margin is None else parse_margin(margin)
+        found[name] = parse_budget(asked[name], weights_bytes=graph.weights_bytes, free_bytes=free, margin=keep)
+    if margin is not None and found and not any(budget.is_auto for budget in found.values()):
+        raise OallamaError(f'the margin {margin} is for the budget "auto", not for {vram}; leave one of them out')
+    return found
+
+
+def refuse_margin(margin: str | int | None, because: str = "a plan has its budget") -> None:
+    """Raises OallamaError for a margin where nothing is planned for free memory."""
+    if margin is not None:
+        raise OallamaError(f'the margin {margin} is for the budget "auto": {because}; leave it out')
+
+
+def default_margin(device: engine.Device | DeviceInfo) -> int:
+    """Bytes that the budget "auto" leaves free on a device: none where its memory is the host's."""
+    return 0 if computes_on_host(device.description) else gpu_reserve(device.memory_total)
+
+
+def _accelerators(named: Iterable[str]) -> tuple[str, ...]:
+    """Raises OallamaError for a repeated name."""
+    names = list(named)
+    if len(set(names)) != len(names):
+        raise OallamaError(f"a device may be named once; got {', '.join(names)}")
+    return tuple(name for name in names if name != HOST)
+
+
+def profile_and_devices(
+    graph: OperatorGraph, settings: Settings, choices: Choices, progress: Progress | None = None
+) -> tuple[Profile, tuple[str, ...]]:
+    """The times to plan with, holding all that the graph needs, and the accelerators. Raises OallamaError."""
+    if choices.elsewhere:
+        if choices.profile is None:
+            raise OallamaError("planning for another machine needs its profile: give it with --profile FILE")
+        profile = load_profile(choices.profile, settings.n_threads, elsewhere=True)
+        wanted = choices.device or next((d.name for d in profile.devices if d.type in ACCELERATOR_TYPES), HOST)
+        return profile, _accelerators(profile.device(name.strip()).name for name in wanted.split(","))
+    accelerators = choose_devices(choices.device)
+    return profile_for(graph, replace(choices, device=",".join(accelerators) or HOST), settings, progress), accelerators
+
+
+def profile_for(
+    graph: OperatorGraph, choices: Choices, settings: Settings, progress: Progress | None = None
+) -> Profile:
+    """The profile given, or this machine's with everything measured that the graph needs on `choices.device`."""
+    if choices.profile is not None:
+        return load_profile(choices.profile, settings.n_threads)
+    return profile_machine(
+        graph,
+        choices.device.split(",") if choices.device else [],
+        n_threads=settings.n_threads,
+        depths=depths_for(settings.n_ctx),
+        type_k=settings.type_k,
+        type_v=settings.type_v,
+        progress=progress,
+    )
+
+
+def check_settings(plan: PlacementPlan, settings: Settings) -> None:
+    """Raises OallamaError when a context with these settings would need more memory than the plan counted."""
+    planned = plan.context
+    for name in ("n_ctx", "n_batch", "n_ubatch", "n_seq_max"):
+        asked, limit = getattr(settings, name), getattr(planned, name)
+        if asked > limit:
+            raise OallamaError(f"the plan is for {name} up to {limit}, asked for {asked}; make a new plan for {asked}")
+    for name in ("type_k", "type_v", "flash_attn"):
+        asked, limit = getattr(settings, name), getattr(planned, name)
+        if asked != limit:
+            raise OallamaError(f"the plan is for {name} {limit}, asked for {asked}; make a new plan for {asked}")
+
+
+def check_plan(plan: PlacementPlan, path: PathOrText, settings: Settings) -> None:
+    """Raises OallamaError unless the plan is for this model, this machine and a context of at least this size."""
+    graph = read_graph(path, settings)
+    plan.check_model(graph.model)
+    plan.check_devices(d.name for d in engine.devices())
+    check_settings(plan, resolve(settings, graph.n_ctx_train))
+
+
+def load_plan(source: PlacementPlan | PathOrText) -> PlacementPlan:
+    """A plan, or the plan in a file."""
+    return source if isinstance(source, PlacementPlan) else PlacementPlan.load(Path(source))

@@ -1,0 +1,196 @@
+"""The measured choice: the candidates a planner thinks best, timed against each other on the machine itself.
+
+A prediction ranks plans to within its error; plans closer than that are told apart only by running them. The timing is
+the benchmark's (bench/sweep.py): worker processes, warm-up dropped, rounds interleaved.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from oallama.bench.engines import Engine, LoadParams
+from oallama.bench.planned import planned
+from oallama.bench.results import Result
+from oallama.bench.sweep import Progress, Sweep, run_bench
+from oallama.data.plan import HOST, PlacementPlan
+from oallama.data.predicted import predicted_times
+from oallama.engine import engine, runtime
+from oallama.errors import OallamaError
+
+MAX_PROMPT = 512
+MAX_GENERATE = 32
+MAX_DEPTH = 2048  # filling a deep cache takes long; beyond it the predictions extrapolate
+# Drivers and library workspaces take their part beside the buffers.
+_SHARE_OF_FREE = 0.9
+
+
+def verify(
+    path: str | os.PathLike[str],
+    plans: Sequence[PlacementPlan],
+    *,
+    rpc_servers: Sequence[str] = (),
+    n_threads: int = 0,
+    rounds: int = 3,
+    workload: tuple[int, int] | None = None,
+    progress: Progress | None = None,
+    lib_dir: str | os.PathLike[str] | None = None,
+) -> list[PlacementPlan]:
+    """Run every plan and return them fastest first, each with `measured` filled in.
+
+    All plans stay loaded and take turns run by run, so that a drift of the machine hits all alike. Where two of them
+    use RPC devices (a server serves one client at a time) or a device cannot hold all at once, each plan is loaded,
+    warmed up, run and unloaded in every round, the order changing from round to round. Measuring all rounds of one plan
+    before the next would save loads, but a drift between them would count for one plan alone.
+
+    Args:
+        plans: candidates for one model and workload, with their context settings.
+        rpc_servers: HOST:PORT in the order that gave their devices the names the plans use (RPC0, RPC1, ...); none
+            given: those registered in this process. Nothing else may use them meanwhile.
+        n_threads: CPU threads; 0: all this process may use.
+        rounds: measured runs of each plan.
+        workload: (prompt tokens, generated tokens) to run; default: that of the plans, at most MAX_PROMPT and
+            MAX_GENERATE.
+        progress: called with (done, total, what) before every run.
+        lib_dir: folder of the engine's libllama; default: the installed one.
+
+    Returns:
+        The plans by measured request time, those that failed last. `measured` holds: ttft_s, tpot_s (medians),
+        request_s (median of TTFT + (n - 1) * TPOT for the plan's own workload, see `request_seconds`), spread
+        ((max - min) / median of request_s), rounds, n_prompt and n_generate as run, interleave ("loaded" or "reload"),
+        device_bytes (bytes per accelerator, as llama.cpp logged them) and created; or error alone, for a plan that
+        could not be loaded or run.
+
+    Raises:
+        OallamaError: when all plans fail, for plans of different workloads, no plans, or a bad argument.
+
+    >>> best, *others = verify("model.gguf", candidates)
+    """
+    if not plans:
+        raise OallamaError("no plans to verify; expected at least one")
+    if len({plan.predicted.workload for plan in plans}) > 1:
+        raise OallamaError("plans made for different workloads cannot be compared; make them with the same one")
+    n_prompt, n_generate = workload or _short_workload(plans)
+    servers = tuple(rpc_servers) or _registered_servers()
+    folder = lib_dir or runtime.lib_dir()
+    depth = max(0, min(_depth(plans[0]), MAX_DEPTH, min(p.context.n_ctx for p in plans) - n_prompt - n_generate))
+    sweep = Sweep(
+        prompts=(n_prompt,),
+        depths=(depth,),
+        gens=(n_generate,),
+        repeats=rounds,
+        warmup=1,
+        interleave="loaded" if _fit_together(plans) else "reload",
+    )
+    measured: list[dict[str, Any]] = [{} for _ in plans]
+    engines: dict[int, Engine] = {}
+    for i, plan in enumerate(plans):
+        params = LoadParams(n_threads=n_threads, rpc_servers=servers if _uses_rpc(plan) else ())
+        try:
+            engines[i] = replace(planned(plan, folder, params, name=_name(i, plan)), optional=True)
+        except OallamaError as error:  # a plan that no table can express
+            measured[i] = {"error": str(error)}
+    if engines:
+        results = run_bench(path, [*engines.values()], sweep, progress)
+        for i, result in zip(engines, results, strict=True):
+            measured[i] = {"error": result.error} if result.error else _measured(plans[i], result, sweep.interleave)
+    done = [plan.with_measured(entry) for plan, entry in zip(plans, measured, strict=True)]
+    errors = [entry["error"] for entry in measured if "error" in entry]
+    if len(errors) == len(plans):
+        raise OallamaError(f"none of {len(plans)} plans could be measured; the first: {errors[0]}")
+    return sorted(done, key=_rank)
+
+
+def request_seconds(
+    plan: PlacementPlan, ttft_s: float, tpot_s: float, n_prompt: int, n_generate: int, depth: int = 0
+) -> float:
+    """Seconds of the plan's own workload, from what was measured at (n_prompt, n_generate) behind `depth` tokens.
+
+    Measured times are scaled by the ratio of the plan's predictions for the two workloads: a longer prompt costs more,
+    and so does a deeper cache. Without predictions TTFT is scaled by prompt tokens and TPOT is not. A workload without
+    a prompt has no TTFT; a workload measured as it is, is not scaled.
+    """
+    own_prompt, own_generate = plan.predicted.workload
+    ttft, tpot = predicted_times(plan, n_prompt, n_generate, depth)
+    own_ttft, own_tpot = predicted_times(plan, own_prompt, own_generate, _depth(plan))
+    ttft_s *= own_ttft / ttft if own_prompt and ttft and own_ttft else own_prompt / n_prompt
+    tpot_s *= own_tpot / tpot if tpot and own_tpot else 1.0
+    return ttft_s + (own_generate - 1) * tpot_s
+
+
+def _depth(plan: PlacementPlan) -> int:
+    """Tokens in the cache before the request that the plan was made for."""
+    return int(plan.planner["params"].get("depth", 0))
+
+
+def _short_workload(plans: Sequence[PlacementPlan]) -> tuple[int, int]:
+    """The plans' workload, capped, in the smallest of their contexts; TPOT takes two tokens at least."""
+    n_prompt, n_generate = plans[0].predicted.workload
+    n_generate = max(2, min(n_generate, MAX_GENERATE))
+    room = min(plan.context.n_ctx for plan in plans) - n_generate
+    return max(1, min(n_prompt, MAX_PROMPT, room)), n_generate
+
+
+def _measured(plan: PlacementPlan, result: Result, interleave: str) -> dict[str, Any]:
+    assert result.loaded is not None
+    n_prompt, n_generate = result.cell.prompt, result.cell.gen
+    ttft, tpot = result.values("ttft_s"), result.values("tpot_s")
+    requests = [
+        request_seconds(plan, *times, n_prompt, n_generate, result.cell.depth) for times in zip(ttft, tpot, strict=True)
+    ]
+    return {
+        "ttft_s": median(ttft),
+        "tpot_s": median(tpot),
+        "request_s": median(requests),
+        "spread": (max(requests) - min(requests)) / median(requests),
+        "rounds": len(requests),
+        "n_prompt": n_prompt,
+        "n_generate": n_generate,
+        "interleave": interleave,
+        "device_bytes": result.loaded.device_bytes(),
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def _rank(plan: PlacementPlan) -> tuple[bool, float]:
+    assert plan.measured is not None
+    return "error" in plan.measured, plan.measured.get("request_s", 0.0)
+
+
+def _name(i: int, plan: PlacementPlan) -> str:
+    return f"plan {i + 1} ({plan.planner['name']} {plan.hash[:8]})"
+
+
+def _uses_rpc(plan: PlacementPlan) -> bool:
+    return any(name.startswith("RPC") for name in plan.devices)
+
+
+def _registered_servers() -> tuple[str, ...]:
+    """Endpoints of this process's RPC devices, in the order of their names; ggml describes such a device by its own."""
+    found = [d.description for d in engine.devices() if d.backend.startswith("RPC")]
+    return tuple(dict.fromkeys(found))
+
+
+def _fit_together(plans: Sequence[PlacementPlan]) -> bool:
+    """Whether all plans can be loaded at the same time."""
+    if sum(map(_uses_rpc, plans)) > 1:
+        return False
+    free = {d.name: d.memory_free for d in engine.devices()} | _free_host_bytes()
+    needed: dict[str, int] = {}
+    for plan in plans:
+        for name, memory in plan.predicted.devices.items():
+            needed[name] = needed.get(name, 0) + memory.total
+    return all(needed[name] <= free[name] * _SHARE_OF_FREE for name in needed if name in free)
+
+
+def _free_host_bytes() -> dict[str, int]:
+    """ggml calls all of the host's memory free; Linux knows better."""
+    meminfo = Path("/proc/meminfo")
+    found = re.search(r"^MemAvailable:\s*(\d+) kB", meminfo.read_text(), re.MULTILINE) if meminfo.is_file() else None
+    return {HOST: int(found[1]) * 1024} if found else {}

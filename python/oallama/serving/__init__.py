@@ -1,0 +1,1 @@
+"""What llama-server processes of ours are told."""

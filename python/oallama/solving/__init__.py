@@ -1,0 +1,1 @@
+"""Optimisation that knows no models: layered choices under memory limits, by several solvers."""
