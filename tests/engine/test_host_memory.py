@@ -28,7 +28,8 @@ MEMORY_OF_A_PROCESS = "import json; from oallama.engine import engine; print(jso
 
 STREAM = """
 import json, sys
-from oallama import Llama, engine
+from oallama import Llama
+from oallama.engine import engine
 engine.add_rpc_server(sys.argv[3])
 llm = Llama(sys.argv[1], plan=sys.argv[2], verbose=False, use_mmap=True)
 llm.eval(list(range(300, 308)))
