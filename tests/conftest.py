@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from oallama.engine import runtime
+from oallama.engine import engine, runtime
 from oallama.modelmaker import make_model
 from support.paths import ROOT
 
@@ -30,6 +30,30 @@ def pytest_configure(config: pytest.Config) -> None:
     # Programs under test import from tests/support, too.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT / "tests"), os.environ.get("PYTHONPATH"))))
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+NEED_THE_ENGINE = {"tiny", "rpc", "lib", "baseline_lib"}  # fixtures
+WITHOUT = [ROOT / "tests" / folder for folder in ("unit", "planning", "patches")]  # what `make check` runs
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if NEED_THE_ENGINE & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.engine)
+
+
+@pytest.fixture(autouse=True)
+def no_engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests of `make check` that are not marked `engine` have none."""
+    if request.node.get_closest_marker("engine") or request.path.parent not in WITHOUT:
+        return
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("this test needs the mark `engine`")
+
+    for name in ("lib_dir", "llama_cpp"):
+        monkeypatch.setattr(runtime, name, refuse)
+    monkeypatch.setattr(engine, "core", refuse)
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ between them.
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ native = pytest.importorskip("oallama._comm", reason=f"oallama was built without
 from oallama.cluster.ranks.comm import ALGORITHMS, DTYPES, CommError, Links, Topology, choose  # noqa: E402
 from support.mpi_ranks import SURVIVE, Ranks  # noqa: E402
 
+pytestmark = pytest.mark.alone
 NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 
@@ -185,7 +187,9 @@ STATED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("hosts", LAYOUTS)
+@pytest.mark.parametrize(
+    "hosts", [pytest.param(h, marks=[] if h in ("a", "ab", "abc", "aabb") else pytest.mark.slow) for h in LAYOUTS]
+)
 def test_sums(ranks: Ranks, hosts: str) -> None:
     """Every algorithm, type and size: one result on all ranks, in two runs, near numpy's sum in float64."""
     reports = ranks("sums", hosts)
@@ -291,9 +295,17 @@ def test_a_rank_that_beats_but_does_not_come(ranks: Ranks) -> None:
         assert rank == 2 or 4.0 <= report["seconds"] < 5.5
 
 
-@pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
-@pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize(("algorithm", "n"), [("pipelined", 1_000_000), ("star", 1000)])
+LOST = list(product(["SIGKILL", "SIGSTOP"], [0, 1], [("pipelined", 1_000_000), ("star", 1000)]))
+
+
+# Half of the eight: every value of every axis, and of every pair of them.
+@pytest.mark.parametrize(
+    ("how", "victim", "algorithm", "n"),
+    [
+        pytest.param(how, victim, *what, marks=[] if i in (0, 3, 5, 6) else pytest.mark.slow)
+        for i, (how, victim, what) in enumerate(LOST)
+    ],
+)
 def test_lost_rank(ranks: Ranks, how: str, victim: int, algorithm: str, n: int) -> None:
     """A rank that dies or stops (0 is an LM and the GM, 1 is not): the others name it within their timeout of 4 s."""
     reports = ranks(f"lost:{victim}:{how}:{algorithm}:{n}", "aabb", *SURVIVE, missing=victim)

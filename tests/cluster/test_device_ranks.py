@@ -13,6 +13,7 @@ import pytest
 from oallama.engine import engine
 from support.mpi_ranks import SURVIVE, Ranks
 
+pytestmark = pytest.mark.alone
 NO_CUDA = pytest.mark.skipif(
     not any(d.backend == "CUDA" for d in engine.devices()), reason="no CUDA device on this machine"
 )
@@ -71,7 +72,9 @@ def test_a_rank_that_does_not_come(run: Ranks, device: str, mode: str) -> None:
 
 
 @on_devices
-@in_modes
+@pytest.mark.parametrize(
+    "mode", [pytest.param("", id="shared", marks=pytest.mark.slow), pytest.param("eager", id="eager")]
+)
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
 @pytest.mark.parametrize(("hosts", "victim"), [("aaa", 1), ("aabb", 0)])
 def test_lost_rank(run: Ranks, device: str, mode: str, how: str, hosts: str, victim: int) -> None:

@@ -14,7 +14,8 @@ import pytest
 
 from oallama.cluster.pipeline.link_probe import Echo, EchoClient, Effort, measure_link
 from oallama.errors import OallamaError
-from oallama.netlab import Conditions, NetLab, missing
+from oallama.netlab import Conditions, NetLab
+from support.lab import needs_lab
 from support.processes import process_of
 
 TOKEN = bytes(range(32))
@@ -69,7 +70,7 @@ def test_strangers_get_nothing(echo: Echo) -> None:
         EchoClient(("127.0.0.1", 1), TOKEN)
 
 
-@pytest.mark.skipif(bool(missing()), reason=str(missing()))
+@needs_lab
 def test_emulated_links_are_found_as_they_are() -> None:
     """A lab's delay, rate and loss; the code runs in its hosts. Bounds that a busy machine cannot break."""
     serve = (

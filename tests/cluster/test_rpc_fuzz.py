@@ -96,6 +96,7 @@ ANSWERED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", COMMANDS, ids=lambda p: p.name)
 def test_commands(server: Server, path: Path) -> None:
     lives = replay(server, path.read_bytes())
@@ -105,6 +106,7 @@ def test_commands(server: Server, path: Path) -> None:
         assert is_served(following)
 
 
+@pytest.mark.slow
 def test_handshakes(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_bytes(bytes(range(65, 97)))

@@ -18,11 +18,11 @@ from pathlib import Path
 import pytest
 
 from oallama.engine import runtime
-from oallama.netlab import NetLab, missing
+from oallama.netlab import NetLab
 from support import rpc_wire
+from support.lab import needs_lab
 from support.rpc_wire import BUSY, KNOW_IF_BUSY, QUEUED, REFUSED, WELCOME, Server, is_served, message, receive, shake
 
-needs_lab = pytest.mark.skipif(missing() is not None, reason=f"netlab {missing()}")
 TOKEN = b"a token of twenty-eight bytes"
 HELLO = """
 import sys

@@ -189,7 +189,7 @@ def test_perplexity_is_llama_perplexity_s(model, tmp_path):
     logits = ["--kl-divergence-base", tmp_path / "logits"]
 
     def run(last_words: str, *command: object) -> str:
-        for _ in range(5):  # its log is written by a thread, and the end is lost now and then
+        for _ in range(20):  # its log is written by a thread, and the end is lost now and then
             text = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
             if last_words in text:
                 return text

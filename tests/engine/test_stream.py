@@ -32,7 +32,9 @@ ON_VULKAN = [arch for arch in ARCHITECTURES if arch != "qwen3moe"]
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize(("slots", "jitter_us", "prompts"), [(2, 0, PROMPTS), (3, 400, FEWER)])
+@pytest.mark.parametrize(
+    ("slots", "jitter_us", "prompts"), [pytest.param(2, 0, PROMPTS, marks=pytest.mark.slow), (3, 400, FEWER)]
+)
 def test_streamed_is_resident_over_rpc(
     arch: str,
     slots: int,
@@ -49,7 +51,7 @@ def test_streamed_is_resident_over_rpc(
         assert_same(compute_logits(lib, wanted, tmp_path, env), prompts)
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch", ["llama", *(pytest.param(a, marks=pytest.mark.slow) for a in ARCHITECTURES[1:])])
 def test_long_prompts_are_streamed_over_rpc(arch: str, tiny: Callable[..., Path], lib: Path, tmp_path: Path) -> None:
     """One and four full micro-batches."""
     prompts = (512, 2048)
@@ -227,7 +229,8 @@ def test_devices_without_pinned_memory_say_so(tiny: Callable[..., Path], rpc: An
 
 PINNED = """
 import json, sys
-from oallama import Llama, engine
+from oallama import Llama
+from oallama.engine import engine
 llm = Llama(sys.argv[1], plan=sys.argv[2], verbose=False)
 for _ in range(2):  # the second time from the pool
     llm.reset()
@@ -260,7 +263,8 @@ def test_pinned_memory_up_to_its_limit(tiny: Callable[..., Path], tmp_path: Path
 
 PINNED_AHEAD = """
 import json, sys, time
-from oallama import Llama, engine
+from oallama import Llama
+from oallama.engine import engine
 for _ in range(5):  # contexts that end while weights are being read
     Llama(sys.argv[1], plan=sys.argv[2], verbose=False).close()
 llm = Llama(sys.argv[1], plan=sys.argv[2], verbose=False)

@@ -414,13 +414,14 @@ def test_fewer_layers_can_be_faster():
     assert fewer.predicted.request_s < most.predicted.request_s
 
 
+@pytest.mark.parametrize("n", [20, pytest.param(250, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("faster", [0, 3])
-def test_gap_of_oato(faster, record_property):
-    """On 500 instances in all: with any machine (Algorithm 1 never gives the device up), and with a faster device."""
+def test_gap_of_oato(faster, n, record_property):
+    """With any machine (Algorithm 1 never gives the device up), and with a faster device."""
     rng, gaps = random.Random(4), []
     models = [graph(Shape(n, n_ff=0, one_qkv=True, n_vocab=v), tiers=(1, 64)) for n in (1, 2, 3) for v in (64, 512)]
     models += [graph(Shape(2, n_ff=32, one_qkv=True), tiers=(1, 64))]
-    for _ in range(250):
+    for _ in range(n):
         request = random_request(rng, models, faster, op_offload=False, gap=0.0)
         _, optimum = exact(request)
         _, greedy = oato(request)

@@ -24,6 +24,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shape", "file_type", "budget", "n_targets"), CASES)
 def test_a_published_shape_is_planned_within_its_budget(
     shape: str, file_type: str, budget: str, n_targets: int, rpc, tmp_path: Path

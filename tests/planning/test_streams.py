@@ -102,8 +102,8 @@ def test_break_even_is_the_first_size_from_which_it_pays() -> None:
         machine = replace(random_machine(MODEL, rng, 1))
         context = ContextSettings(n_ctx=4096, n_ubatch=64)
         costs = CostModel(MODEL, machine, [DEVICE], context)
-        for i, found in enumerate(break_even(costs).tolist()):
-            gains = [costs.stream_gain(n)[i] for n in range(1, 65)]
+        by_rows = np.array([costs.stream_gain(n) for n in range(1, 65)])
+        for gains, found in zip(by_rows.T, break_even(costs).tolist(), strict=True):
             if found == NEVER:
                 assert gains[-1] <= 0
                 continue

@@ -143,6 +143,7 @@ def test_a_stage_that_is_stopped_says_so(tmp_path: Path) -> None:
     assert (end["complete"], end["unfinished"]) == (False, ["stopped at the limit of the stage"])
 
 
+@pytest.mark.engine
 def test_as_many_layers_as_there_is_time_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One plan a budget: 2.5 s of start, 10 s of loading and 5 s of tokens for 32 layers, five times three budgets."""
     plan = SimpleNamespace(

@@ -43,7 +43,15 @@ def assert_optimal(instance: Instance, method: str) -> str:
     return "optimal"
 
 
-@pytest.mark.parametrize(("method", "instances", "optima"), [("auto", 1000, 500), ("dp", 300, 140), ("milp", 300, 140)])
+@pytest.mark.parametrize(
+    ("method", "instances", "optima"),
+    [
+        pytest.param("auto", 1000, 500, marks=pytest.mark.slow),
+        ("auto", 200, 90),
+        ("dp", 200, 90),
+        ("milp", 200, 90),
+    ],
+)
 def test_equals_brute_force(method, instances, optima):
     outcomes = [assert_optimal(random_instance(seed), method) for seed in range(instances)]
     assert outcomes.count("optimal") >= optima

@@ -423,11 +423,13 @@ def run(program: Path, without: str = "") -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_no_race(program: Path) -> None:
     """Many blocks of two threads, fewer at a time than there are: the results of one block, and no data race."""
     assert run(program) == (0, "ok\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["arrive", "arrive_system", "words"])
 def test_what_orders_memory_is_needed(program: Path, part: str) -> None:
     """The last of the splits to arrive, of the outputs, the words of the channel."""
