@@ -24,17 +24,22 @@ from oallama.data.profile import Profile
 from oallama.engine.engine import Settings
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices
+from support.cli import CLI, oallama
 from support.made_profile import made_profile
+from support.processes import until
 
-CLI = [sys.executable, "-c", "from oallama.cli import main; main()"]
 SETTINGS = Settings(n_ctx=256, n_batch=256, n_ubatch=256, n_threads=1)
 SMALL = ("--ctx", "256", "--threads", "1")
 started: list[subprocess.Popen[str]] = []
 
 
-def start(*arguments: str | Path, cache: Path | None = None, **options: Any) -> subprocess.Popen[str]:
+def environment(cache: Path | None = None) -> dict[str, str]:
     env = {k: v for k, v in os.environ.items() if k != "OALLAMA_DEBUG"}
-    env |= {"XDG_CACHE_HOME": str(cache)} if cache else {}
+    return env | ({"XDG_CACHE_HOME": str(cache)} if cache else {})
+
+
+def start(*arguments: str | Path, cache: Path | None = None, **options: Any) -> subprocess.Popen[str]:
+    """In a process of its own from the first line on."""
     process = subprocess.Popen(
         [*CLI, *map(str, arguments)],
         stdin=subprocess.DEVNULL,
@@ -42,7 +47,7 @@ def start(*arguments: str | Path, cache: Path | None = None, **options: Any) -> 
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        env=env,
+        env=environment(cache),
         **options,
     )
     started.append(process)
@@ -57,11 +62,14 @@ def end_what_was_started() -> Iterator[None]:
         started.pop().kill()
 
 
-def fails(expected: str, *arguments: str | Path, **options: Any) -> str:
+def fails(expected: str, *arguments: str | Path, cache: Path | None = None) -> str:
     """The program ends with code 2 and nothing but one line `error: ...` that `expected` (a pattern) is found in."""
-    process = start(*arguments, **options)
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 2, (process.returncode, out, err)
+    done = oallama(*arguments, env=environment(cache))
+    return is_one_line(expected, done.returncode, done.stdout, done.stderr)
+
+
+def is_one_line(expected: str, code: int, out: str, err: str) -> str:
+    assert code == 2, (code, out, err)
     assert "Traceback" not in out + err
     lines = [line for line in err.splitlines() if line.strip()]
     assert len(lines) == 1 and lines[0].startswith("error: "), err
@@ -203,8 +211,8 @@ def test_budget_too_small_says_what_would_do(model: Path, profile_file: Path, tm
               "--planner", planner)  # fmt: skip
     message = fails("too small .*the minimum is .*; raise the budget", *common, "--vram", "1MiB")
     minimum = re.search(r"minimum is (\d+MiB)", message)[1]  # type: ignore[index]
-    process = start(*common, "--vram", minimum)
-    assert process.communicate()[1] == "" and process.returncode == 0
+    done = oallama(*common, "--vram", minimum)
+    assert done.stderr == "" and done.returncode == 0
 
 
 def test_minimal_is_a_planner_of_its_own(model: Path) -> None:
@@ -301,7 +309,9 @@ def test_disk_full_while_a_model_is_written(tmp_path: Path) -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
-    fails("cannot write .*m.gguf", "make-model", good, preexec_fn=full_after_a_mebibyte)
+    process = start("make-model", good, preexec_fn=full_after_a_mebibyte)
+    out, err = process.communicate(timeout=120)
+    is_one_line("cannot write .*m.gguf", process.returncode, out, err)
     assert good.read_bytes() == b"precious" and list(tmp_path.iterdir()) == [good]
 
 
@@ -333,10 +343,7 @@ def interrupted(process: subprocess.Popen[str]) -> None:
 def test_interrupted_profile_keeps_what_was_measured(tiny: Callable[..., Path], tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     process = start("profile", tiny("minicpm3", "F16"), "--ctx", "16384", "--threads", "1", cache=cache)
-    end = time.monotonic() + 60
-    while not list(cache.glob("oallama/profile-*.json")) and process.poll() is None:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    until(lambda: bool(list(cache.glob("oallama/profile-*.json"))) or process.poll() is not None)
     interrupted(process)
     (file,) = cache.glob("oallama/*")
     partial = Profile.load(file)
@@ -382,9 +389,6 @@ def test_interrupted_inside_the_engine() -> None:
 
 def test_interrupted_model_leaves_nothing(tmp_path: Path) -> None:
     process = start("make-model", tmp_path / "m.gguf", "--shape", "llama3-8b", "--set", "n_layer=8")
-    end = time.monotonic() + 60
-    while not list(tmp_path.glob("*partial*")) and process.poll() is None:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    until(lambda: bool(list(tmp_path.glob("*partial*"))) or process.poll() is not None)
     interrupted(process)
     assert not list(tmp_path.iterdir())

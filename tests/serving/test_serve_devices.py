@@ -25,9 +25,10 @@ from oallama.serving.serve_limits import Limits
 from oallama.serving.serving import Served, environments, preset
 from oallama.weave.distance import Distance
 from oallama.weave.gpus import Places, check_places, mps_runs, parse_places, room_for_guests
+from support.cli import oallama
 from support.fake_cuda import needs_headers
-from support.processes import process_of
-from support.servers import OALLAMA, PROMPTS, answers, call, children, until
+from support.processes import process_of, until
+from support.servers import OALLAMA, PROMPTS, answers, call, children
 
 GIB = 1 << 30
 
@@ -153,15 +154,13 @@ def test_what_the_processes_are_told() -> None:
     ],
 )
 def test_options_are_applied_or_refused(tiny: Callable[..., Path], options: list[str], reason: str) -> None:
-    command = [OALLAMA, "serve", "--hot", tiny("llama", "F16"), "--cold", tiny("qwen2", "F16"), *options]
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=60)
+    done = oallama("serve", "--hot", tiny("llama", "F16"), "--cold", tiny("qwen2", "F16"), *options)
     assert done.returncode == 2 and reason in " ".join(done.stderr.split()), done.stderr
 
 
 def test_options_of_guests_need_a_hot_model(tiny: Callable[..., Path]) -> None:
     for options in (["--guests", "2"], ["--lend", "1GiB"], ["--weave", "w.json"]):
-        command = [OALLAMA, "serve", str(tiny("llama", "F16")), *options]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = oallama("serve", tiny("llama", "F16"), *options)
         assert done.returncode == 2 and "are for --hot MODEL with --cold MODEL" in " ".join(done.stderr.split())
 
 
@@ -284,8 +283,7 @@ def test_more_is_lent_than_there_is(backend: Path, tiny: Callable[..., Path]) ->
         (2 * GIB, ["--lend", "1.5GiB"], "less than --lend 1.5GiB"),
         (2 * GIB, ["--lend", "1.5GiB", "--margin", "1.9GiB"], "less than --lend 1.5GiB"),
     ):
-        command = [OALLAMA, "serve", "--hot", hot, "--cold", cold, "--device", "hot=CUDA0,cold=CUDA1", *options]
+        arguments = ("serve", "--hot", hot, "--cold", cold, "--device", "hot=CUDA0,cold=CUDA1", *options)
         environment = os.environ | {"GGML_BACKEND_PATH": str(backend), "OALLAMA_FAKE_MEMORY": str(memory)}
-        words = [str(word) for word in command]
-        done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=60)
+        done = oallama(*arguments, env=environment)
         assert done.returncode == 2 and reason in " ".join(done.stderr.split()), done.stderr

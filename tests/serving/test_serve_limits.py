@@ -7,7 +7,6 @@ import json
 import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -18,8 +17,8 @@ import pytest
 
 from oallama.engine.rpc import free_port
 from support.processes import process_of
+from support.servers import OALLAMA
 
-OALLAMA = str(Path(sys.executable).parent / "oallama")
 LONG = 1500  # tokens; some seconds
 
 

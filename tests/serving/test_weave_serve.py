@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 
 from oallama.engine.rpc import free_port
-from support.processes import process_of
-from support.servers import OALLAMA, PROMPTS, answers, call, children, complete, until
+from support.cli import oallama
+from support.processes import process_of, until
+from support.servers import OALLAMA, PROMPTS, answers, call, children, complete
 
 
 def start(*arguments: str | Path) -> AbstractContextManager[subprocess.Popen[str]]:
@@ -32,23 +33,23 @@ def refused(port: int, path: str, body: dict[str, Any]) -> int:
     return refusal.value.code
 
 
-def channels() -> set[str]:
-    return {path.name for path in Path("/dev/shm").glob("oallama-weave-*")}
+def channels(server: subprocess.Popen[str]) -> list[Path]:
+    return list(Path("/dev/shm").glob(f"oallama-weave-*-{server.pid}-*"))
 
 
 @pytest.fixture
 def woven(tiny: Callable[..., Path]) -> Iterator[tuple[subprocess.Popen[str], int, Path, Path]]:
     hot, cold, port = tiny("llama", "F16"), tiny("qwen2", "F16"), free_port()
-    there = channels()
     arguments = ["--hot", hot, "--cold", cold, "--parallel", "2", "--guests", "3", "--ctx", "2048", "--threads", "1"]
     arguments += ["--deadline", "5", "--port", str(port)]  # a busy machine is no failure
     with start(*arguments) as server:
         until(lambda: answers(port, hot) and answers(port, cold))
+        assert channels(server)
         yield server, port, hot, cold
         server.send_signal(signal.SIGTERM)
         _, said = server.communicate(timeout=60)
     assert server.returncode == 0, said
-    until(lambda: channels() <= there)
+    until(lambda: not channels(server))
     assert not children(hot) and not children(cold)
 
 
@@ -126,6 +127,5 @@ def test_what_serve_refuses(tiny: Callable[..., Path], tmp_path: Path) -> None:
         (["--hot", model, "--cold", tmp_path / "none.gguf"], "none.gguf"),
         (["--hot", model, "--cold", tiny("qwen2"), "--lend", "much"], "cannot read the memory budget 'much'"),
     ):
-        with start(*arguments) as server:
-            _, said = server.communicate(timeout=60)
-        assert server.returncode == 2 and reason in said and "Traceback" not in said, said
+        done = oallama("serve", *arguments)
+        assert done.returncode == 2 and reason in done.stderr and "Traceback" not in done.stderr, done.stderr

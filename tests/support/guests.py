@@ -7,11 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from oallama.weave.sequences import Sequences
-
-
-def tokens(n: int, seed: int) -> list[int]:
-    return [int(t) for t in np.random.default_rng(seed).integers(300, 1000, size=n)]
-
+from support.logits import tokens
 
 # Sequences join with prompts of several lengths, decode together, leave, and others take their numbers.
 SCRIPT: list[dict[int, list[int]]] = [

@@ -14,8 +14,14 @@ import numpy as np
 ARCHITECTURES = ("llama", "minicpm3", "qwen2", "qwen3moe")
 # Of the environment of programs that may use AMX where the CPU has it; tests are the same on all machines else.
 AMX = {"OALLAMA_AMX": "1"}
+
+
 # Any valid token ids do: all tiny vocabularies have at least a thousand tokens.
-TOKENS = [int(t) for t in np.random.default_rng(7).integers(300, 1000, size=70)]
+def tokens(n: int, seed: int) -> list[int]:
+    return [int(t) for t in np.random.default_rng(seed).integers(300, 1000, size=n)]
+
+
+TOKENS = tokens(70, seed=7)
 
 
 def compute_logits(

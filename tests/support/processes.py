@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,3 +18,11 @@ def process_of(command: Sequence[str | Path], **options: Any) -> Iterator[subpro
             yield process
         finally:
             process.kill()
+
+
+def until(happens: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Wait for what happens in other processes."""
+    end = time.monotonic() + seconds
+    while not happens():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)

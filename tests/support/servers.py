@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +26,6 @@ def call(port: int, path: str, body: dict[str, Any] | None = None) -> Any:
 def complete(port: int, model: Path, prompt: str, n: int = 24) -> str:
     body = {"model": model.stem, "prompt": prompt, "max_tokens": n, "temperature": 0, "cache_prompt": False}
     return str(call(port, "/v1/completions", body)["choices"][0]["text"])
-
-
-def until(happens: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not happens():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.1)
 
 
 def answers(port: int, model: Path) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 
 from oallama.engine import engine
 from oallama.loading import autoplan
+from support import logits
 
 PROMPTS = (1, 31, 32, 33, 160)
 SEED = 11
@@ -40,7 +41,7 @@ def some(name: str) -> int:
 
 
 def tokens(n: int) -> list[int]:
-    return [int(t) for t in np.random.default_rng(SEED).integers(300, 1000, size=n)]
+    return logits.tokens(n, SEED)
 
 
 def jobs(

@@ -24,6 +24,7 @@ from oallama.weave import Receiver, SequenceRows, channel_path, remove_abandoned
 from oallama.weave import Sender as AnySender
 from support.attention import Reference, floats
 from support.foreign_array import ForeignArray
+from support.logits import nmse
 from support.paths import NATIVE, ROOT
 from support.processes import process_of
 
@@ -74,10 +75,6 @@ def path() -> Iterator[str]:
     path = channel_path(f"test-{os.getpid()}-{next(names)}")
     yield path
     assert not Path(path).exists()
-
-
-def nmse(a: np.ndarray, b: np.ndarray) -> float:
-    return float(((a - b) ** 2).sum() / (b**2).sum())
 
 
 @pytest.mark.parametrize("kv", ["f32", "f16", "bf16", "q8_0"])

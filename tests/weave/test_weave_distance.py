@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,8 +15,8 @@ from oallama.errors import OallamaError
 from oallama.weave.distance import Distance, pieces, widest
 from oallama.weave.plan import read_looks
 from oallama.weave.waiting import mean_wait
+from support.cli import oallama
 from support.fake_cuda import needs_headers
-from support.servers import OALLAMA
 
 operators = st.lists(st.tuples(st.floats(1e-6, 1e-2), st.booleans()), min_size=1, max_size=40)
 
@@ -59,22 +58,9 @@ def test_a_layer_of_equal_products() -> None:
 @needs_headers
 def test_a_plan_for_gpus(backend: Path, tiny: Callable[..., Path], tmp_path: Path) -> None:
     hot, cold, path = tiny("llama", "F16"), tiny("qwen2", "F16"), tmp_path / "weave.json"
-    command = [
-        OALLAMA,
-        "weave",
-        "plan",
-        hot,
-        cold,
-        "--device",
-        "hot=CUDA0,cold=CUDA1",
-        "--ctx",
-        "512",
-        "--threads",
-        "1",
-    ]
     environment = os.environ | {"GGML_BACKEND_PATH": str(backend), "XDG_CACHE_HOME": str(tmp_path)}
-    words = [str(word) for word in (*command, "--parallel", "2", "-o", path)]
-    done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=300)
+    options = ("--device", "hot=CUDA0,cold=CUDA1", "--ctx", "512", "--threads", "1", "--parallel", "2", "-o", path)
+    done = oallama("weave", "plan", hot, cold, *options, env=environment)
     assert done.returncode == 0, done.stderr
     plan, looks = json.loads(path.read_text()), read_looks(path, on_gpus=True)
     assert looks.distance == Distance(plan["decode"]["distance"], plan["prefill"]["distance"], 2)

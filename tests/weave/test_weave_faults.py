@@ -20,6 +20,7 @@ import pytest
 from oallama.errors import OallamaError
 from oallama.weave import Receiver, Sender, SequenceRows, channel_path
 from oallama.weave.sequences import Sequences
+from support.logits import tokens
 from support.paths import ROOT
 from support.processes import process_of
 
@@ -35,10 +36,6 @@ def path() -> Iterator[str]:
     path = channel_path(f"faults-{os.getpid()}-{next(names)}")
     yield path
     Path(path).unlink(missing_ok=True)
-
-
-def tokens(n: int, seed: int) -> list[int]:
-    return [int(t) for t in np.random.default_rng(seed).integers(300, 1000, size=n)]
 
 
 @pytest.mark.slow

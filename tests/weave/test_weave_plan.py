@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,11 @@ from oallama.errors import OallamaError
 from oallama.serving.serve_limits import Limits
 from oallama.serving.serving import Served, environments
 from oallama.weave.plan import Looks, read_looks
-
-OALLAMA = str(Path(sys.executable).parent / "oallama")
+from support.cli import oallama
 
 
 def weave_plan(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [OALLAMA, "weave", "plan", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+    return oallama("weave", "plan", *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +84,6 @@ def test_bad_input(made: tuple[Path, dict[str, Any], str], tiny: Callable[..., P
         with pytest.raises(OallamaError, match="make a new one with `oallama weave plan`"):
             read_looks(other, on_gpus=False)
     models = ["--hot", tiny("qwen2"), "--cold", tiny("llama")]
-    done = subprocess.run(
-        [OALLAMA, "serve", *map(str, models), "--weave", str(path)], capture_output=True, text=True, timeout=60
-    )
+    done = oallama("serve", *models, "--weave", path)
     assert done.returncode == 2 and "weave plan" in done.stderr and "Traceback" not in done.stderr
     assert weave_plan(tmp_path / "none.gguf", tiny("llama")).returncode == 2

@@ -48,9 +48,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="netlab", description="Hosts here behind cables of a given quality."
-    )
+    parser = argparse.ArgumentParser(prog="netlab", description="Hosts here behind cables of a given quality.")
     actions = parser.add_subparsers(dest="action", required=True)
     network = argparse.ArgumentParser(add_help=False)
     network.add_argument("--hosts", type=int, default=2, help="default: %(default)s")
