@@ -28,6 +28,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -117,29 +118,32 @@ def measure(way: str, rate: float, seed: int, models: dict[str, Path], options: 
 def servers(way: str, models: dict[str, Path], options: argparse.Namespace) -> Iterator[tuple[str, Path, int]]:
     """llama.cpp's router with both models; gives its address, its log and its process."""
     from oallama.base.children import die_with_parent
+    from oallama.base.environment import MODEL_ENVIRONMENTS
     from oallama.bench.load.lengths import LONGEST
     from oallama.engine import runtime
+    from oallama.engine.engine import Settings
     from oallama.engine.rpc import free_port
     from oallama.modelmaker import SHAPES
     from oallama.serving.serve_limits import Limits
-    from oallama.serving.serving import ENVIRONMENTS, Served, environments, preset
+    from oallama.serving.serving import Served, environments, preset
 
     n_seq = -(-int(LONGEST * options.scale + 1) // BLOCK) * BLOCK  # tokens of the longest request
     at_home, lent = options.home * n_seq, options.guests * n_seq
     shape = SHAPES["llama"]["small"]
     lent_nbytes = lent * options.layers * 2 * shape.n_head_kv * shape.head_dim * 2  # K and V, f16
     threads = len(CORES) if way == "shared" else 1
+    settings = Settings(n_ctx=at_home, n_seq_max=options.home, n_threads=threads, flash_attn="on")
     if way == "guests":
-        hot = Served(models[HOT], at_home, options.home, threads, guests=options.guests)
-        cold = Served(models[COLD], at_home, options.home, threads, lend_nbytes=lent_nbytes)
+        hot = Served(models[HOT], settings, guests=options.guests)
+        cold = Served(models[COLD], settings, lend_nbytes=lent_nbytes)
     else:
-        hot = Served(models[HOT], at_home, options.home, threads)
-        cold = Served(models[COLD], at_home + lent, options.home, threads)
+        hot = Served(models[HOT], settings)
+        cold = Served(models[COLD], replace(settings, n_ctx=at_home + lent))
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "preset.ini").write_text(preset([hot, cold]))
         port, log = free_port(), Path(folder) / "log"
         command = [runtime.program("llama-server"), "--models-preset", Path(folder) / "preset.ini", "--port", str(port)]
-        variables = {ENVIRONMENTS: environments(hot, [cold], DEADLINE_S, Limits())}
+        variables = {MODEL_ENVIRONMENTS.name: environments(hot, [cold], DEADLINE_S, Limits(), folder)}
         with log.open("wb") as output:
             process = subprocess.Popen(
                 list(map(str, command)),

@@ -5,7 +5,8 @@ python bench/cells.py --out FILE [--devices CPU,RPC,Vulkan0] [--archs ...] [--bu
 A cell is a model, a device, a budget and a depth. In each one the planner makes its candidates: the chosen plan, those
 of --also and the stock rivals (-ngl, llama.cpp's own --fit, the CPU) run interleaved in processes of their own, the
 rivals on unpatched llama.cpp where it has the device. The machine is profiled once per model and device, just before.
-One JSON line per cell and engine; --tables FILE.jsonl prints the tables of a recorded file instead.
+One JSON line per cell and engine; --tables FILE.jsonl prints the tables of a recorded file instead. --rounds FILE.jsonl
+compares the predictions of two commits whose runs took turns on a machine that drifts.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -66,7 +68,11 @@ def main() -> None:
     parser.add_argument("--narrow", action="store_true", help="many narrow layers, for a device as slow as lavapipe")
     parser.add_argument("--reload", action="store_true", help="one engine in memory at a time, as in use")
     parser.add_argument("--tables", type=Path)
+    parser.add_argument("--rounds", type=Path)
     options = parser.parse_args()
+    if options.rounds:
+        print(rounds([json.loads(line) for line in options.rounds.read_text().splitlines()]))
+        return
     if options.tables:
         print(tables([json.loads(line) for line in options.tables.read_text().splitlines()]))
         return
@@ -280,6 +286,31 @@ def _errors(lines: list[dict[str, Any]]) -> list[str]:
         middle = statistics.median(ordered)
         out.append(f"- {kind}: {len(values)} values, median {middle:.1f} %, p90 {p90:.1f} %, max {ordered[-1]:.1f} %")
     return out
+
+
+def rounds(lines: list[dict[str, Any]]) -> str:
+    """Mean errors by commit: of each prediction against the median of all measurements of that plan, of any commit.
+
+    Plans are taken to be one where the cell, the planner, and the form of attention are. "own run" compares with the
+    measurement right after it instead, which the drift of the machine is part of.
+    """
+    measured, found = defaultdict(list), defaultdict(list)
+    for line in lines:
+        for name, e in line["engines"].items():
+            for kind in ("ttft_s", "tpot_s"):
+                plan = (*_where(line), name, (e["params"] or {}).get("flash_attn"), kind)
+                measured[plan].append(e[kind])
+                if e["predicted"]:
+                    found[line["device"], kind, line["machine"]["commit"][:7]].append((plan, e))
+    head = ("device", "time", "commit", "predictions", "mean error, pooled", "own run", "signed, pooled")
+    out = [_row(head), _row(["---"] * len(head))]
+    for (device, kind, commit), some in sorted(found.items()):
+        pooled = [100 * (e["predicted"][kind] / statistics.median(measured[plan]) - 1) for plan, e in some]
+        own = [100 * abs(e["predicted"][kind] / e[kind] - 1) for _, e in some]
+        means = (statistics.mean(map(abs, pooled)), statistics.mean(own))
+        cells = (*(f"{m:.1f} %" for m in means), f"{statistics.mean(pooled):+.1f} %")
+        out.append(_row((device, kind[:4].upper(), commit, str(len(some)), *cells)))
+    return "\n".join(out)
 
 
 def _where(line: dict[str, Any]) -> tuple[str, ...]:

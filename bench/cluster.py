@@ -57,10 +57,10 @@ def prompt_text(n_tokens: int) -> str:
 
 def rpc_client(endpoints: list[str], model: Path, options: Any) -> None:
     """llama.cpp's -sm tensor over RPC servers, driven like a rank."""
-    from oallama.cli.options import quiet
-    from oallama.cli.run import complete
     from oallama.cluster.ranks.rank import RankJob, rank_llama
     from oallama.engine import engine
+    from oallama.engine.runtime import quiet
+    from oallama.loading.completion import complete
 
     quiet()
     names = [name for endpoint in endpoints for name in engine.add_rpc_server(endpoint)]
@@ -106,7 +106,7 @@ class MemorySamples:
             for folder in Path("/proc").iterdir():
                 with suppress(OSError, ValueError, IndexError):
                     words = (folder / "cmdline").read_bytes().split(b"\0")
-                    if b"oallama.cli.rank" in words and b"python" in words[0]:
+                    if b"oallama.cluster.ranks.rank_process" in words and b"python" in words[0]:
                         resident = int((folder / "status").read_text().split("VmRSS:")[1].split()[0]) * 1024
                         self._found.setdefault(int(folder.name), []).append((time.monotonic(), resident))
 

@@ -37,7 +37,6 @@ from typing import Any
 from oallama.bench.engines import Engine, LoadParams
 from oallama.bench.machine import describe, save_lines
 from oallama.bench.planned import planned
-from oallama.bench.plot import COLOURS, MARKERS, save_figure
 from oallama.bench.sweep import Sweep, run_bench
 from oallama.data.operators import OUTPUT, TOKEN_EMBEDDING, OperatorGraph
 from oallama.data.plan import is_divided_by_columns
@@ -49,6 +48,7 @@ from oallama.loading.autoplan import Choices
 from oallama.modelmaker import make_sparse_model
 from oallama.planning import Workload
 from oallama.profiling.datasheet import Datasheet, make_profile
+from oallama.views.style import COLOURS, MARKERS, save_figure
 
 PLANNERS = ("exact", "divided", "layers")
 SHARE = 50  # percent

@@ -3,8 +3,8 @@
 python bench/planner_speed.py [--out FILE.jsonl] [--repeats 3]
 
 Published shapes in sparse files (no weight is stored), a profile computed from a datasheet, dry runs on a
-stand-in device. One JSON line per model and planner: the seconds of everything (medians), of them in dry runs, and
-the gap that was proven. Reading the model's graph is timed apart.
+stand-in device. One JSON line per model and planner, at the end of FILE or printed: the seconds of everything
+(medians), of them in dry runs, and the gap that was proven. Reading the model's graph is timed apart.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Stopwatch:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("bench/results/planner-speed.jsonl"))
+    parser.add_argument("--out", type=Path)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--datasheet", default="rtx4090-xeon4314")
     options = parser.parse_args()

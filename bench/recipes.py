@@ -43,7 +43,7 @@ from oallama.quantizing import (
     quantize,
 )
 from oallama.quantizing.machine import retyped
-from oallama.quantizing.plot import write_frontier
+from oallama.views.frontier_plot import write_frontier
 
 MIX = "llama.cpp"
 

@@ -9,7 +9,7 @@ One process on one GPU, both sides in it. One JSON line per measurement:
              ggml-cuda's flash attention of one row on as many tokens in all, where oallama was built with CUDA
   layer      seconds of a layer for the sender: rows there, results back, by the receiver's idle looks
 
---build compiles csrc/weave/cuda, for this program and for tests/weave/test_weave_cuda.py.
+--build compiles csrc/weave/cuda and tests/native, for this program and for tests/weave/test_weave_cuda.py.
 """
 
 from __future__ import annotations

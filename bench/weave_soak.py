@@ -41,7 +41,9 @@ from typing import Any
 
 import numpy as np
 from weave_faults import KINDS, Fault, show, summary
-from weave_tormentors import FIELDS, HANG_S, WORDS, Helper
+from weave_tormentors import HANG_S, Helper
+
+from oallama.weave.channel import layout
 
 N_LAYERS, N_SEQUENCES, FIRST_GUEST, N_CONTEXT = 3, 8, 3, 4096
 LONGEST = 100  # tokens of a sequence, but for those of the kind "quota"
@@ -113,7 +115,7 @@ class Cold:
 
     def has_guests(self) -> bool:
         with open(self.path, "rb") as file:
-            file.seek(WORDS["free_nbytes"])
+            file.seek(layout().words["free_nbytes"][0])
             return self.attached and struct.unpack("<Q", file.read(8))[0] < self._options["quota"]
 
 
@@ -321,7 +323,7 @@ class Soak:
         serves = bool(rng.random() < 0.3)
         if fault.kind == "stop" and rng.random() < 0.5:
             target.signal(signal.SIGCONT)
-        elif fault.kind in ("kill", "stop") or fault.detail in FIELDS:
+        elif fault.kind in ("kill", "stop") or fault.detail in layout().header:
             fault.n_crashed += target.start(serves)
         if not target.lives():
             fault.n_crashed += 1
@@ -339,7 +341,7 @@ class Soak:
         if kind in ("task", "result", "word", "hog"):
             seconds = 0.0 if kind == "word" else rng.uniform(0.005, 0.06)
             fault.detail = self._vandalize(fault, target, kind, seconds, rng)
-            if fault.detail in FIELDS:  # read by the next sender only: this one has to fail
+            if fault.detail in layout().header:  # read by the next sender only: this one has to fail
                 self._vandalize(fault, target, "result", 0.02, rng)
             return
         fault.begins.append(time.monotonic())

@@ -24,15 +24,7 @@ from typing import Any
 import numpy as np
 
 HANG_S = 10.0
-# csrc/weave/protocol.h
-PAGES = {
-    4096: ("epoch", "base", "tail", "doorbell", "tx_sleeping"),
-    8192: ("accepted", "done", "state", "heartbeat", "rx_sleeping", "free_nbytes"),
-}
-WORDS = {name: page + 128 * at for page, names in PAGES.items() for at, name in enumerate(names)}
-# Of the header, which is written once: a new receiver has to come.
-FIELDS = {"magic": 0, "version": 4, "boot": 8, "region_nbytes": 16, "tasks": 24, "task_nbytes": 40, "n_slots": 56}
-N_SLOTS, FIRST_SLOT, TASK_NBYTES, RESULT_NBYTES = 4, 3 * 4096, 1 << 19, 1 << 18  # with a header of 128 bytes each
+N_SLOTS, TASK_NBYTES, RESULT_NBYTES = 4, 1 << 19, 1 << 18  # with a header of 128 bytes each
 SLOTS: dict[str, Any] = {"task_nbytes": TASK_NBYTES - 128, "result_nbytes": RESULT_NBYTES - 128, "n_slots": N_SLOTS}
 
 
@@ -156,17 +148,22 @@ def hog(end: float) -> str:
 
 def scribble(memory: mmap.mmap, kind: str, end: float, rng: np.random.Generator) -> str:
     """Garbage into a word, or into the slots of tasks or of results until `end`. Returns the word."""
+    from oallama.weave.channel import layout
+
+    channel = layout()
     if kind == "word":
-        places = {**WORDS, **FIELDS}
+        places = {**channel.words, **channel.header}
         name = str(rng.choice(list(places)))
-        at, layout = places[name], "<Q" if name in ("epoch", "accepted", "free_nbytes", "boot") else "<I"
-        size = struct.calcsize(layout)
-        (value,) = struct.unpack_from(layout, memory, at)
+        at, size = places[name]
+        form = {4: "<I", 8: "<Q"}[size]
+        (value,) = struct.unpack_from(form, memory, at)
         flipped, anything = value ^ (1 << int(rng.integers(8 * size))), int(rng.integers(1 << 63))
         garbage = (value + 1, value - 1, value - 5, flipped, anything, 0)[rng.integers(6)]
-        struct.pack_into(layout, memory, at, garbage % (1 << 8 * size))
+        struct.pack_into(form, memory, at, garbage % (1 << 8 * size))
         return name
-    first, nbytes = (FIRST_SLOT, TASK_NBYTES) if kind == "task" else (FIRST_SLOT + N_SLOTS * TASK_NBYTES, RESULT_NBYTES)
+    first, nbytes = channel.first_slot, TASK_NBYTES
+    if kind == "result":
+        first, nbytes = first + N_SLOTS * TASK_NBYTES, RESULT_NBYTES
     while time.monotonic() < end:
         at = first + int(rng.integers(N_SLOTS)) * nbytes + int(rng.integers(64 if rng.random() < 0.3 else 4096))
         memory[at : at + 8] = rng.bytes(8)

@@ -40,22 +40,25 @@ set(LLAMA_OPENSSL        OFF CACHE BOOL "" FORCE)
 add_subdirectory(${OALLAMA_UPSTREAM} upstream EXCLUDE_FROM_ALL)
 
 # Bodies of the hooks. The patches only call them.
-target_include_directories(ggml-base PRIVATE ${OALLAMA_CSRC}/engine)
-include(${OALLAMA_CSRC}/engine/base.cmake)
+include(${OALLAMA_CSRC}/hooks.cmake)
+target_include_directories(ggml-base PRIVATE ${OALLAMA_HOOK_FOLDERS})
 target_sources(ggml-base PRIVATE ${OALLAMA_BASE_SOURCES})
-target_include_directories(ggml-cpu PRIVATE ${OALLAMA_CSRC}/engine ${OALLAMA_CSRC}/os ${OALLAMA_CSRC}/weave)
+target_include_directories(ggml-cpu PRIVATE ${OALLAMA_HOOK_FOLDERS})
 include(${OALLAMA_CSRC}/weave/weave.cmake)
 target_sources(ggml-cpu PRIVATE ${OALLAMA_WEAVE_SOURCES})
 target_compile_options(ggml-cpu PRIVATE "SHELL:-include ${CMAKE_CURRENT_SOURCE_DIR}/cmake/amx_tile_config.h")
-target_include_directories(llama PRIVATE ${OALLAMA_CSRC}/engine ${OALLAMA_CSRC}/os ${OALLAMA_CSRC}/weave)
+target_include_directories(llama PRIVATE ${OALLAMA_HOOK_FOLDERS})
 target_sources(llama PRIVATE
-    ${OALLAMA_CSRC}/engine/backend_map.cpp
-    ${OALLAMA_CSRC}/engine/follow.cpp
-    ${OALLAMA_CSRC}/engine/segments.cpp
-    ${OALLAMA_CSRC}/engine/segments_graph.cpp
+    ${OALLAMA_CSRC}/map/backend_map.cpp
+    ${OALLAMA_CSRC}/map/backend_table.cpp
+    ${OALLAMA_CSRC}/map/host_weights.cpp
+    ${OALLAMA_CSRC}/map/weight_marks.cpp
+    ${OALLAMA_CSRC}/ranks/follow.cpp
+    ${OALLAMA_CSRC}/segments/segments.cpp
+    ${OALLAMA_CSRC}/segments/segments_graph.cpp
     ${OALLAMA_WEAVE_GUEST_SOURCES})
 set_source_files_properties(${OALLAMA_WEAVE_GUEST_SOURCES} TARGET_DIRECTORY llama PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
-target_include_directories(server-context PRIVATE ${OALLAMA_CSRC}/serve ${OALLAMA_CSRC}/weave)
+target_include_directories(server-context PRIVATE ${OALLAMA_CSRC}/serve ${OALLAMA_CSRC}/weave/guests)
 target_include_directories(llama-server-impl PRIVATE ${OALLAMA_CSRC}/serve)
 target_sources(llama-server-impl PRIVATE ${OALLAMA_CSRC}/serve/admission.cpp)
 if (TARGET ggml-rpc)
@@ -68,9 +71,8 @@ if (TARGET ggml-rpc)
         PROPERTIES COMPILE_OPTIONS -fvisibility=hidden)
 endif()
 if (GGML_CUDA)
-    target_include_directories(ggml-cuda PRIVATE
-        ${OALLAMA_CSRC}/comm ${OALLAMA_CSRC}/engine ${OALLAMA_CSRC}/os ${OALLAMA_CSRC}/weave ${OALLAMA_CSRC}/weave/cuda)
-    target_sources(ggml-cuda PRIVATE ${OALLAMA_CSRC}/engine/op_timer_cuda.cpp ${OALLAMA_WEAVE_CUDA_SOURCES})
+    target_include_directories(ggml-cuda PRIVATE ${OALLAMA_HOOK_FOLDERS} ${OALLAMA_CSRC}/weave/cuda)
+    target_sources(ggml-cuda PRIVATE ${OALLAMA_CSRC}/observe/op_timer_cuda.cpp ${OALLAMA_WEAVE_CUDA_SOURCES})
     include(cuda_runpath)
     find_package(CUDAToolkit REQUIRED)
     # Not CUDAToolkit_LIBRARY_DIR: it may be /usr/local/lib with a link to one of them.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Compiles, for one architecture and without a GPU, every .cu file that a patch touches and the .cu and *_cuda.cpp files
-# of csrc/: all of ggml-cuda would take 20 minutes. Flags as in ggml/src/ggml-cuda/CMakeLists.txt. CUDA_ARCH=sm_90 is the default.
+# of csrc/ and tests/native: all of ggml-cuda would take 20 minutes. Flags as in ggml/src/ggml-cuda/CMakeLists.txt. CUDA_ARCH=sm_90 is the default.
 # CUDA_FILES, a regular expression, picks some. The kernels of csrc/weave/cuda: no warnings, registers and spills are said,
 # and attention of heads of 128 in f16 must not spill.
 set -euo pipefail
@@ -19,11 +19,11 @@ python3 $llama_cpp/upstream.py prepare >/dev/null
 mapfile -t sources < <(
     {
         sed -n 's|^+++ b/\(.*\.cu\)$|'$llama_cpp'/patched/\1|p' $llama_cpp/patches/*.patch
-        find csrc -name '*.cu' -o -name '*_cuda.cpp'
+        find csrc tests/native -name '*.cu' -o -name '*_cuda.cpp'
     } 2>/dev/null | sort -u | grep -E "${CUDA_FILES:-.}"
 )
 if [ ${#sources[@]} = 0 ]; then
-    echo "cuda compile check: SKIPPED, no patch and nothing in csrc/ touches CUDA"
+    echo "cuda compile check: SKIPPED, no patch and nothing of ours touches CUDA"
     exit 0
 fi
 
@@ -54,7 +54,7 @@ report_registers() {
         }' "$1"
 }
 
-# Of csrc/weave/cuda no warning is let through; ptxas' words about its kernels stay in a file.
+# Of csrc/weave/cuda, and of what tests compile with it, no warning is let through; ptxas' words about its kernels stay in a file.
 compile() {
     local source=$1 object rc=0 started=$SECONDS
     shift
@@ -65,7 +65,7 @@ compile() {
             grep -v '^ptxas info\|bytes stack frame' "$object.log" >&2 || true
             [ $rc = 1 ] || report_registers "$object.log" || rc=1
             ;;
-        csrc/weave/cuda/*) "$@" -Xcompiler "-Wall,-Wextra" -Werror all-warnings "$source" -o "$object.o" || rc=1 ;;
+        csrc/weave/cuda/* | tests/native/*) "$@" -Xcompiler "-Wall,-Wextra" -Werror all-warnings "$source" -o "$object.o" || rc=1 ;;
         *) "$@" "$source" -o "$object.o" || rc=1 ;;
     esac
     if [ $rc = 0 ]; then

@@ -221,9 +221,9 @@ make_one() {
     local path=$models/$1.gguf
     [ ! -e "$path" ] || return 0
     if [ -n "$rehearse" ]; then
-        $python scripts/make_model.py "$path" --arch "$4" --shape tiny --type "$3"
+        .venv/bin/oallama make-model "$path" --arch "$4" --shape tiny --type "$3"
     else
-        $python scripts/make_model.py "$path" --shape "$2" --type "$3"
+        .venv/bin/oallama make-model "$path" --shape "$2" --type "$3"
     fi
 }
 

@@ -1,6 +1,7 @@
 #include "backend_map.h"
 
 #include "bindings.h"
+#include "host_weights.h"
 
 void register_backend_map(py::module_ & m) {
     m.def("set_backend_map", &oa_backend_map_set, py::arg("table"),
@@ -8,6 +9,6 @@ void register_backend_map(py::module_ & m) {
     m.def("clear_backend_map", &oa_backend_map_clear, "Forget the table of this thread.");
     m.def("backend_map_error", &oa_backend_map_error,
           "Why the last load of this thread was refused by the table; empty if it was not.");
-    m.def("backend_map_left_mapped", &oa_backend_map_left_mapped,
+    m.def("backend_map_left_mapped", &oa_host_weights_left_mapped,
           "Bytes of host weights that the last load of this thread left in the mapped file because memory is short.");
 }

@@ -182,6 +182,43 @@ void register_sender(py::module_ & m) {
              py::arg("n_chunks"), py::arg("n_padded"));
 }
 
+struct Field {
+    const char * name;
+    size_t       at, nbytes;
+};
+
+constexpr Field words[] = {
+    { "epoch", word::epoch, sizeof(SenderPage::epoch.value) },
+    { "base", word::base, sizeof(SenderPage::base.value) },
+    { "tail", word::tail, sizeof(SenderPage::tail.value) },
+    { "doorbell", word::doorbell, sizeof(SenderPage::doorbell.value) },
+    { "tx_sleeping", word::tx_sleeping, sizeof(SenderPage::sleeping.value) },
+    { "accepted", word::accepted, sizeof(ReceiverPage::accepted.value) },
+    { "done", word::done, sizeof(ReceiverPage::done.value) },
+    { "state", word::state, sizeof(ReceiverPage::state.value) },
+    { "heartbeat", word::heartbeat, sizeof(ReceiverPage::heartbeat.value) },
+    { "rx_sleeping", word::rx_sleeping, sizeof(ReceiverPage::sleeping.value) },
+    { "free_nbytes", word::free_nbytes, sizeof(ReceiverPage::free_nbytes.value) },
+};
+
+constexpr Field header_fields[] = {
+    { "magic", offsetof(Header, magic), sizeof(Header::magic) },
+    { "version", offsetof(Header, version), sizeof(Header::version) },
+    { "boot", offsetof(Header, boot), sizeof(Header::boot) },
+    { "region_nbytes", offsetof(Header, region_nbytes), sizeof(Header::region_nbytes) },
+    { "tasks", offsetof(Header, tasks), sizeof(Header::tasks) },
+    { "task_nbytes", offsetof(Header, task_nbytes), sizeof(Header::task_nbytes) },
+    { "n_slots", offsetof(Header, n_slots), sizeof(Header::n_slots) },
+};
+
+template <size_t n> py::dict places_of(const Field (&fields)[n]) {
+    py::dict d;
+    for (const Field & field : fields) {
+        d[field.name] = py::make_tuple(field.at, field.nbytes);
+    }
+    return d;
+}
+
 } // namespace
 
 void register_weave(py::module_ & m) {
@@ -199,5 +236,9 @@ void register_weave(py::module_ & m) {
         },
         py::arg("channels"), py::arg("first_guest"), py::arg("deadline_s"),
         "Sequences from `first_guest` on, of contexts made after this, may be with the receivers at `channels`.");
+    m.def(
+        "weave_layout", [] { return py::make_tuple(places_of(words), places_of(header_fields), first_slot, line); },
+        "Of a channel's file: offsets and sizes of its words, and of the header's; where slots begin; bytes of a "
+        "line.");
     m.def("weave_guest_stats", &guest_stats, py::arg("ctx"), "Of a llama_context by its address.");
 }

@@ -46,7 +46,6 @@ class oa_device_stage {
   private:
     void   exchange(const oa_device_options & options, const oa_host & host);
     size_t piece(const oa_operation & op) const;
-    void   on_one_host();
     void   between_hosts();
     void   wire();
 

@@ -1,6 +1,6 @@
-// Weights of a rank that computes on the CPU and keeps few of them in memory (SPEC.md 2c): they lie in a file of their
-// own, which is mapped. While a piece of the graph computes, a thread reads in the weights of the next one; those of a
-// piece that is done are given back.
+// Weights of a rank that computes on the CPU and keeps few of them in memory (docs/sources.md, 2): they lie in a file
+// of their own, which is mapped. While a piece of the graph computes, a thread reads in the weights of the next one;
+// those of a piece that is done are given back.
 //
 // Invariant: what is given back is still in the file, so a wrong guess of what comes next costs time, never a value.
 #pragma once

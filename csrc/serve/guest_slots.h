@@ -1,4 +1,4 @@
-// Slots whose sequences may be guests (csrc/weave/guest_places.h). Hooks of patch 0011.
+// Slots whose sequences may be guests (csrc/weave/guests/guest_places.h). Hooks of patch 0011.
 //
 // They are taken when none at home is free and a receiver has room; otherwise requests wait. Where the KV cache at home
 // has no room left, those that are not guests (any more) are the first to go.

@@ -1,19 +1,19 @@
 # Both sides of a channel join ggml-cpu, whose attention the receiver calls, those on a GPU ggml-cuda; the hot model's
 # cache and graph join llama.
 set(OALLAMA_WEAVE_SOURCES
-    ${OALLAMA_CSRC}/os/futex.cpp
-    ${OALLAMA_CSRC}/weave/attention.cpp
-    ${OALLAMA_CSRC}/weave/receiver.cpp
-    ${OALLAMA_CSRC}/weave/receiver_of_process.cpp
-    ${OALLAMA_CSRC}/weave/region.cpp
-    ${OALLAMA_CSRC}/weave/sender.cpp
-    ${OALLAMA_CSRC}/weave/store.cpp)
+    ${OALLAMA_CSRC}/base/futex.cpp
+    ${OALLAMA_CSRC}/weave/cpu/attention.cpp
+    ${OALLAMA_CSRC}/weave/cpu/receiver.cpp
+    ${OALLAMA_CSRC}/weave/cpu/receiver_of_process.cpp
+    ${OALLAMA_CSRC}/weave/cpu/sender.cpp
+    ${OALLAMA_CSRC}/weave/cpu/store.cpp
+    ${OALLAMA_CSRC}/weave/region.cpp)
 set(OALLAMA_WEAVE_GUEST_SOURCES
-    ${OALLAMA_CSRC}/weave/guest_cache.cpp
-    ${OALLAMA_CSRC}/weave/guest_channels.cpp
-    ${OALLAMA_CSRC}/weave/guest_context.cpp
-    ${OALLAMA_CSRC}/weave/guest_decode.cpp
-    ${OALLAMA_CSRC}/weave/guest_graph.cpp)
+    ${OALLAMA_CSRC}/weave/guests/guest_cache.cpp
+    ${OALLAMA_CSRC}/weave/guests/guest_channels.cpp
+    ${OALLAMA_CSRC}/weave/guests/guest_context.cpp
+    ${OALLAMA_CSRC}/weave/guests/guest_decode.cpp
+    ${OALLAMA_CSRC}/weave/guests/guest_graph.cpp)
 set(OALLAMA_WEAVE_CUDA_SOURCES
     ${OALLAMA_CSRC}/weave/cuda/block_store.cpp
     ${OALLAMA_CSRC}/weave/cuda/conditional_cuda.cu

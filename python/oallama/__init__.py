@@ -10,6 +10,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from oallama.base.moved import keep_old_names
+
 if TYPE_CHECKING:
     from oallama.data.plan import PlacementPlan
     from oallama.data.profile import Profile
@@ -34,6 +36,8 @@ _HOMES = {
     "Profile": "oallama.data.profile",
     "demo_model": "oallama.storyteller",
 }
+
+keep_old_names()
 
 
 def __getattr__(name: str) -> Any:

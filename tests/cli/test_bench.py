@@ -38,15 +38,17 @@ from oallama.bench import (
 )
 from oallama.bench.baselines import baselines
 from oallama.bench.engines import Worker
-from oallama.bench.results import Loaded, Sample, error_percent
+from oallama.bench.results import Loaded, Sample
 from oallama.bench.stats import itl, speedup, summarize, tpot
 from oallama.bench.sweep import order
 from oallama.bench.worker import parse_memory_log
 from oallama.data.plan import ContextSettings, DeviceMemory, PlacementPlan, TensorPlacement
 from oallama.data.plan import Prediction as PlanPrediction
+from oallama.data.predicted import error_percent
 from oallama.engine import runtime
 from oallama.errors import OallamaError
 from oallama.modelmaker import make_model
+from support.paths import ROOT
 
 MIB = 1024 * 1024
 CPU = LoadParams(n_threads=1, devices=())
@@ -495,3 +497,9 @@ def test_nvidia_smi_is_read(tmp_path, monkeypatch):
 def test_worker_imports_nothing_of_oallama():
     source = Path(sys.modules[Worker.__module__].__file__).with_name("worker.py").read_text()
     assert set(re.findall(r"^\s*(?:from|import) (\w+)", source, re.M)) <= {*sys.stdlib_module_names, "llama_cpp"}
+
+
+def test_results_are_dated() -> None:
+    """A file without its day is what a script wrote last, and nobody can quote it."""
+    results = ROOT / "bench" / "results"
+    assert [path.name for path in results.iterdir() if not re.match(r"20\d\d-\d\d-\d\d-\w", path.name)] == []

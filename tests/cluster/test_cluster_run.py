@@ -27,6 +27,7 @@ from oallama.engine.rpc import free_port
 from oallama.errors import OallamaError
 from oallama.netlab import Conditions, NetLab
 from support.cli import oallama
+from support.foreign_models import gemma3
 from support.lab import needs_lab
 from support.servers import OALLAMA
 
@@ -272,6 +273,24 @@ def test_wrong_arguments_are_one_clear_line(arguments: list[str], message: str, 
     result = oallama("cluster", "run", str(tiny("llama", "F16")), *arguments)
     assert result.returncode == 2, result.stderr
     assert re.search(message, result.stderr) and "Traceback" not in result.stderr
+
+
+@needs_mpi
+@pytest.mark.parametrize(
+    ("arch", "message"),
+    [
+        ("gemma3", "cannot split this gemma3 model over ranks: layer 0 normalises its keys as one row of 128"),
+        ("minicpm3", "cannot split models of architecture 'minicpm3' over ranks"),  # llama.cpp says so itself
+    ],
+)
+def test_a_model_that_cannot_be_split_is_refused_before_it_is_loaded(
+    arch: str, message: str, tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = gemma3(tmp_path / "m.gguf") if arch == "gemma3" else tiny(arch, "F16")
+    result = oallama("cluster", "run", str(path), "Once", "-n", "2", "--ctx", "256")
+    assert result.returncode == 2 and result.stdout == ""
+    said = result.stderr.strip()
+    assert message in said and "\n" not in said and "GGML_ASSERT" not in said
 
 
 @needs_mpi

@@ -18,7 +18,7 @@ import pytest
 from support.paths import NATIVE, ROOT
 
 COMM = ROOT / "csrc" / "comm"
-FLAGS = ("-std=c++17", "-g", "-ffp-contract=off", "-pthread", "-I", str(COMM))
+FLAGS = ("-std=c++17", "-g", "-ffp-contract=off", "-pthread", "-I", str(COMM), "-I", str(ROOT / "csrc" / "base"))
 SANITIZER = "-fsanitize=thread"
 RACE = "WARNING: ThreadSanitizer: data race"
 

@@ -168,7 +168,7 @@ def test_a_model_that_no_longer_fits_ends_the_request(tiny: Callable[..., Path],
         os.kill(hosts["b"].server_pid, signal.SIGKILL)
         with pytest.raises(OallamaError, match=r"RPC server of b .* without it the model.* too few"):
             list(stream)
-    assert not processes("oallama.cli.pipelin[e]")
+    assert not processes("pipeline.client_proces[s]")
 
 
 def on_lab(lab: NetLab) -> dict[str, str]:
@@ -187,7 +187,7 @@ def run_on_lab(lab: NetLab, model: Path, plan: Path, *more: str, **options: Any)
 def complete_on_lab(lab: NetLab, model: Path, plan: Path, n_generate: int) -> subprocess.Popen[str]:
     more = [PROMPT, "--temperature", "0", "--json", "--n-generate", str(n_generate)]
     client = run_on_lab(lab, model, plan, *more)
-    until(lambda: bool(processes("cli.pipelin[e]")) and min(lab.sent(1), lab.sent(2)) > 100_000, 60)
+    until(lambda: bool(processes("pipeline.client_proces[s]")) and min(lab.sent(1), lab.sent(2)) > 100_000, 60)
     return client
 
 

@@ -13,7 +13,7 @@ from oallama.engine import engine, runtime
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
 
-ALICE = Path(runtime.__file__).parent / "bench" / "prompts" / "alice.txt"
+ALICE = Path(runtime.__file__).parents[1] / "bench" / "prompts" / "alice.txt"
 HEADER = "# oallama backend map v1\n"
 
 

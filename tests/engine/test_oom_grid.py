@@ -1,4 +1,4 @@
-"""oallama.bench.oom_grid: a dozen of its cells load within their budgets, and the bytes others hold are kept free."""
+"""oallama.studies.oom_grid: a dozen of its cells load within their budgets, and the bytes others hold are kept free."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from oallama import OallamaError
-from oallama.bench import oom_grid
 from oallama.engine import engine
 from oallama.loading import autoplan
 from oallama.planning import parse_budget
+from oallama.studies import oom_grid
 from support.made_profile import made_profile
 
 # Every twelfth, and two whose dry run once took other splits than the load.

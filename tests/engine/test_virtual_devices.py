@@ -32,8 +32,8 @@ inline cudaError_t cudaEventElapsedTime(float * ms, cudaEvent_t, cudaEvent_t) { 
 def test_virtual_devices_are_told_apart_and_found(tmp_path: Path) -> None:
     (tmp_path / "cuda_runtime.h").write_text(RUNTIME)
     csrc, ggml = ROOT / "csrc", ROOT / "third_party" / "llama.cpp" / "patched" / "ggml"
-    folders = (tmp_path, csrc / "engine", csrc / "weave", csrc / "weave" / "cuda", csrc / "os", ggml / "include")
-    sources = (NATIVE / "virtual_devices.cpp", csrc / "engine" / "op_timer_cuda.cpp")
+    folders = (tmp_path, csrc / "base", csrc / "observe", csrc / "weave", csrc / "weave" / "cuda", ggml / "include")
+    sources = (NATIVE / "virtual_devices.cpp", csrc / "observe" / "op_timer_cuda.cpp")
     program = tmp_path / "devices"
     command = ["c++", "-std=c++17", *(f"-I{folder}" for folder in folders), *map(str, sources), "-o", str(program)]
     made = subprocess.run(command, capture_output=True, text=True)

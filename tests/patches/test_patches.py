@@ -20,11 +20,13 @@ from support.paths import ROOT
 LLAMA_CPP = ROOT / "third_party" / "llama.cpp"
 
 SOURCE = "".join(f"line {i}\n" for i in range(1, 31))
-HEADER = "Description: call oa_hook\nTouches: src/a.c\nSwitch: OALLAMA_X\nTest: none\nDrop-when: never\n"
+HEADER = "Description: call oa_hook\nTouches: src/a.c (1 hunk, +1)\nSwitch: OALLAMA_X\nTest: none\nDrop-when: never\n"
+REASON = "Reason: no other place\n"
 OLD = 1_000_000_000  # a time of change in the past
 
 
 def hook_patch(header: str = HEADER, context: str = "line 10", added: tuple[str, ...] = ("oa_hook();",)) -> str:
+    header = header.replace("+1)", f"+{len(added)})")
     body = "".join(f"+{line}\n" for line in added)
     hunk = f"@@ -9,4 +9,{4 + len(added)} @@\n line 9\n {context}\n{body} line 11\n line 12\n"
     return f"{header}\n--- a/src/a.c\n+++ b/src/a.c\n{hunk}"
@@ -260,10 +262,37 @@ def test_rules(layout, change, expected):
 
 
 def test_removing_lines_needs_a_reason(layout):
-    text = hook_patch().replace(" line 10\n", "-line 10\n").replace("+9,5", "+9,4")
+    text = hook_patch().replace(" line 10\n", "-line 10\n").replace("+9,5", "+9,4").replace("+1)", "+1, -1)")
     set_series(layout, {"0001-hook.patch": text})
     assert "removes 1 upstream lines" in "".join(upstream.check(layout))
-    set_series(layout, {"0001-hook.patch": text.replace("Drop-when", "Reason: no other place\nDrop-when")})
+    set_series(layout, {"0001-hook.patch": text.replace("Drop-when", f"{REASON}Drop-when")})
+    assert upstream.check(layout) == []
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        (REASON, "adds 12 lines, more than 10"),
+        ("Largest-hunk: 12\n", "adds 12 lines, more than 10"),
+        (REASON + "Largest-hunk: 12\n", None),
+        (REASON + "Largest-hunk: 13\n", "Largest-hunk: is 13, but the largest hunk adds 12 lines"),
+    ],
+)
+def test_a_reason_does_not_lift_the_limit_of_a_hunk(layout, more, expected):
+    header = HEADER.replace("Drop-when", f"{more}Drop-when")
+    set_series(layout, {"0001-hook.patch": hook_patch(header, added=tuple(f"x{i};" for i in range(12)))})
+    found = patchset.problems(patchset.read_series(layout.patches)[0], layout.repository)
+    assert expected in "".join(found) if expected else not found
+
+
+@pytest.mark.parametrize("wrong", ["", " (2 hunks, +1)", " (1 hunk, +2)", " (1 hunk, +1, -1)"])
+def test_the_counts_of_the_header_are_those_of_the_hunks(layout, wrong):
+    set_series(layout, {"0001-hook.patch": hook_patch().replace(" (1 hunk, +1)", wrong)})
+    assert upstream.check(layout) == [
+        "0001-hook.patch: Touches: must end with (1 hunk, +1); run: upstream.py refresh 0001-hook.patch"
+    ]
+    upstream.prepare(layout)
+    upstream.refresh(layout, "0001-hook.patch")
     assert upstream.check(layout) == []
 
 

@@ -1,4 +1,4 @@
-"""Which device computes which layer: solvers against brute force and SPEC.md's formula, and what is built on them."""
+"""Which device computes which layer: solvers against brute force and the patent's formula, and what uses them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from oallama.cluster.allocation.predict import predict_latency
 from oallama.cluster.allocation.problem import Device, Layer, Problem, Settings
 from oallama.cluster.allocation.robust import allocate_robust, perturb, robustness
 from oallama.cluster.pipeline.replan import changes, replan
-from oallama.cluster.render import render_explanation
 from oallama.errors import OallamaError
+from oallama.views.cluster import render_explanation
 
 MIB = 2**20
 CLOSE = 1e-6  # relative; solvers stop at a gap of 1e-7
@@ -74,7 +74,7 @@ def problems(draw, devices=4, layers=6, links=("via-client", "direct"), kinds=3)
 
 
 def by_the_formula(problem: Problem, layers) -> float:
-    """SPEC.md section 5, written down again: milliseconds, binaries, one term after the other."""
+    """docs/sources.md, 5, written down again: milliseconds, binaries, one term after the other."""
     w, names = problem.settings, [device.name for device in problem.devices]
     x = {(i, j): int(name == at) for j, at in enumerate(layers, 1) for i, name in enumerate(names)}
     x |= {(i, 0): int(i == 0) for i in range(len(names))}

@@ -19,7 +19,7 @@ from oallama.loading.autoplan import Choices
 from oallama.planning import Workload, gpu_reserve, make_plans
 from oallama.planning.planner import PLANNERS
 from oallama.planning.pool import PAGE
-from oallama.planning.render import render_unseen
+from oallama.views.plan_table import render_unseen
 from support.made_profile import made_profile
 from support.synthetic import DEVICE, Shape, Speed, graph, profile, space
 

@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oallama.data.plan import HOST, PlacementPlan
+from oallama.data.predicted import TIE
 from oallama.errors import OallamaError
 from oallama.planning import BudgetTooSmall, OperatorGraph, StockFlags, Workload, compare, make_plans
 from oallama.planning.exact import exact
 from oallama.planning.greedy import oato
-from oallama.planning.planner import TIE, ranked
+from oallama.planning.planner import ranked
 from support.planned import MODEL, plan, smallest
 from support.synthetic import CONTEXT, DEVICE, GPU, QWQ_32B, FakeMemory, Shape, Speed, graph, profile, space
 
@@ -532,6 +533,19 @@ def test_the_faster_form_of_attention_is_chosen_where_both_were_measured():
     # Without times of the other form on every device it is no choice.
     partly = replace(fast, attention=tuple(a for a in unfused if a.flash or a.device == HOST))
     assert plan(machine=partly, graphs=graphs, planner="exact").context.flash_attn == "auto"
+
+
+def test_a_form_of_attention_may_read_fewer_weights():
+    """Sparse attention (minimax-m3) has matrices that llama.cpp's dense form does not read."""
+    fused, unfused = (graph(Shape(indexed=True, fused=fused)) for fused in (True, False))
+    assert len(fused.targets(1)) == len(unfused.targets(1)) + fused.n_layer
+    machine = profile(fused, flash=(True, False))
+    fast = tuple(a if a.flash else replace(a, median_s=a.median_s / 10) for a in machine.attention)
+    found = make_plans(
+        space(fused, machine=replace(machine, attention=fast), graphs={"auto": fused, "off": unfused}, free_ubatch=True)
+    )
+    assert not found.failed and found.plans["exact"].context.flash_attn == "off"
+    assert set(found.best.tensors) == {t.name for t in fused.tensors}
 
 
 def test_auto_is_planned_unfused_where_a_device_has_no_fused_attention():

@@ -9,6 +9,7 @@ import pytest
 
 from oallama.data.entries import OTHER, OperatorTime
 from oallama.data.plan import HOST, PlacementPlan
+from oallama.data.plan_difference import describe_difference
 from oallama.data.profile import Profile
 from oallama.data.tuning import Crossover
 from oallama.data.workload import Workload
@@ -157,7 +158,7 @@ def test_the_map_and_the_file_carry_the_realisation() -> None:
     again = PlacementPlan.from_json(made.to_json())
     assert again == made and again.hash == made.hash
     plain = planned(machine(0.5, 0.5, op_offload=False), repack=False)
-    assert any("CPU (host, plain) -> CPU (host, repacked)" in line for line in plain.describe_difference(made))
+    assert any("CPU (host, plain) -> CPU (host, repacked)" in line for line in describe_difference(plain, made))
 
 
 def test_an_older_plan_has_no_realisation() -> None:

@@ -15,13 +15,14 @@ from oallama.bench.engines import Engine, LoadParams, Worker
 from oallama.bench.planned import planned
 from oallama.bench.results import Cell, Loaded, Prediction, Result, Sample
 from oallama.bench.sweep import Sweep
-from oallama.cli.verified import render_verified
 from oallama.data.plan import HOST, DeviceMemory, PlacementPlan, Segment, TensorPlacement
+from oallama.data.predicted import predicted_times
 from oallama.engine import runtime
 from oallama.engine.rpc import LocalRpcServer
 from oallama.errors import OallamaError
 from oallama.loading import verify as verify_module
-from oallama.loading.verify import predicted_times, request_seconds, verify
+from oallama.loading.verify import request_seconds, verify
+from oallama.views.verified import render_verified
 from support.hand_plan import hand_plan
 
 

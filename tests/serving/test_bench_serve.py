@@ -54,7 +54,7 @@ from support.servers import OALLAMA
 
 SHORT = parse_lengths("4:3")
 PROBE = 2  # tokens that the generator asks for before the load; no load here does
-PAPER = {"burstgpt": (575, 340), "azure-conv": (749, 232)}  # SPEC.md, section 4
+PAPER = {"burstgpt": (575, 340), "azure-conv": (749, 232)}  # docs/sources.md, 4
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -361,7 +361,7 @@ def test_lines_and_plot_of_a_run(tmp_path: Path) -> None:
     with pytest.raises(OallamaError, match="nothing to plot"):
         write_plot(run_of([]), tmp_path / "p.png")
     with pytest.raises(OallamaError, match="cannot write"):
-        write_plot(run, tmp_path / "no" / "p.png")
+        write_plot(run, tmp_path / "p.png" / "below-a-file.png")
 
 
 # ---- servers of every mood -------------------------------------------------------------------------------------------

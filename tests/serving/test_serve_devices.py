@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from oallama.engine import engine
-from oallama.engine.engine import Device
+from oallama.engine.engine import Device, Settings
 from oallama.engine.rpc import free_port
 from oallama.errors import OallamaError
 from oallama.serving.serve_limits import Limits
@@ -129,8 +129,9 @@ def test_room_for_guests() -> None:
 
 
 def test_what_the_processes_are_told() -> None:
-    hot = Served(Path("hot.gguf"), 512, 2, 1, guests=2, device="CUDA0", n_batch=256, n_ubatch=64)
-    cold = Served(Path("cold.gguf"), 512, 2, 1, lend_nbytes=1000, device="CUDA1", distance=Distance(9, 3, 4))
+    settings = Settings(n_ctx=512, n_seq_max=2, n_batch=256, n_ubatch=64)
+    hot = Served(Path("hot.gguf"), settings, guests=2, device="CUDA0")
+    cold = Served(Path("cold.gguf"), settings, lend_nbytes=1000, device="CUDA1", distance=Distance(9, 3, 4))
     text = preset([hot, cold])
     for line in ("device = CUDA0", "device = CUDA1", "batch-size = 256", "ubatch-size = 64", "n-gpu-layers = all"):
         assert f"{line}\n" in text

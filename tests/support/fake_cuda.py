@@ -23,7 +23,7 @@ def backend(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for external in (headers(), ggml / "include", ggml / "src"):
         command += ["-isystem", str(external)]
     command += [f"-I{place}" for place in places()]
-    sources = [path for path in host_sources() if "for_tests" not in path.name and path.parent.name == "cuda"]
+    sources = [path for path in host_sources() if path.parent.name == "cuda"]
     command += map(str, (NATIVE / "fake_cuda_backend.cpp", NATIVE / "weave_cuda_fake.cpp", *sources))
     command += [f"-L{lib}", "-lggml-base", "-lggml-cpu", "-lggml", f"-Wl,-rpath,{lib}", "-o", str(library)]
     subprocess.run(command, check=True)

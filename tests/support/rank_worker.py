@@ -14,8 +14,8 @@ import signal
 import sys
 from pathlib import Path
 
-from oallama.cli.rank import answer
 from oallama.cluster.ranks.rank import RankJob, library, rank_llama
+from oallama.cluster.ranks.rank_process import answer
 from oallama.engine import engine, runtime
 
 

@@ -1,4 +1,4 @@
-"""Algorithm 1 of OATO, literally and slowly: plain loops from SPEC.md, no code shared with planning/oato.py."""
+"""Algorithm 1 of OATO, literally and slowly: plain loops from docs/sources.md, no code shared with planning/oato.py."""
 
 from __future__ import annotations
 

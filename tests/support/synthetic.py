@@ -34,7 +34,10 @@ BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32, "q4_K": 144 / 256}
 
 @dataclass(frozen=True)
 class Shape:
-    """A llama-like model. n_expert = 0 is dense, n_ff = 0 has no feed-forward; one_qkv: a single matrix for q, k, v."""
+    """A llama-like model. n_expert = 0 is dense, n_ff = 0 has no feed-forward; one_qkv: a single matrix for q, k, v.
+
+    indexed: fused attention reads a matrix more, which the unfused form has no use for (sparse attention).
+    """
 
     n_layer: int = 4
     n_embd: int = 64
@@ -49,6 +52,7 @@ class Shape:
     n_used: int = 2
     fused: bool = True
     one_qkv: bool = False
+    indexed: bool = False
 
 
 SMALL = Shape()
@@ -105,6 +109,10 @@ class _Builder:
             q = self.mul_mat(b + "attn_q.weight", heads, x, s.n_embd, il)
             k = self.mul_mat(b + "attn_k.weight", kv, x, s.n_embd, il)
             v = self.mul_mat(b + "attn_v.weight", kv, x, s.n_embd, il)
+        if s.indexed:
+            self.weight(b + "index_q.weight", [s.n_embd, s.head_dim])
+            if s.fused:
+                self.mul_mat(b + "index_q.weight", s.head_dim, x, s.n_embd, il)
         q = self.node("RESHAPE", f"q-{il}", [s.head_dim, s.n_head, t], q, layer=il)
         q = self.node("ROPE", f"q-{il}", [s.head_dim, s.n_head, t], q, self.leaf("inp_pos", [t]), layer=il)
         k = self.node("RESHAPE", f"k-{il}", [s.head_dim, s.n_head_kv, t], k, layer=il)

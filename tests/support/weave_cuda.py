@@ -43,18 +43,17 @@ def places() -> list[Path]:
     """Of headers that csrc/weave/cuda includes."""
     csrc = ROOT / "csrc"
     return [
+        csrc / "base",
         WEAVE,
+        WEAVE / "cpu",
         WEAVE / "cuda",
-        csrc / "comm",
-        csrc / "engine",
-        csrc / "os",
         ROOT / "third_party/llama.cpp/patched/ggml/include",
     ]
 
 
 def host_sources() -> list[Path]:
-    """What g++ compiles of csrc/weave/cuda, and of the rest of the engine for it."""
-    return [*WEAVE.glob("cuda/*.cpp"), ROOT / "csrc" / "engine" / "graph_run.cpp"]
+    """What g++ compiles of csrc/weave/cuda, of the rest of the engine for it, and the functions for tests on top."""
+    return [*WEAVE.glob("cuda/*.cpp"), ROOT / "csrc" / "base" / "graph_run.cpp", *NATIVE.glob("*_for_tests_cuda.cpp")]
 
 
 def build(folder: Path, *flags: str) -> Path:
@@ -71,7 +70,7 @@ def build(folder: Path, *flags: str) -> Path:
 
 
 def load(library: Path) -> Any:
-    """The functions of api_for_tests_cuda.cpp."""
+    """The functions of tests/native/api_for_tests_cuda.cpp."""
     lib = ctypes.CDLL(str(library))
     lib.wc_error.restype = ctypes.c_char_p
     lib.wc_sender_way.restype = ctypes.c_char_p

@@ -9,13 +9,15 @@ import pytest
 from typer.testing import CliRunner
 
 from oallama.cli.app import app
+from oallama.data.plan import HOST, TensorPlacement
 from oallama.data.profile import Profile
 from oallama.engine import engine
 from oallama.engine.engine import Settings
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
-from oallama.loading.here import stand_ins
+from oallama.loading.here import Here, stand_ins
 from oallama.profiling.datasheet import FOLDER, Accelerator, Cpu, Datasheet, Link, make_profile
+from support.hand_plan import hand_plan
 from support.synthetic import SMALL, graph
 
 SHEET = Datasheet(
@@ -128,6 +130,31 @@ def test_allocators_asked_for_a_device_that_is_elsewhere(monkeypatch, tiny, here
     monkeypatch.setattr(engine, "devices", lambda: made)
     profile = make_profile(autoplan.read_graph(path, settings), SHEET)
     assert stand_ins(("CUDA0",), profile) == (expected,)
+
+
+def test_a_stand_in_may_have_the_name_of_another_device_of_the_plan(monkeypatch, tiny):
+    """CUDA0 is answered for by RPC0, and the plan's own RPC0 by RPC1: neither takes the other's part."""
+    path, settings = tiny("llama", "F16"), Settings(n_ctx=256)
+    made = hand_plan(path, "CUDA0")
+    name = "blk.0.ffn_up.weight"
+    divided = TensorPlacement.divided(made.tensors[name], "RPC0", 128, 512)
+    layers = ("RPC0", *made.layers[1:])
+    made = replace(made, devices=("CUDA0", "RPC0", HOST), layers=layers, tensors={**made.tensors, name: divided})
+    seen = []
+
+    def dry_run(path, settings, table):
+        seen.append((settings.devices, table))
+        return {"RPC0": {"weights": 7}, "RPC1": {"weights": 1}, HOST: {}}
+
+    monkeypatch.setattr(engine, "dry_run", dry_run)
+    here = Here(path, settings, ("CUDA0", "RPC0"), None)
+    monkeypatch.setattr(here, "_stand_in", {"CUDA0": "RPC0", "RPC0": "RPC1"})
+    assert here.memory(made) == {"CUDA0": {"weights": 7}, "RPC0": {"weights": 1}, HOST: {}}
+    ((devices, table),) = seen
+    assert devices == ("RPC0", "RPC1") and "CUDA0" not in table
+    lines = table.splitlines()
+    assert {"layer 0 RPC1", "layer 1 RPC0", f"segment {name} RPC1 rows 128"} <= {*lines}
+    assert "tensor blk.0.attn_q.weight RPC0 resident" in lines
 
 
 # ---- files ---------------------------------------------------------------------------------------------------------

@@ -1,10 +1,10 @@
-"""oallama.bench.paper: the FlexGen model's equations at both ends, and claims that name what the script predicts."""
+"""oallama.studies.paper: the FlexGen model's equations at both ends, and claims that name what the script predicts."""
 
 from __future__ import annotations
 
 import pytest
 
-from oallama.bench.paper import flexgen, reported, study
+from oallama.studies.paper import flexgen, reported, study
 from support.synthetic import DEVICE, graph, profile
 
 MODEL = graph()

@@ -22,6 +22,7 @@ from oallama.data.plan import (
     Segment,
     TensorPlacement,
 )
+from oallama.data.plan_difference import describe_difference
 from oallama.data.plan_export import name_patterns
 from oallama.errors import OallamaError
 from support.plans import NAMES, make
@@ -127,15 +128,15 @@ def test_check_devices():
 
 def test_describe_difference():
     plan = make()
-    assert plan.describe_difference(make()) == []
+    assert describe_difference(plan, make()) == []
     other = make(on_host=("blk.3.ffn_up.weight",), upload=("blk.0.ffn_up.weight",), budgets={"GPU0": 2000})
-    assert plan.describe_difference(other) == [
+    assert describe_difference(plan, other) == [
         "budgets: GPU0=1000 -> GPU0=2000",
         "tensors: 1 go GPU0 -> CPU (upload): blk.0.ffn_up.weight",
         "tensors: 1 go CPU (host) -> GPU0: blk.11.ffn_up.weight",
     ]
     moved = make(layers=(HOST,) * 2 + ("GPU0",) * 11)
-    assert plan.describe_difference(moved) == ["layers: KV cache and attention of 2 layers move (0, 1)"]
+    assert describe_difference(plan, moved) == ["layers: KV cache and attention of 2 layers move (0, 1)"]
 
 
 # ---- backend map ---------------------------------------------------------------------------------------------------

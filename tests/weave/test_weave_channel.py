@@ -186,8 +186,8 @@ def test_who_may_not_attach(path: str) -> None:
         os.chown(path, os.geteuid(), -1)
         with open(path, "r+b") as file:
             file.seek(4)
-            file.write((3).to_bytes(4, "little"))
-        with pytest.raises(OallamaError, match="speaks version 3 of the protocol, this sender 2"):
+            file.write((4).to_bytes(4, "little"))
+        with pytest.raises(OallamaError, match="speaks version 4 of the protocol, this sender 3"):
             Sender(path)
 
 

@@ -54,8 +54,8 @@ def build(folder: Path, *flags: str) -> Path:
     command = [
         "c++",
         *FLAGS,
-        f"-I{ROOT}/csrc/comm",
-        f"-I{ROOT}/csrc/os",
+        f"-I{ROOT}/csrc/base",
+        f"-I{WEAVE}/cpu",
         *flags,
         *map(str, SOURCES),
         "-o",

@@ -19,6 +19,7 @@ import pytest
 
 from oallama.errors import OallamaError
 from oallama.weave import Receiver, Sender, SequenceRows, channel_path
+from oallama.weave.channel import layout
 from oallama.weave.sequences import Sequences
 from support.logits import tokens
 from support.paths import ROOT
@@ -26,8 +27,6 @@ from support.processes import process_of
 
 MIB = 1 << 20
 BF16 = 30  # as in test_weave.py
-SENDERS, RECEIVERS = ("epoch", "base", "tail"), ("accepted", "done", "state", "heartbeat")  # csrc/weave/protocol.h
-WORDS = {name: page + 128 * at for page, all in ((4096, SENDERS), (8192, RECEIVERS)) for at, name in enumerate(all)}
 names = count()
 
 
@@ -204,14 +203,14 @@ DAMAGE = """if True:
     ("word", "change"), [("epoch", 1), ("accepted", 1), ("done", 1), ("done", -1), ("tail", -1), ("tail", 1 << 30)]
 )
 def test_no_word_keeps_a_receiver_busy(word: str, change: int, path: str) -> None:
-    layout = "<Q" if word in ("epoch", "accepted") else "<I"
-    command = [sys.executable, "-c", DAMAGE, path, str(WORDS[word]), layout, str(change)]
+    at, nbytes = layout().words[word]
+    command = [sys.executable, "-c", DAMAGE, path, str(at), {4: "<I", 8: "<Q"}[nbytes], str(change)]
     subprocess.run(command, check=True, timeout=20)
 
 
 def test_a_damaged_state_does_not_last(path: str) -> None:
     with Receiver(path, MIB), Sender(path, deadline_s=5.0) as sender, open(path, "r+b", buffering=0) as file:
-        file.seek(WORDS["state"])
+        file.seek(layout().words["state"][0])
         file.write(struct.pack("<I", 77))
         end = time.monotonic() + 20
         while not sender.wants_guests:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from oallama.engine.engine import Settings
 from oallama.errors import OallamaError
 from oallama.serving.serve_limits import Limits
 from oallama.serving.serving import Served, environments
@@ -63,8 +64,8 @@ def test_the_part_serves_both_kinds_of_step(made: tuple[Path, dict[str, Any], st
 
 @pytest.mark.parametrize(("part", "looks"), [(12345, "12345"), (None, "operators")])
 def test_receivers_are_told(part: int | None, looks: str) -> None:
-    hot = Served(Path("hot.gguf"), 512, 2, 1, guests=2)
-    cold = Served(Path("cold.gguf"), 512, 2, 1, lend_nbytes=1000, part=part)
+    hot = Served(Path("hot.gguf"), Settings(n_ctx=512, n_seq_max=2), guests=2)
+    cold = Served(Path("cold.gguf"), Settings(n_ctx=512, n_seq_max=2), lend_nbytes=1000, part=part)
     found = json.loads(environments(hot, [cold], 0.1, Limits(), "/tmp"))
     assert found["cold"]["OALLAMA_WEAVE_RECEIVER"].endswith(f":1000:{looks}")
     assert found["hot"]["OALLAMA_WEAVE_FIRST_GUEST"] == "2" and found["hot"]["OALLAMA_REQUEST_LIMIT"] == "68"

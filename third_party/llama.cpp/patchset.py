@@ -14,6 +14,7 @@ from pathlib import Path
 
 FIELDS = ("Description", "Touches", "Switch", "Test", "Drop-when")
 MAX_ADDED = 10  # lines per hunk; a hook that needs more belongs into csrc/
+_COUNTS = re.compile(r"\s*\(\d+ hunks?, \+\d+(, -\d+)?\)\s*$")
 
 
 class PatchError(Exception):
@@ -42,6 +43,16 @@ class Patch:
     @property
     def files(self) -> list[str]:
         return sorted({hunk.file for hunk in self.hunks})
+
+    @property
+    def removed(self) -> int:
+        return sum(hunk.removed for hunk in self.hunks)
+
+    @property
+    def counts(self) -> str:
+        """What ends the field Touches: "(3 hunks, +10, -2)"."""
+        n, added = len(self.hunks), sum(hunk.added for hunk in self.hunks)
+        return f"({n} hunk{'s' * (n != 1)}, +{added}{f', -{self.removed}' if self.removed else ''})"
 
 
 def read_patch(path: Path) -> Patch:
@@ -121,16 +132,46 @@ def problems(patch: Patch, repository: Path) -> list[str]:
     for word in re.findall(r"tests/[\w./-]+", patch.fields.get("Test", "")):
         if not (repository / word.rstrip(".")).exists():
             found.append(f"Test: names {word}, which does not exist")
-    if not patch.fields.get("Reason"):
-        for hunk in patch.hunks:
-            where = f"{hunk.file}:{hunk.start}"
-            if hunk.removed:
-                found.append(f"{where} removes {hunk.removed} upstream lines; only add, or say why in Reason:")
-            if hunk.added > MAX_ADDED:
-                found.append(
-                    f"{where} adds {hunk.added} lines, more than {MAX_ADDED}; move them to csrc/ or give a Reason:"
-                )
-    return [f"{patch.name}: {problem}" for problem in found]
+    if patch.hunks and not touches.endswith(patch.counts):
+        found.append(f"Touches: must end with {patch.counts}; run: upstream.py refresh {patch.name}")
+    return [f"{patch.name}: {problem}" for problem in [*found, *_too_much(patch)]]
+
+
+def _too_much(patch: Patch) -> list[str]:
+    """Hunks that remove lines without a Reason, and those that add more lines than they may.
+
+    A hunk adds at most MAX_ADDED lines. Beside a Reason the header may allow more: Largest-hunk is exactly the number
+    of lines that the largest hunk adds.
+    """
+    reason, stated = patch.fields.get("Reason"), patch.fields.get("Largest-hunk")
+    largest = max((hunk.added for hunk in patch.hunks), default=0)
+    allowed = largest if reason and stated == str(largest) else MAX_ADDED
+    found = []
+    if stated is not None and stated != str(largest):
+        found.append(f"Largest-hunk: is {stated}, but the largest hunk adds {largest} lines")
+    for hunk in patch.hunks:
+        where = f"{hunk.file}:{hunk.start}"
+        if hunk.removed and not reason:
+            found.append(f"{where} removes {hunk.removed} upstream lines; only add, or say why in Reason:")
+        if hunk.added > allowed:
+            found.append(
+                f"{where} adds {hunk.added} lines, more than {allowed}; move them to csrc/, or give a Reason: and "
+                f"Largest-hunk: {largest}"
+            )
+    return found
+
+
+def with_counts(header: str, patch: Patch) -> str:
+    """The header with the field Touches ending in the patch's counts."""
+    lines = header.split("\n")
+    first = next((i for i, line in enumerate(lines) if line.startswith("Touches:")), None)
+    if first is None:
+        return header
+    last = first
+    while last + 1 < len(lines) and lines[last + 1][:1] in (" ", "\t"):
+        last += 1
+    lines[last] = f"{_COUNTS.sub('', lines[last])} {patch.counts}"
+    return "\n".join(lines)
 
 
 def apply(tree: Path, patch: Patch, *, reverse: bool = False) -> None:

@@ -114,8 +114,11 @@ def refresh(layout: Layout, name: str) -> Path:
         text = diff(before, work / "after")
         if not text:
             raise UpstreamError(f"patched/ holds nothing for {name}: it equals the tree before that patch")
-        (work / name).write_text(series[at].header.rstrip("\n") + "\n\n" + text, encoding="utf-8", newline="")
-        os.replace(work / name, series[at].path)
+        made = work / name
+        made.write_text(text, encoding="utf-8", newline="")
+        header = patchset.with_counts(series[at].header, patchset.read_patch(made))
+        made.write_text(header.rstrip("\n") + "\n\n" + text, encoding="utf-8", newline="")
+        os.replace(made, series[at].path)
         series = patchset.read_series(layout.patches)
         tree = build_tree(layout, series, work / "tree")
         if manifest(tree) != manifest(layout.patched):

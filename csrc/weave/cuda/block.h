@@ -12,10 +12,8 @@
 //   exp(), tanh(), now(), pause()             now() in nanoseconds
 #pragma once
 
-#include "../protocol.h"
+#include "../rules.h"
 #include "half.h"
-
-#include <cstring>
 
 #ifdef __CUDACC__
 #define OA_UNROLL _Pragma("unroll")
@@ -55,21 +53,5 @@ template <class Block> class Duplex {
     char * inbox_;
     char * outbox_;
 };
-
-// Of a header only, its own checksum left out. Payloads have none here: over several GPUs it would take another pass
-// over all of K, V and results. So this notices headers that are torn, stale, or of another layout, but not a payload
-// that changed in the other device's memory; whether payloads arrive at all is what the ping at attach tries.
-template <class AnyHeader> OA_DEVICE inline uint64_t header_checksum(AnyHeader header) {
-    static_assert(sizeof(AnyHeader) % sizeof(uint64_t) == 0, "whole words");
-    header.checksum = 0;
-    uint64_t words[sizeof(AnyHeader) / sizeof(uint64_t)];
-    memcpy(words, &header, sizeof(words));
-    uint64_t total = sizeof(AnyHeader);
-    for (size_t i = 0; i < sizeof(AnyHeader) / sizeof(uint64_t); ++i) {
-        total = (total ^ words[i]) * 0x9e3779b97f4a7c15ull;
-        total ^= total >> 29;
-    }
-    return total;
-}
 
 } // namespace oa::weave::cuda

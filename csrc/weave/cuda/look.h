@@ -193,15 +193,9 @@ template <class Block, class Rules> class Look {
     OA_DEVICE bool is_sound(uint32_t nbytes) const {
         const AttendTask & t     = o_.task;
         const OpenTask &   shape = setup().shape;
-        const bool few = t.n_rows > 0 && t.n_rows <= 1u << 20 && t.n_sequences > 0 && t.n_sequences <= max_sequences &&
-                         t.n_head > 0 && t.n_head <= 1024 && t.n_head_kv > 0 && t.n_head % t.n_head_kv == 0;
-        const bool narrow = t.d_k > 0 && t.d_k <= uint32_t(max_width) && t.d_k % chunk_values == 0 && t.d_v > 0 &&
-                            t.d_v <= uint32_t(max_width) && t.d_v % chunk_values == 0 &&
-                            (shape.k_type != kv_q8_0 || (t.d_k % 32 == 0 && t.d_v % 32 == 0));
-        const bool kept =
-            t.layer < shape.n_layers && t.n_head_kv * t.d_k <= shape.k_width && t.n_head_kv * t.d_v <= shape.v_width;
-        return few && narrow && kept && AttendLayout(t).nbytes == nbytes &&
-               size_t(t.n_rows) * t.n_head * t.d_v * sizeof(float) <= setup().result_nbytes - line;
+        const uint32_t     unit  = shape.k_type == kv_q8_0 ? 32 : chunk_values;
+        return oa::weave::is_sound(t, max_width, unit) && fits_shape(t, shape) &&
+               fits_slots(t, nbytes, setup().result_nbytes - line);
     }
 
     OA_DEVICE Status read_rows(const char * from) {
@@ -232,15 +226,6 @@ template <class Block, class Rules> class Look {
         return Status(b_.shared().status);
     }
 
-    // Items of one sequence and head are not to write what others read.
-    OA_DEVICE bool is_again(const SequenceRows * all, uint32_t i) const {
-        bool again = false;
-        for (uint32_t earlier = 0; earlier < i; ++earlier) {
-            again = again || all[earlier].handle.place == all[i].handle.place;
-        }
-        return again;
-    }
-
     OA_DEVICE Status check(const SequenceRows & given) const {
         const Handle handle = given.handle;
         if (handle.place >= max_places || handle.generation == 0) {
@@ -250,11 +235,7 @@ template <class Block, class Rules> class Look {
         if (Rules::generation && Block::load(&place.generation) != handle.generation) {
             return Status::unknown_sequence;
         }
-        if (given.n_rows == 0 || given.n_rows > o_.task.n_rows) {
-            return Status::malformed;
-        }
-        const uint64_t after = uint64_t(given.position) + given.n_rows;
-        return !Rules::room || after <= Block::load(&place.n_tokens) ? Status::ok : Status::no_room;
+        return check_rows(given, o_.task.n_rows, Rules::room ? Block::load(&place.n_tokens) : UINT64_MAX);
     }
 
     // One thread: tiles of rows and heads, and splits of tokens, so many that every block has items enough.

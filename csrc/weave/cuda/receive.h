@@ -44,7 +44,7 @@ template <class Block, class Rules = AllPollRules> class Work {
             outputs += compute(item) ? 1 : 0;
         }
         if (outputs > 0 && b_.arrive_system(&s_.outputs.value, outputs) + outputs == o_.n_outputs) {
-            look_.finish(Status::ok, uint32_t(o_.task.n_rows * o_.task.n_head * o_.task.d_v * sizeof(float)));
+            look_.finish(Status::ok, uint32_t(answer_nbytes(o_.task)));
         }
     }
 

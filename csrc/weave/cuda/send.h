@@ -117,12 +117,10 @@ template <class Block> class Send {
             return;
         }
         const auto header = *reinterpret_cast<const ResultHeader *>(result() - line);
-        if (header.epoch != s_.epoch || header.number != number || header.checksum != header_checksum(header)) {
+        if (!answers(header, s_.epoch, number, nbytes) || header.checksum != header_checksum(header)) {
             fail(Failure::damaged, Status::ok);
         } else if (header.status != Status::ok) {
             fail(Failure::refused, header.status);
-        } else if (header.nbytes != nbytes) {
-            fail(Failure::damaged, Status::ok);
         }
     }
 

@@ -253,15 +253,10 @@ void CudaSender::plan(const SequenceRows * rows, uint32_t n_sequences, cudaStrea
 }
 
 uint32_t CudaSender::rows_of_a_task(const CudaAttention & wanted) const {
-    AttendTask all      = wanted.task;
-    all.n_sequences     = max_sequences;
-    all.has_sinks       = wanted.sinks != nullptr;
-    all.n_rows          = 0;
-    const size_t before = AttendLayout(all).nbytes + 4 * 64;
-    const size_t a_row  = (size_t(all.n_head + all.n_head_kv) * all.d_k + size_t(all.n_head_kv) * all.d_v) * 4;
-    const size_t room   = task_nbytes_ - line;
-    const size_t most =
-        std::min((room - std::min(room, before)) / a_row, (result_nbytes_ - line) / (wanted.out_stride() * 4));
+    AttendTask all    = wanted.task;
+    all.n_sequences   = max_sequences;
+    all.has_sinks     = wanted.sinks != nullptr;
+    const size_t most = oa::weave::rows_of_a_task(all, task_nbytes_, result_nbytes_);
     if (most == 0) {
         throw ChannelError("the slots of " + path_ + " are too small for a row");
     }

@@ -1,9 +1,9 @@
 """TTFT and TPOT of engines side by side: interleaved runs, reports, and unpatched llama.cpp as the baseline."""
 
+from ..views.bench_plot import write_plot
 from .baselines import all_on_device, baselines, cpu_only, find_baseline_lib, fitted, layer_split
 from .engines import Engine, LoadParams
 from .planned import planned
-from .plot import write_plot
 from .report import csv_text, jsonl, markdown, print_table, write_reports
 from .results import Cell, Prediction, Result, compare, first_prompts
 from .sweep import Sweep, run_bench

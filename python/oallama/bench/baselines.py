@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from oallama.base.environment import BASELINE_DIR
+
 from ..errors import OallamaError
 from .engines import Engine, LoadParams
 from .machine import REPOSITORY
@@ -19,7 +21,7 @@ def find_baseline_lib() -> Path:
 
     Raises OallamaError when it is not there.
     """
-    folder = Path(os.environ.get("OALLAMA_BASELINE_DIR") or REPOSITORY / "build/baseline/bin")
+    folder = Path(BASELINE_DIR.get() or REPOSITORY / "build/baseline/bin")
     if not (folder / "libllama.so").exists():
         raise OallamaError(f"no unpatched llama.cpp in {folder}; run `make baseline` or set OALLAMA_BASELINE_DIR")
     return folder

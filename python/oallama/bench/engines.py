@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from oallama.base.environment import BACKEND_MAP
+
 from ..errors import OallamaError
 from .machine import gpu_process_bytes, peak_rss_bytes
 from .results import Cell, Loaded, Prediction, Sample
@@ -101,7 +103,7 @@ class Worker:
         env |= {"LLAMA_CPP_LIB_PATH": str(lib_dir), "GGML_NO_BACKTRACE": "1"}
         if engine.backend_map is not None:
             table.write_text(engine.backend_map)
-            env["OALLAMA_BACKEND_MAP"] = str(table)
+            env[BACKEND_MAP.name] = str(table)
         self._buffer = b""
         # A session of its own: a Ctrl-C in the terminal reaches the parent only, which then kills the worker.
         with self._log.open("wb") as log:

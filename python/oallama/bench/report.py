@@ -8,15 +8,17 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from ..base.jsonfile import write_text_atomic
+from ..data.predicted import error_percent
+from ..views.bench_table import print_rows
 from .machine import portable
-from .results import Comparison, Result, Sample, compare, error_percent, first_prompts
+from .results import Comparison, Result, Sample, compare, first_prompts
 from .stats import Ratio, Summary
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 SCHEMA = 1
 MIB = 1024 * 1024
@@ -114,16 +116,7 @@ def _pad(cell: str, width: int, column: int) -> str:
 
 def print_table(results: Sequence[Result], console: Console | None = None) -> None:
     """The same as a terminal table; the model, the same in every row, goes into the title."""
-    console = console or Console()
-    table_rows = rows(results)
-    table = Table(title=" | ".join(table_rows[0][:3]) if table_rows else None, title_justify="left")
-    for i, name in enumerate(COLUMNS[3:], start=3):
-        table.add_column(name, justify="left" if i < TEXT_COLUMNS else "right", no_wrap=i == COLUMNS.index("test"))
-    for row, following in zip(table_rows, [*table_rows[1:], None], strict=True):
-        table.add_row(*row[3:], end_section=following is not None and following[5] != row[5])
-    console.print(table)
-    for note in notes(results):
-        console.print(note, style="dim", highlight=False)
+    print_rows(COLUMNS, rows(results), notes(results), TEXT_COLUMNS, console)
 
 
 def record(result: Result, results: Sequence[Result], token_times: bool = False) -> dict[str, Any]:

@@ -149,10 +149,3 @@ def compare(result: Result, results: Iterable[Result]) -> Comparison | None:
         return None
     ttft, tpot_, e2e = (speedup(base.values(name), result.values(name)) for name in ("ttft_s", "tpot_s", "e2e_s"))
     return Comparison(ttft, tpot_, e2e, base.samples[0].tokens == result.samples[0].tokens)
-
-
-def error_percent(predicted: float | None, measured: float | None) -> float | None:
-    """How far a prediction is off, in percent of what was measured; positive: predicted too much."""
-    if predicted is None or not measured:
-        return None
-    return 100.0 * (predicted - measured) / measured

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
+from oallama.base.environment import DEBUG
 from oallama.errors import OallamaError
 
 from . import (
@@ -32,7 +32,6 @@ from . import (
     weave,
 )
 
-DEBUG_VARIABLE = "OALLAMA_DEBUG"
 USER_ERROR = 2
 
 
@@ -47,7 +46,7 @@ class _Group(TyperGroup):
         return super().resolve_command(ctx, [two_words, *args[2:]] if two_words in self.commands else args)
 
     def invoke(self, ctx: Any) -> Any:
-        if os.environ.get(DEBUG_VARIABLE):
+        if DEBUG.get():
             return super().invoke(ctx)
         try:
             return super().invoke(ctx)

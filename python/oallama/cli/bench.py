@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import sys
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from oallama.base.printing import print_json, say
 from oallama.bench import Result, Sweep, find_baseline_lib, run_bench, write_plot, write_reports
 from oallama.bench.report import record
 from oallama.data.plan import HOST, PlacementPlan
@@ -21,30 +22,35 @@ from oallama.loading.autoplan import Choices
 from oallama.planning import OperatorGraph, Workload
 
 from .comparison import Rivals, interleave_for, results_table, stock_plans
-from .options import (
-    Device,
-    FlashAttn,
-    Json,
-    LocalRpc,
-    Margin,
-    Model,
-    Plan,
-    Planner,
-    Profile,
-    Rpc,
-    Threads,
-    TypeK,
-    TypeV,
-    connect,
-    settings,
-)
-from .terminal import out, print_json, progress_bar, say, warn_if_busy
+from .groups import grouped
+from .options import Hardware, Json, Kernels, Model, Plan, Planner, Sizes, settings
+from .terminal import out, progress_bar, warn_if_busy
 
 BUDGETS = ("25%", "50%", "75%")
 
 
+@dataclass(frozen=True)
+class Rounds:
+    """What is measured how often."""
+
+    prompts: Annotated[str, typer.Option(help="Prompt tokens.")] = "32,64,128,256,512"
+    gens: Annotated[str, typer.Option(help="Generated tokens.")] = "32"
+    depths: Annotated[str, typer.Option(help="Tokens already in the cache.")] = "0"
+    repeats: Annotated[int, typer.Option(min=1, help="Measured rounds.")] = 5
+    interleave: Annotated[str, typer.Option(help="loaded: all engines stay in memory; reload: one at a time.")] = (
+        "loaded"
+    )
+
+    def sweep(self, reload: bool) -> Sweep:
+        """reload: one engine in memory at a time, whatever was asked for."""
+        sizes = (_numbers(self.prompts), _numbers(self.depths), _numbers(self.gens))
+        return Sweep(*sizes, self.repeats, interleave="reload" if reload else self.interleave)
+
+
+@grouped
 def bench(
     model: Model,
+    *,
     budget: Annotated[
         list[str] | None,
         typer.Option("--vram", "--budget", help=f"Budget; repeatable. Default {', '.join(BUDGETS)}."),
@@ -54,23 +60,10 @@ def bench(
     baseline: Annotated[
         bool, typer.Option(help="Measure unpatched llama.cpp, too (`make baseline` builds it).")
     ] = True,
-    prompts: Annotated[str, typer.Option(help="Prompt tokens.")] = "32,64,128,256,512",
-    gens: Annotated[str, typer.Option(help="Generated tokens.")] = "32",
-    depths: Annotated[str, typer.Option(help="Tokens already in the cache.")] = "0",
-    repeats: Annotated[int, typer.Option(min=1, help="Measured rounds.")] = 5,
-    interleave: Annotated[
-        str, typer.Option(help="loaded: all engines stay in memory; reload: one at a time.")
-    ] = "loaded",
-    margin: Margin = None,
-    profile: Profile = None,
-    device: Device = None,
-    rpc: Rpc = None,
-    local_rpc: LocalRpc = False,
+    rounds: Rounds,
+    hardware: Hardware,
     ctx: Annotated[int | None, typer.Option(min=1, help="Tokens of context; default: what the sweep needs.")] = None,
-    type_k: TypeK = "f16",
-    type_v: TypeV = "f16",
-    flash_attn: FlashAttn = "auto",
-    threads: Threads = 0,
+    kernels: Kernels,
     output: Annotated[Path, typer.Option("--out", help="Folder for the reports: .md, .csv, .jsonl, .png.")] = Path(
         "build/bench"
     ),
@@ -79,13 +72,11 @@ def bench(
     """Measure a model under budgets, interleaved with llama.cpp: layer split, --fit, the CPU and the device alone."""
     if baseline:
         find_baseline_lib()
-    sweep = Sweep(
-        _numbers(prompts), _numbers(depths), _numbers(gens), repeats, interleave="reload" if rpc else interleave
-    )
-    connection = connect(rpc, local_rpc, device)
-    wanted = settings(ctx or sweep.n_ctx(), None, None, type_k, type_v, flash_attn, threads)
+    sweep = rounds.sweep(reload=bool(hardware.rpc))
+    connection = hardware.connect()
+    wanted = settings(Sizes(ctx or sweep.n_ctx()), kernels)
     if plan:
-        autoplan.refuse_margin(margin)
+        autoplan.refuse_margin(hardware.margin)
         made = autoplan.load_plan(plan)
         context = made.context
         autoplan.check_plan(made, model, replace(wanted, **vars(context)))
@@ -97,18 +88,18 @@ def bench(
     wanted = autoplan.resolve(wanted, graph.n_ctx_train)
     choices = Choices(
         device=connection.device,
-        profile=profile,
+        profile=hardware.profile,
         planner=planner,  # type: ignore[arg-type]  # make_plan names the planners there are
         workload=_middle(sweep),
-        margin=margin,
+        margin=hardware.margin,
     )
     jobs: list[PlacementPlan | str] = [made] if plan else list(budget or BUDGETS)
     every: list[Result] = []
     for job in jobs:
         rivals = _rivals(model, graph, job, wanted, choices, baseline)
         with ExitStack() as stack, progress_bar(f"bench {rivals.label}") as report:
-            user_rpc = connection.endpoints[: len(rpc or ())]
-            engines = rivals.engines(wanted, user_rpc, local_rpc, stack)
+            user_rpc = connection.endpoints[: len(hardware.rpc or ())]
+            engines = rivals.engines(wanted, user_rpc, hardware.local_rpc, stack)
             cells = replace(sweep, interleave=interleave_for(sweep.interleave, engines, rivals.plan))
             results = run_bench(model, engines, cells, report, argv=sys.argv)
         _report(results, rivals.label, output, json)

@@ -7,52 +7,30 @@ from typing import Annotated, Any
 
 import typer
 
-from .loading import Source, open_llama, write_text
-from .options import (
-    Batch,
-    Ctx,
-    Device,
-    FlashAttn,
-    LocalRpc,
-    Margin,
-    Model,
-    Plan,
-    Profile,
-    Rpc,
-    Threads,
-    TypeK,
-    TypeV,
-    Ubatch,
-    Vram,
-)
-from .terminal import say
+from oallama.base.printing import say, write_text
+
+from .groups import grouped
+from .loading import Source, open_llama
+from .options import Hardware, Kernels, Model, NGenerate, Plan, Sizes, Temperature, Vram
 
 HELP = "/clear forgets the conversation, /exit or Ctrl-D ends it; Ctrl-C stops an answer"
 
 
+@grouped
 def chat(
     model: Model,
+    *,
     plan: Plan = None,
     vram: Vram = None,
-    margin: Margin = None,
-    profile: Profile = None,
-    device: Device = None,
-    rpc: Rpc = None,
-    local_rpc: LocalRpc = False,
-    ctx: Ctx = None,
-    batch: Batch = None,
-    ubatch: Ubatch = None,
-    type_k: TypeK = "f16",
-    type_v: TypeV = "f16",
-    flash_attn: FlashAttn = "auto",
-    threads: Threads = 0,
+    hardware: Hardware,
+    sizes: Sizes,
+    kernels: Kernels,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
-    n_generate: Annotated[int, typer.Option("--n-generate", "-n", min=1, help="Most tokens of an answer.")] = 512,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0: always the most likely token.")] = 0.8,
+    n_generate: NGenerate = 512,
+    temperature: Temperature = 0.8,
 ) -> None:
     """Talk with the model; answers are streamed."""
-    request = (model, plan, vram, profile, device, rpc, local_rpc, ctx, batch, ubatch)
-    llm = open_llama(Source(*request, type_k, type_v, flash_attn, threads, margin))
+    llm = open_llama(Source(model, plan, vram, hardware, sizes, kernels))
     opening = [{"role": "system", "content": system}] if system else []
     messages = list(opening)
     say(HELP)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from oallama.base.printing import say
 from oallama.cluster.pipeline.pipeline import Options
 from oallama.cluster.ranks import hosts as hosts_file
 from oallama.cluster.ranks import launch
@@ -16,8 +18,8 @@ from oallama.cluster.ranks.rank import RankJob
 from oallama.errors import OallamaError
 
 from . import cluster_plan
+from .groups import grouped
 from .options import Json, Model
-from .terminal import say
 
 app = typer.Typer(
     help="One model on several hosts: ranks over MPI, or a pipeline of layers over RPC devices.", no_args_is_help=True
@@ -26,108 +28,140 @@ app.command("plan")(cluster_plan.plan)
 app.command("probe")(cluster_plan.probe)
 
 
+@dataclass(frozen=True)
+class Ranks:
+    """Ranks, where they are, how they work together."""
+
+    ranks: Annotated[int | None, typer.Option("-n", "--ranks", min=1, help="Ranks; default: all slots.")] = None
+    hosts: Annotated[
+        Path | None, typer.Option(help="Hosts file, `name slots=N` a line; default: this machine alone.")
+    ] = None
+    device: Annotated[str, typer.Option(help="What each rank computes on.")] = "CPU"
+    split: Annotated[str | None, typer.Option(help="Shares of the model by rank, 3,1,1; default: measured.")] = None
+    network: Annotated[str | None, typer.Option(help="Network between the hosts, as 10.0.0.0/24.")] = None
+    allreduce: Annotated[str, typer.Option(help=f"{', '.join(ALGORITHMS)}; auto: by measured links.")] = "auto"
+    wire: Annotated[str, typer.Option(help="Between hosts: native or q8 (a quarter of the bytes, not exact).")] = (
+        "native"
+    )
+    memory: Annotated[
+        str, typer.Option(help="resident, or minimal: ranks keep the weights they compute with, the others in a file.")
+    ] = "resident"
+    timeout: Annotated[float, typer.Option(min=1.0, help="Seconds until a rank that others wait for is given up.")] = (
+        60.0
+    )
+
+
+@dataclass(frozen=True)
+class Server:
+    """An API in place of one answer."""
+
+    serve: Annotated[bool, typer.Option("--serve", help="Serve the OpenAI API on rank 0.")] = False
+    host: Annotated[str, typer.Option(help="With --serve: address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, typer.Option(min=1, max=65535, help="With --serve: port to listen on.")] = 8080
+
+    def arguments(self, more: list[str]) -> tuple[str, ...] | None:
+        """For llama-server; None without --serve."""
+        return ("--host", self.host, "--port", str(self.port), *more) if self.serve else None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How an answer is drawn, and its length."""
+
+    n_generate: Annotated[int, typer.Option("--n-generate", min=1, help="Most tokens to generate.")] = 128
+    temperature: Annotated[float, typer.Option(min=0.0, help="0: always the most likely token.")] = 0.8
+    seed: Annotated[int | None, typer.Option(help="Seed of the sampler.")] = None
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Layers over RPC devices, in place of ranks."""
+
+    plan: Annotated[
+        Path | None, typer.Option(help="Run layers over RPC devices by this plan of `cluster plan`, in place of ranks.")
+    ] = None
+    cache: Annotated[bool, typer.Option(help="With --plan: devices keep weights for the next time.")] = True
+    threshold: Annotated[
+        float, typer.Option(min=1.01, help="With --plan: a link this many times slower makes a new plan.")
+    ] = 1.5
+
+
 @app.command("run", context_settings={"allow_extra_args": True})
+@grouped
 def run(
     context: typer.Context,
     model: Model,
     prompt: Annotated[str, typer.Argument(help="The prompt; leave it out with --serve.")] = "",
-    ranks: Annotated[int | None, typer.Option("-n", "--ranks", min=1, help="Ranks; default: all slots.")] = None,
-    hosts: Annotated[
-        Path | None, typer.Option(help="Hosts file, `name slots=N` a line; default: this machine alone.")
-    ] = None,
-    serve: Annotated[bool, typer.Option("--serve", help="Serve the OpenAI API on rank 0.")] = False,
-    host: Annotated[str, typer.Option(help="With --serve: address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="With --serve: port to listen on.")] = 8080,
+    *,
+    group: Ranks,
+    server: Server,
     ctx: Annotated[int, typer.Option(min=1, help="Tokens of context.")] = 4096,
     ubatch: Annotated[int, typer.Option(min=1, help="Most tokens of one graph (micro-batch).")] = 512,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of each rank.")] = 1,
-    device: Annotated[str, typer.Option(help="What each rank computes on.")] = "CPU",
-    split: Annotated[str | None, typer.Option(help="Shares of the model by rank, 3,1,1; default: measured.")] = None,
-    network: Annotated[str | None, typer.Option(help="Network between the hosts, as 10.0.0.0/24.")] = None,
     ssh_agent: Annotated[Path | None, typer.Option(help="Starts programs on hosts in place of ssh.")] = None,
-    allreduce: Annotated[str, typer.Option(help=f"{', '.join(ALGORITHMS)}; auto: by measured links.")] = "auto",
-    wire: Annotated[
-        str, typer.Option(help="Between hosts: native or q8 (a quarter of the bytes, not exact).")
-    ] = "native",
-    memory: Annotated[
-        str, typer.Option(help="resident, or minimal: ranks keep the weights they compute with, the others in a file.")
-    ] = "resident",
-    timeout: Annotated[
-        float, typer.Option(min=1.0, help="Seconds until a rank that others wait for is given up.")
-    ] = 60.0,
-    n_generate: Annotated[int, typer.Option("--n-generate", min=1, help="Most tokens to generate.")] = 128,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0: always the most likely token.")] = 0.8,
-    seed: Annotated[int | None, typer.Option(help="Seed of the sampler.")] = None,
-    plan: Annotated[
-        Path | None, typer.Option(help="Run layers over RPC devices by this plan of `cluster plan`, in place of ranks.")
-    ] = None,
-    cache: Annotated[bool, typer.Option(help="With --plan: devices keep weights for the next time.")] = True,
-    threshold: Annotated[
-        float, typer.Option(min=1.01, help="With --plan: a link this many times slower makes a new plan.")
-    ] = 1.5,
+    answer: Answer,
+    layers: Layers,
     json: Json = False,
 ) -> None:
     """Run a model over ranks, or by a plan; arguments after -- go to llama-server (--serve) unchanged."""
-    if bool(prompt) == serve:
+    if bool(prompt) == server.serve:
         raise OallamaError("give a prompt to complete, or --serve to serve the OpenAI API")
-    if plan:
+    if layers.plan:
         _refuse_beside_plan(context)
-        server = ("--host", host, "--port", str(port), *context.args) if serve else None
-        options = Options(threshold, cache, n_threads=threads if _is_given(context, "threads") else 0)
+        options = Options(layers.threshold, layers.cache, n_threads=threads if _is_given(context, "threads") else 0)
         code = cluster_plan.run_plan(
             model,
-            plan,
+            layers.plan,
             prompt,
-            server=server,
+            server=server.arguments(context.args),
             options=options,
-            n_generate=n_generate,
-            temperature=temperature,
-            seed=seed,
+            n_generate=answer.n_generate,
+            temperature=answer.temperature,
+            seed=answer.seed,
             ssh_agent=ssh_agent,
             json=json,
         )
         raise typer.Exit(code)
     for what, name, choices in (
-        ("--allreduce", allreduce, ALGORITHMS),
-        ("--wire", wire, WIRES),
-        ("--memory", memory, ("resident", "minimal")),
+        ("--allreduce", group.allreduce, ALGORITHMS),
+        ("--wire", group.wire, WIRES),
+        ("--memory", group.memory, ("resident", "minimal")),
     ):
         if name not in choices:
             raise OallamaError(f"unknown {what} {name!r}; expected one of {', '.join(choices)}")
-    listed = hosts_file.load_hosts(hosts) if hosts else [Host(hosts_file.LOCAL, ranks or 1)]
-    placed = tuple(hosts_file.place(listed, ranks))
-    group = launch.Group(
-        placed,
+    listed = hosts_file.load_hosts(group.hosts) if group.hosts else [Host(hosts_file.LOCAL, group.ranks or 1)]
+    placed = launch.Group(
+        tuple(hosts_file.place(listed, group.ranks)),
         n_threads=threads,
-        device=device,
-        network=network,
+        device=group.device,
+        network=group.network,
         ssh_agent=str(ssh_agent) if ssh_agent else None,
-        algorithm=allreduce,
-        wire=wire,
-        memory=memory,
-        timeout_s=timeout,
+        algorithm=group.allreduce,
+        wire=group.wire,
+        memory=group.memory,
+        timeout_s=group.timeout,
     )
-    if group.n_ranks < 2:
+    if placed.n_ranks < 2:
         raise OallamaError("tensor parallelism needs two ranks or more (-n); for one use `oallama run` or `serve`")
     job = RankJob(
         model=str(model.resolve()),
-        shares=_shares(split, group.n_ranks),
-        server=("--host", host, "--port", str(port), *context.args) if serve else None,
+        shares=_shares(group.split, placed.n_ranks),
+        server=server.arguments(context.args),
         prompt=prompt,
-        n_generate=n_generate,
-        temperature=temperature,
-        seed=seed,
+        n_generate=answer.n_generate,
+        temperature=answer.temperature,
+        seed=answer.seed,
         n_ctx=ctx,
         n_ubatch=ubatch,
         json=json,
     )
-    job = launch.prepare(group, job)
-    where = ", ".join(f"{h.name} ({h.slots})" for h in placed)
-    say(f"{model.name} over {group.n_ranks} ranks on {where}: {', '.join(f'{s:.1%}' for s in job.shares)} of it")
-    if serve:
-        say(f"serving on http://{host}:{port} (OpenAI API under /v1)")
-        raise typer.Exit(launch.serve(group, job, say))
-    raise typer.Exit(launch.run(group, job))
+    job = launch.prepare(placed, job)
+    where = ", ".join(f"{h.name} ({h.slots})" for h in placed.hosts)
+    say(f"{model.name} over {placed.n_ranks} ranks on {where}: {', '.join(f'{s:.1%}' for s in job.shares)} of it")
+    if server.serve:
+        say(f"serving on http://{server.host}:{server.port} (OpenAI API under /v1)")
+        raise typer.Exit(launch.serve(placed, job, say))
+    raise typer.Exit(launch.run(placed, job))
 
 
 def _is_given(context: typer.Context, parameter: str) -> bool:

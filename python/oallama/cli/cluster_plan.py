@@ -15,6 +15,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 from oallama.base.children import die_with_parent
+from oallama.base.printing import print_json, say, seconds, write_text
 from oallama.cluster.allocation.allocation import Solver, allocate
 from oallama.cluster.allocation.cluster_plan import ClusterPlan
 from oallama.cluster.allocation.devices import load_devices
@@ -24,20 +25,21 @@ from oallama.cluster.pipeline.members import members
 from oallama.cluster.pipeline.pipeline import HORIZON_TOKENS, Options, Pipeline, Token
 from oallama.cluster.pipeline.stages import StageJob, placed
 from oallama.cluster.pipeline.watch import Lost
-from oallama.cluster.render import render_explanation, render_network, render_prediction
 from oallama.data.plan import check_model
 from oallama.engine.engine import Settings
+from oallama.engine.runtime import quiet
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
+from oallama.serving.command import planned_environment, planned_server
+from oallama.views.cluster import render_explanation, render_network, render_prediction
 
-from .options import Json, Model, Threads, TypeK, TypeV, quiet, settings
-from .serve import server_command, table_file
-from .terminal import out, print_json, progress_bar, say, seconds, warn_if_busy
+from .options import Json, Kernels, Model, Sizes, Threads, TypeK, TypeV, settings
+from .terminal import out, progress_bar, warn_if_busy
 
 Devices = Annotated[Path, typer.Option("--devices", help="devices.toml: the hosts of the cluster.")]
 SshAgent = Annotated[Path | None, typer.Option(help="Starts programs on hosts in place of ssh.")]
 PROMPTS = (32, 128, 512)
-PROBE_BYTES = 16384  # of 4096 values in f32 (SPEC.md section 5)
+PROBE_BYTES = 16384  # of 4096 values in f32 (docs/sources.md, 5)
 
 
 def plan(
@@ -58,7 +60,7 @@ def plan(
         raise OallamaError(f"unknown --solver {solver!r}; expected one of {', '.join(get_args(Solver))}")
     quiet()
     cluster = load_devices(devices)
-    read = read_model(model, settings(ctx=ctx, ubatch=ubatch, type_k=type_k, type_v=type_v, threads=threads))
+    read = read_model(model, settings(Sizes(ctx, ubatch=ubatch), Kernels(type_k, type_v, threads=threads)))
     warn_if_busy()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with members(cluster.devices, _agent(ssh_agent)) as hosts, progress_bar("measuring") as report:
@@ -168,7 +170,6 @@ def _agent(path: Path | None) -> str | None:
 
 def _shown(tokens: Iterator[Token], quiet: bool) -> Iterator[Token]:
     """Passes tokens on and writes their text; characters may be spread over tokens."""
-    from .loading import write_text
 
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     for token in tokens:
@@ -185,8 +186,8 @@ def _server(job: StageJob, arguments: tuple[str, ...]) -> Iterator[subprocess.Po
     wanted = Settings(**asdict(job.context))
     made = placed(job, autoplan.read_graph(job.model, wanted))
     wanted = autoplan.resolve(replace(wanted, n_threads=job.n_threads), job.context.n_ctx)
-    command = [*server_command(Path(job.model), wanted, made, job.endpoints), *arguments]
-    with table_file(made) as environment:
+    command = [*planned_server(Path(job.model), wanted, made, job.endpoints), *arguments]
+    with planned_environment(made) as environment:
         process = subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=die_with_parent)
         try:
             yield process

@@ -8,12 +8,15 @@ from typing import Annotated
 
 import typer
 
+from oallama.base.printing import print_json
+from oallama.engine.runtime import quiet
 from oallama.errors import OallamaError
 from oallama.planning import format_bytes
 from oallama.quantizing import Divergence, Reference
+from oallama.views.style import table
 
-from .options import Json, Threads, quiet
-from .terminal import out, print_json, progress_bar, table
+from .options import Json, Threads
+from .terminal import out, progress_bar
 
 Text = Annotated[Path, typer.Option("--text", help="Text to predict; none that the model was trained on.")]
 Chunk = Annotated[int, typer.Option("--ctx", min=4, help="Tokens of a chunk; its second half is scored.")]

@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Group
 from rich.text import Text
 
+from oallama.base.printing import say, seconds
 from oallama.bench import (
     Engine,
     LoadParams,
@@ -31,8 +32,7 @@ from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices, Progress
 from oallama.planning import OperatorGraph, format_bytes
-
-from .terminal import say, seconds, table
+from oallama.views.style import table
 
 # Drivers and library workspaces take their part beside the buffers.
 _SHARE_OF_FREE = 0.9

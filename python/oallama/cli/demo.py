@@ -21,15 +21,15 @@ from oallama.engine.rpc import share_processor
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices
+from oallama.loading.completion import complete
 from oallama.modelmaker import make_model
 from oallama.planning import OperatorGraph, Workload, compare, format_bytes
-from oallama.planning.render import render_plan
+from oallama.views.plan_table import render_plan
 
 from .comparison import Rivals, interleave_for, results_table, stock_plans
 from .devices import devices_table
-from .options import Rpc, Threads, connect, settings
+from .options import Kernels, Rpc, Sizes, Threads, connect, settings
 from .profile import profile_table
-from .run import complete
 from .speaking import speak
 from .terminal import interruptible, out, progress_bar, warn_if_busy
 
@@ -67,7 +67,7 @@ def demo(
         chosen = connect(None, True).device
         threads = threads or max(1, len(os.sched_getaffinity(0)) // 2)
     out.print(devices_table(engine.devices()))
-    wanted = settings(ctx, threads=threads)
+    wanted = settings(Sizes(ctx), Kernels(threads=threads))
     graph = autoplan.read_graph(path, wanted)
     run = _Run(path, graph, autoplan.resolve(wanted, graph.n_ctx_train), Choices(device=chosen, workload=WORKLOAD))
     _step(3, "Profile")

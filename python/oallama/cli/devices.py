@@ -6,11 +6,13 @@ from dataclasses import asdict
 
 from rich.table import Table
 
+from oallama.base.printing import print_json
 from oallama.engine import engine
 from oallama.planning import format_bytes
+from oallama.views.style import table
 
 from .options import Json, LocalRpc, Rpc, connect
-from .terminal import out, print_json, table
+from .terminal import out
 
 
 def devices(rpc: Rpc = None, local_rpc: LocalRpc = False, json: Json = False) -> None:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import os
-import sys
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from oallama.base.printing import say
 from oallama.data.plan import HOST, PlacementPlan
 from oallama.engine import engine
+from oallama.engine.runtime import debugging
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices
 
-from .options import connect, debugging, settings
-from .terminal import interruptible, progress_bar, say, seconds
+from .options import Hardware, Kernels, Sizes, settings
+from .terminal import interruptible, progress_bar
 
 if TYPE_CHECKING:
     from oallama.llama import Llama
@@ -27,20 +27,11 @@ class Source:
     """What to load and how; None: not given."""
 
     model: Path
-    plan: Path | None = None
-    vram: str | None = None
-    profile: Path | None = None
-    device: str | None = None
-    rpc: list[str] | None = None
-    local_rpc: bool = False
-    ctx: int | None = None
-    batch: int | None = None
-    ubatch: int | None = None
-    type_k: str = "f16"
-    type_v: str = "f16"
-    flash_attn: str = "auto"
-    threads: int = 0
-    margin: str | None = None
+    plan: Path | None
+    vram: str | None
+    hardware: Hardware
+    sizes: Sizes
+    kernels: Kernels
 
 
 def open_llama(source: Source) -> Llama:
@@ -49,21 +40,19 @@ def open_llama(source: Source) -> Llama:
     Raises:
         OallamaError: for a file, plan or budget that will not do.
     """
-    chosen = connect(source.rpc, source.local_rpc, source.device).device or autoplan.find_accelerator()
+    chosen = source.hardware.connect().device or autoplan.find_accelerator()
     if source.plan and source.vram:
         raise OallamaError("give --vram (make a plan) or --plan (use this one), not both")
     if source.plan:
-        autoplan.refuse_margin(source.margin)
+        autoplan.refuse_margin(source.hardware.margin)
         return _load(source, autoplan.load_plan(source.plan), _given(source))
-    wanted = settings(
-        source.ctx, source.batch, source.ubatch, source.type_k, source.type_v, source.flash_attn, source.threads
-    )
+    wanted = settings(source.sizes, source.kernels)
     if source.vram or (chosen and chosen != HOST):
-        choices = Choices(device=chosen, profile=source.profile, margin=source.margin)
+        choices = Choices(device=chosen, profile=source.hardware.profile, margin=source.hardware.margin)
         with progress_bar("profiling") as report:
             plan = autoplan.plan_model(source.model, source.vram, wanted, choices, report)
-        return _load(source, plan, {"n_threads": source.threads} if source.threads else {})
-    autoplan.refuse_margin(source.margin, "no accelerator is used")
+        return _load(source, plan, {"n_threads": source.kernels.threads} if source.kernels.threads else {})
+    autoplan.refuse_margin(source.hardware.margin, "no accelerator is used")
     graph = autoplan.read_graph(source.model, wanted)
     wanted = autoplan.resolve(wanted, graph.n_ctx_train)
     say("no accelerator is used: the model runs on the CPU alone")
@@ -84,10 +73,10 @@ def open_llama(source: Source) -> Llama:
 def _given(source: Source) -> dict[str, Any]:
     """Arguments for what was given beside a plan, which brings the rest."""
     arguments = {
-        "n_ctx": source.ctx,
-        "n_batch": source.batch,
-        "n_ubatch": source.ubatch,
-        "n_threads": source.threads or None,
+        "n_ctx": source.sizes.ctx,
+        "n_batch": source.sizes.batch,
+        "n_ubatch": source.sizes.ubatch,
+        "n_threads": source.kernels.threads or None,
     }
     return {name: value for name, value in arguments.items() if value is not None}
 
@@ -105,43 +94,3 @@ def _load(source: Source, plan: PlacementPlan | None, arguments: dict[str, Any])
         raise OallamaError(
             f"{error}; most likely there was not enough memory: lower --ctx, or see OALLAMA_DEBUG=1"
         ) from error
-
-
-@dataclass
-class TokenClock:
-    """Notes when each token was sampled; given to llama-cpp-python as a stopping criterion that never stops."""
-
-    start: float = field(default_factory=time.perf_counter)
-    times: list[float] = field(default_factory=list)
-    _length: int = 0
-
-    def __call__(self, tokens: Any, logits: Any) -> bool:
-        if len(tokens) > self._length:  # upstream asks once more at the end
-            self._length = len(tokens)
-            self.times.append(time.perf_counter() - self.start)
-        return False
-
-    @property
-    def ttft_s(self) -> float | None:
-        return self.times[0] if self.times else None
-
-    @property
-    def tpot_s(self) -> float | None:
-        """(E2E - TTFT) / (n - 1)."""
-        n = len(self.times)
-        return (self.times[-1] - self.times[0]) / (n - 1) if n > 1 else None
-
-    def summary(self, n_prompt: int) -> str:
-        speed = f" ({1 / self.tpot_s:.1f} tokens/s)" if self.tpot_s else ""
-        return (
-            f"{n_prompt} prompt tokens, {len(self.times)} generated: "
-            f"TTFT {seconds(self.ttft_s)}, TPOT {seconds(self.tpot_s)}{speed}"
-        )
-
-
-def write_text(text: str) -> None:
-    """Stream model output; on a terminal without the control characters a model may invent."""
-    if sys.stdout.isatty():
-        text = "".join(c for c in text if c.isprintable() or c in "\n\t")
-    sys.stdout.write(text)
-    sys.stdout.flush()

@@ -8,12 +8,13 @@ from typing import Annotated
 
 import typer
 
+from oallama.base.printing import print_json
 from oallama.errors import OallamaError
 from oallama.modelmaker import ARCHITECTURES, FILE_TYPES, SHAPES, make_model, make_sparse_model
 from oallama.planning import format_bytes
 
 from .options import Json
-from .terminal import out, print_json, progress_bar
+from .terminal import out, progress_bar
 
 _SHAPES = "; ".join(f"{arch}: {', '.join(shapes)}" for arch, shapes in SHAPES.items())
 

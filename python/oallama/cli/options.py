@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +9,10 @@ from typing import Annotated
 
 import typer
 
-from oallama.engine import engine, runtime
+from oallama.engine import engine
 from oallama.engine.engine import Settings
 from oallama.engine.rpc import LocalRpcServer, share_processor
+from oallama.engine.runtime import quiet
 from oallama.errors import OallamaError
 from oallama.planning.planner import PLANNERS
 
@@ -48,13 +48,9 @@ Threads = Annotated[int, typer.Option(min=0, help="CPU threads, 0: all this proc
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
-def quiet() -> None:
-    """Keep llama.cpp's log off the terminal (OALLAMA_DEBUG=1 shows it)."""
-    runtime.llama_cpp()._logger.set_verbose(debugging())
-
-
-def debugging() -> bool:
-    return bool(os.environ.get("OALLAMA_DEBUG"))
+NGenerate = Annotated[int, typer.Option("--n-generate", "-n", min=1, help="Most tokens to generate.")]
+Temperature = Annotated[float, typer.Option(min=0.0, help="0: always the most likely token.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of the sampler.")]
 
 
 @dataclass(frozen=True)
@@ -83,32 +79,71 @@ def connect(rpc: Sequence[str] | None, local_rpc: bool, device: str | None = Non
     return Connection(tuple(endpoints), chosen)
 
 
-def settings(
-    ctx: int | None = None,
-    batch: int | None = None,
-    ubatch: int | None = None,
-    type_k: str = "f16",
-    type_v: str = "f16",
-    flash_attn: str = "auto",
-    threads: int = 0,
-    parallel: int = 1,
-) -> Settings:
-    """The engine's settings for these options. Raises OallamaError for a name that is not among the choices."""
+@dataclass(frozen=True)
+class Hardware:
+    """What computes, and what is known of it."""
+
+    margin: Margin = None
+    profile: Profile = None
+    device: Device = None
+    rpc: Rpc = None
+    local_rpc: LocalRpc = False
+
+    def connect(self, elsewhere: bool = False) -> Connection:
+        """Register its devices; elsewhere: the device is one of another machine."""
+        return connect(self.rpc, self.local_rpc, None if elsewhere else self.device)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of the context and of its batches, in tokens."""
+
+    ctx: Ctx = None
+    batch: Batch = None
+    ubatch: Ubatch = None
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """How a model is computed: the cache's types, the form of attention, threads."""
+
+    type_k: TypeK = "f16"
+    type_v: TypeV = "f16"
+    flash_attn: FlashAttn = "auto"
+    threads: Threads = 0
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How an answer is drawn, and its length."""
+
+    n_generate: NGenerate = 128
+    temperature: Temperature = 0.8
+    seed: Seed = None
+
+
+def settings(sizes: Sizes | None = None, kernels: Kernels | None = None, parallel: int = 1) -> Settings:
+    """The engine's settings for these options.
+
+    Raises:
+        OallamaError: for a name that is not among the choices.
+    """
+    sizes, kernels = sizes or Sizes(), kernels or Kernels()
     for what, value, choices in (
-        ("--type-k", type_k, engine.KV_TYPES),
-        ("--type-v", type_v, engine.KV_TYPES),
-        ("--flash-attn", flash_attn, engine.FLASH_ATTN),
+        ("--type-k", kernels.type_k, engine.KV_TYPES),
+        ("--type-v", kernels.type_v, engine.KV_TYPES),
+        ("--flash-attn", kernels.flash_attn, engine.FLASH_ATTN),
     ):
         if value not in choices:
             raise OallamaError(f"unknown {what} {value!r}; expected one of {', '.join(choices)}")
     defaults = Settings()
     return Settings(
-        n_ctx=DEFAULT_CTX if ctx is None else ctx,
-        n_batch=batch or defaults.n_batch,
-        n_ubatch=ubatch or defaults.n_ubatch,
+        n_ctx=DEFAULT_CTX if sizes.ctx is None else sizes.ctx,
+        n_batch=sizes.batch or defaults.n_batch,
+        n_ubatch=sizes.ubatch or defaults.n_ubatch,
         n_seq_max=parallel,
-        type_k=type_k,
-        type_v=type_v,
-        flash_attn=flash_attn,
-        n_threads=threads,
+        type_k=kernels.type_k,
+        type_v=kernels.type_v,
+        flash_attn=kernels.flash_attn,
+        n_threads=kernels.threads,
     )

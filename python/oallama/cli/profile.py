@@ -10,17 +10,20 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from oallama.base.printing import print_json, seconds
 from oallama.data.entries import OTHER, OperatorTime
 from oallama.data.profile import Profile as MachineProfile
 from oallama.engine.engine import Settings
+from oallama.engine.runtime import quiet
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices
 from oallama.planning import OperatorGraph
 from oallama.profiling.datasheet import Datasheet, make_profile
 from oallama.profiling.profiler import forget
+from oallama.views.style import table
 
-from .options import Ctx, Device, Json, LocalRpc, Model, Rpc, Threads, TypeK, TypeV, connect, quiet, settings
-from .terminal import out, print_json, progress_bar, seconds, table, warn_if_busy
+from .options import Ctx, Device, Json, Kernels, LocalRpc, Model, Rpc, Sizes, Threads, TypeK, TypeV, connect, settings
+from .terminal import out, progress_bar, warn_if_busy
 
 
 def profile(
@@ -45,10 +48,10 @@ def profile(
     Only what the cache (~/.cache/oallama) lacks is measured; Ctrl-C keeps what was.
     """
     if datasheet is not None:
-        _from_datasheet(model, datasheet, settings(ctx, type_k=type_k, type_v=type_v, threads=threads), output, json)
+        _from_datasheet(model, datasheet, settings(Sizes(ctx), Kernels(type_k, type_v, threads=threads)), output, json)
         return
     chosen = connect(rpc, local_rpc, device).device or autoplan.find_accelerator()
-    wanted = settings(ctx, type_k=type_k, type_v=type_v, threads=threads)
+    wanted = settings(Sizes(ctx), Kernels(type_k, type_v, threads=threads))
     graph = autoplan.read_graph(model, wanted)
     resolved = autoplan.resolve(wanted, graph.n_ctx_train)
     warn_if_busy()

@@ -7,13 +7,15 @@ from typing import Annotated
 
 import typer
 
+from oallama.base.printing import print_json
 from oallama.errors import OallamaError
 from oallama.planning import format_bytes
 from oallama.quantizing import Resolved, Rule, described, named, resolve
 from oallama.quantizing import quantize as run
+from oallama.views.style import table
 
 from .options import Json, Threads
-from .terminal import out, print_json, progress_bar, table
+from .terminal import out, progress_bar
 
 Tensors = Annotated[
     list[str] | None,

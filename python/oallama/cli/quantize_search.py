@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import typer
 
+from oallama.base.printing import print_json, seconds
+from oallama.engine.runtime import quiet
 from oallama.errors import OallamaError
 from oallama.loading.autoplan import Choices
 from oallama.planning import format_bytes, parse_budget
@@ -21,37 +24,52 @@ from oallama.quantizing import (
     Trial,
     measure_importance,
 )
-from oallama.quantizing.plot import write_frontier
+from oallama.views.frontier_plot import write_frontier
+from oallama.views.style import table
 
 from .compare_models import Chunks, GpuLayers, Text, read_text
-from .options import Ctx, Device, Json, LocalRpc, Model, Profile, Rpc, Threads, Vram, connect, quiet, settings
+from .groups import grouped
+from .options import Ctx, Hardware, Json, Kernels, Model, Sizes, Threads, Vram, settings
 from .quantize import Imatrix, Requantize
-from .terminal import out, print_json, progress_bar, seconds, table
+from .terminal import out, progress_bar
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What the best recipe must keep to, and what is proposed."""
+
+    bytes: Annotated[
+        list[str] | None, typer.Option(help='Most bytes of the file, "5GiB"; repeatable; default: as uniform types.')
+    ] = None
+    tpot: Annotated[float | None, typer.Option(min=0, help="Most predicted seconds per token of the best.")] = None
+    points: Annotated[int, typer.Option(min=0, help="Proposals between fastest and best, with predictions.")] = 6
+    types: Annotated[str, typer.Option(help="Types to choose from.")] = ",".join(DEFAULT_TYPES)
+    group: Annotated[str, typer.Option(help=f"Tensors of one type: {', '.join(GROUPINGS)} (of the layers).")] = "third"
+
+
+@dataclass(frozen=True)
+class Scored:
+    """How a trial is measured."""
+
+    chunk: Annotated[int, typer.Option(min=4, help="Tokens of a chunk of the text; its second half is scored.")] = 512
+    chunks: Chunks = None
+    gpu_layers: GpuLayers = -1
+    imatrix: Imatrix = None
+    requantize: Requantize = False
+
+
+@grouped
 def search(
     model: Model,
     text: Text,
+    *,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the best recipe to this file.")] = None,
-    bytes: Annotated[
-        list[str] | None, typer.Option(help='Most bytes of the file, "5GiB"; repeatable; default: as uniform types.')
-    ] = None,
-    tpot: Annotated[float | None, typer.Option(min=0, help="Most predicted seconds per token of the best.")] = None,
+    wanted: Wanted,
     vram: Vram = None,
     cpu: Annotated[bool, typer.Option("--cpu", help="Predict seconds on the CPU alone.")] = False,
-    points: Annotated[int, typer.Option(min=0, help="Proposals between fastest and best, with predictions.")] = 6,
-    types: Annotated[str, typer.Option(help="Types to choose from.")] = ",".join(DEFAULT_TYPES),
-    group: Annotated[str, typer.Option(help=f"Tensors of one type: {', '.join(GROUPINGS)} (of the layers).")] = "third",
-    chunk: Annotated[int, typer.Option(min=4, help="Tokens of a chunk of the text; its second half is scored.")] = 512,
-    chunks: Chunks = None,
-    gpu_layers: GpuLayers = -1,
-    imatrix: Imatrix = None,
-    requantize: Requantize = False,
-    profile: Profile = None,
+    scored: Scored,
+    hardware: Hardware,
     elsewhere: Annotated[bool, typer.Option("--elsewhere", help="Plan for the machine of the profile.")] = False,
-    device: Device = None,
-    rpc: Rpc = None,
-    local_rpc: LocalRpc = False,
     ctx: Ctx = None,
     threads: Threads = 0,
     plot: Annotated[Path | None, typer.Option(help="Draw the trials to this PNG.")] = None,
@@ -61,25 +79,26 @@ def search(
     if cpu and vram is not None:
         raise OallamaError("--cpu is for no accelerator; leave it out with --vram")
     content = read_text(text)
-    budgets = [_bytes(text) for text in bytes or ()]
+    budgets = [_bytes(text) for text in wanted.bytes or ()]
     machine = None
     quiet()
     if vram is not None or cpu:
-        connection = connect(rpc, local_rpc, None if elsewhere else device)
-        choices = Choices(device=connection.device or device, profile=profile, elsewhere=elsewhere)
-        machine = Machine(model, vram, settings(ctx=ctx, threads=threads), choices)
+        connection = hardware.connect(elsewhere)
+        device = connection.device or hardware.device
+        choices = Choices(device=device, profile=hardware.profile, elsewhere=elsewhere, margin=hardware.margin)
+        machine = Machine(model, vram, settings(Sizes(ctx), Kernels(threads=threads)), choices)
     with progress_bar("measuring") as report:
         lab = Laboratory(
             model,
-            Reference(model, content, chunk, chunks, gpu_layers, threads),
-            imatrix=imatrix,
-            requantize=requantize,
+            Reference(model, content, scored.chunk, scored.chunks, scored.gpu_layers, threads),
+            imatrix=scored.imatrix,
+            requantize=scored.requantize,
         )
-        importance = measure_importance(lab, types.split(","), group, report)
+        importance = measure_importance(lab, wanted.types.split(","), wanted.group, report)
     with progress_bar("trying") as report:
         found = Search(lab, importance, machine, report)
-        found.run(budgets, points)
-    best = found.best(max(budgets, default=np.inf), np.inf if tpot is None else tpot)
+        found.run(budgets, wanted.points)
+    best = found.best(max(budgets, default=np.inf), np.inf if wanted.tpot is None else wanted.tpot)
     if output:
         best.recipe.save(output, notes_of(best))
     if plot:

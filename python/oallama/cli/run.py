@@ -3,63 +3,35 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from oallama.errors import OallamaError
+from oallama.base.printing import print_json, say
+from oallama.loading.completion import complete
 
-from .loading import Source, TokenClock, open_llama, write_text
-from .options import (
-    Batch,
-    Ctx,
-    Device,
-    FlashAttn,
-    Json,
-    LocalRpc,
-    Margin,
-    Model,
-    Plan,
-    Profile,
-    Rpc,
-    Threads,
-    TypeK,
-    TypeV,
-    Ubatch,
-    Vram,
-)
-from .terminal import print_json, say
+from .groups import grouped
+from .loading import Source, open_llama
+from .options import Hardware, Json, Kernels, Model, Plan, Sampling, Sizes, Vram
 
 
+@grouped
 def run(
     model: Model,
     prompt: Annotated[str, typer.Argument(help='The prompt; "-" reads it from standard input.', show_default=False)],
+    *,
     plan: Plan = None,
     vram: Vram = None,
-    margin: Margin = None,
-    profile: Profile = None,
-    device: Device = None,
-    rpc: Rpc = None,
-    local_rpc: LocalRpc = False,
-    ctx: Ctx = None,
-    batch: Batch = None,
-    ubatch: Ubatch = None,
-    type_k: TypeK = "f16",
-    type_v: TypeV = "f16",
-    flash_attn: FlashAttn = "auto",
-    threads: Threads = 0,
-    n_generate: Annotated[int, typer.Option("--n-generate", "-n", min=1, help="Most tokens to generate.")] = 128,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0: always the most likely token.")] = 0.8,
-    seed: Annotated[int | None, typer.Option(help="Seed of the sampler.")] = None,
+    hardware: Hardware,
+    sizes: Sizes,
+    kernels: Kernels,
+    sampling: Sampling,
     json: Json = False,
 ) -> None:
     """Complete a prompt with streaming output; then TTFT and TPOT."""
     text = sys.stdin.read() if prompt == "-" else prompt
-    request = (model, plan, vram, profile, device, rpc, local_rpc, ctx, batch, ubatch)
-    source = Source(*request, type_k, type_v, flash_attn, threads, margin)
-    llm = open_llama(source)
-    clock, answer = complete(llm, text, n_generate, temperature, seed, quiet=json)
+    llm = open_llama(Source(model, plan, vram, hardware, sizes, kernels))
+    clock, answer = complete(llm, text, sampling.n_generate, sampling.temperature, sampling.seed, quiet=json)
     n_prompt = len(llm.tokenize(text.encode()))
     if json:
         result = {"text": answer, "n_prompt": n_prompt, "n_generated": len(clock.times)}
@@ -67,39 +39,3 @@ def run(
         print_json({**result, **times, "placement": llm.placement().to_dict()})
     else:
         say(clock.summary(n_prompt))
-
-
-def complete(
-    llm: Any,
-    prompt: str,
-    n_generate: int,
-    temperature: float,
-    seed: int | None,
-    quiet: bool = False,
-    stop: Sequence[str] = (),
-) -> tuple[TokenClock, str]:
-    """Stream one completion to stdout (unless quiet); returns its clock and text."""
-    import oallama
-
-    clock, answer = TokenClock(), []
-    try:
-        stream = llm.create_completion(
-            prompt,
-            max_tokens=n_generate,
-            temperature=temperature,
-            seed=seed,
-            stream=True,
-            stop=list(stop),
-            stopping_criteria=oallama.StoppingCriteriaList([clock]),
-        )
-        for chunk in stream:
-            answer.append(chunk["choices"][0]["text"])
-            if not quiet:
-                write_text(answer[-1])
-    except ValueError as error:
-        if "context window" not in str(error):
-            raise
-        raise OallamaError(f"{error}; shorten the prompt or raise --ctx") from error
-    if not quiet:
-        print()
-    return clock, "".join(answer)

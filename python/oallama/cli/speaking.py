@@ -14,10 +14,10 @@ from oallama.engine.engine import Settings
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices
+from oallama.loading.completion import complete
 from oallama.storyteller import demo_model
 from oallama.storyteller.exam import PAGE_END, mark
 
-from .run import complete
 from .terminal import interruptible, out, progress_bar
 
 START = "One sunny day, Anna and Ben were in the garden. Anna found a red ball."

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
+from oallama.base.printing import say
 from oallama.loading.autoplan import Progress as Report
 from oallama.profiling.fingerprint import cpu_set
 
@@ -24,35 +21,11 @@ err = Console(highlight=False, soft_wrap=False, stderr=True)
 GRACE_S = 0.5
 
 
-def table(title: str | None = None) -> Table:
-    """A table that fits 80 columns."""
-    return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-
-
-def print_json(value: Any) -> None:
-    """Machine-readable output, indented."""
-    print(json.dumps(value, indent=1, default=str))
-
-
-def say(text: str) -> None:
-    """A remark for people, on stderr."""
-    print(text, file=sys.stderr)
-
-
 def warn_if_busy() -> None:
     """Tell people when other programs use the CPU: threads that wait actively for each other then lose most."""
     load, cpus = os.getloadavg()[0], len(cpu_set())
     if load > cpus / 2 and sys.stderr.isatty():
         say(f"note: other programs are busy (load {load:.1f} on {cpus} CPUs); what is measured now may be far off")
-
-
-def seconds(s: float | None) -> str:
-    """A time for people; "-" for none."""
-    if s is None:
-        return "-"
-    if s >= 1:
-        return f"{s:.2f} s"
-    return f"{s * 1e3:.1f} ms" if s >= 1e-3 else f"{s * 1e6:.0f} µs"
 
 
 @contextmanager

@@ -7,28 +7,26 @@ from typing import Annotated
 
 import typer
 
+from oallama.base.printing import print_json
 from oallama.engine import engine
 from oallama.planning import format_bytes
 from oallama.tracing import record_timeline
 
+from .groups import grouped
 from .loading import Source, open_llama
-from .options import Ctx, Device, FlashAttn, Json, LocalRpc, Margin, Model, Plan, Profile, Rpc, Threads, Ubatch, Vram
-from .terminal import out, print_json, warn_if_busy
+from .options import Hardware, Json, Kernels, Model, Plan, Sizes, Vram
+from .terminal import out, warn_if_busy
 
 
+@grouped
 def trace(
     model: Model,
+    *,
     plan: Plan = None,
     vram: Vram = None,
-    margin: Margin = None,
-    profile: Profile = None,
-    device: Device = None,
-    rpc: Rpc = None,
-    local_rpc: LocalRpc = False,
-    ctx: Ctx = None,
-    ubatch: Ubatch = None,
-    flash_attn: FlashAttn = "auto",
-    threads: Threads = 0,
+    hardware: Hardware,
+    sizes: Sizes,
+    kernels: Kernels,
     n_prompt: Annotated[int, typer.Option(min=1, help="Prompt tokens.")] = 512,
     n_generate: Annotated[int, typer.Option("--n-generate", "-n", min=0, help="Decode steps.")] = 4,
     output: Annotated[Path, typer.Option("--out", "-o", help="Trace for chrome://tracing or ui.perfetto.dev.")] = Path(
@@ -39,15 +37,13 @@ def trace(
 ) -> None:
     """Record what devices and links do in one request; shows overlap, GB/s and idle time."""
     warn_if_busy()
-    request = (model, plan, vram, profile, device, rpc, local_rpc, ctx, None, ubatch)
-    source = Source(*request, flash_attn=flash_attn, threads=threads, margin=margin)
-    llm = open_llama(source)
+    llm = open_llama(Source(model, plan, vram, hardware, sizes, kernels))
     timeline = record_timeline(llm, n_prompt, n_generate)
     lanes = engine.core().stream_lanes()
     timeline.save(output)
     written = [output]
     if picture:
-        from oallama.tracing.plot import write_picture
+        from oallama.views.timeline_plot import write_picture
 
         title = f"{model.name}, {n_prompt} prompt tokens, {n_generate} decode steps"
         written.append(write_picture(timeline, picture, title))

@@ -8,12 +8,15 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from oallama.base.printing import print_json, seconds
 from oallama.data.tuning import KINDS, Tuning, tuning_file
+from oallama.engine.runtime import quiet
 from oallama.profiling.profiler import cache_dir
 from oallama.profiling.tuner import TYPES, tune
+from oallama.views.style import table
 
-from .options import Json, Threads, quiet
-from .terminal import out, print_json, progress_bar, seconds, table, warn_if_busy
+from .options import Json, Threads
+from .terminal import out, progress_bar, warn_if_busy
 
 
 def tune_command(

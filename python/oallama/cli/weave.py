@@ -7,18 +7,20 @@ from typing import Annotated
 
 import typer
 
+from oallama.base.printing import say
+from oallama.engine.runtime import quiet
 from oallama.loading import autoplan
 from oallama.planning.cost import CostModel
 from oallama.profiling.fingerprint import cpu_set
 from oallama.profiling.profiler import profile_machine
 from oallama.profiling.workload import depths_for
+from oallama.views.weave import render_weave
 from oallama.weave.gpus import check_places, parse_places
 from oallama.weave.plan import Load, estimate, guest_shape, measure
 from oallama.weave.plan import plan as plan_weave
-from oallama.weave.render import render_weave
 
-from .options import Ctx, Json, TypeK, TypeV, Ubatch, quiet, settings
-from .terminal import out, progress_bar, say, warn_if_busy
+from .options import Ctx, Json, Kernels, Sizes, TypeK, TypeV, Ubatch, settings
+from .terminal import out, progress_bar, warn_if_busy
 
 app = typer.Typer(help="Guests of a hot model in a cold model's process.", no_args_is_help=True)
 
@@ -54,7 +56,7 @@ def plan(
     places = parse_places(device)
     check_places(places, 1, 1)
     n_threads = threads or max(1, len(cpu_set()) // 2)
-    wanted = settings(ctx, None, ubatch, type_k, type_v, "on", n_threads)
+    wanted = settings(Sizes(ctx, ubatch=ubatch), Kernels(type_k, type_v, "on", n_threads))
     costs = []
     with progress_bar("measuring") as report:
         for path, own in ((hot, places.hot), (cold, places.cold)):

@@ -10,21 +10,21 @@ from functools import cache
 from pathlib import Path
 
 from oallama.base.children import run_server
+from oallama.base.environment import MODEL_ENVIRONMENTS
+from oallama.base.printing import say
 from oallama.data.budget import format_bytes, parse_budget
 from oallama.data.plan import check_model
 from oallama.engine import engine, runtime
 from oallama.engine.engine import Settings
+from oallama.engine.runtime import quiet
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.profiling.fingerprint import cpu_set
 from oallama.serving.serve_limits import Limits
-from oallama.serving.serving import ENVIRONMENTS, Served, check, environments, preset
+from oallama.serving.serving import Served, check, environments, preset
 from oallama.weave import remove_abandoned
 from oallama.weave.gpus import check_places, parse_places, room_for_guests
 from oallama.weave.plan import REMEDY, read_looks
-
-from .options import quiet
-from .terminal import say
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,8 @@ def planned(weaving: Weaving, wanted: Settings) -> tuple[Served, list[Served]]:
         graph = autoplan.read_graph(path, wanted)
         if looks and path == weaving.hot:
             check_model(looks.hot, graph.model, REMEDY)
-        n_ctx = autoplan.resolve(wanted, graph.n_ctx_train).n_ctx
-        made = Served(path, n_ctx, wanted.n_seq_max, n_threads, wanted.type_k, wanted.type_v, device=device)
-        made = replace(made, n_batch=wanted.n_batch, n_ubatch=wanted.n_ubatch, flash_attn=wanted.flash_attn)
+        settings = replace(autoplan.resolve(wanted, graph.n_ctx_train), n_threads=n_threads)
+        made = Served(path, settings, device=device)
         if not looks or graph.model != looks.cold:
             return made
         is_cold.append(path)
@@ -91,14 +90,14 @@ def planned(weaving: Weaving, wanted: Settings) -> tuple[Served, list[Served]]:
         lent = _lent(weaving, wanted, [hot, *cold], guests)
         hot, cold = replace(hot, guests=guests), [replace(model, lend_nbytes=lent) for model in cold]
     elif places.on_gpus:
-        _rooms(weaving, wanted, [hot, *cold])
+        _rooms(weaving, [hot, *cold])
     return hot, cold
 
 
 def _lent(weaving: Weaving, wanted: Settings, models: Sequence[Served], guests: int) -> int:
     """Bytes of each cold model's process, on its GPU if it has one."""
     hot, cold = models[0], models[1:]
-    room = _rooms(weaving, wanted, models).get(cold[0].device or "")
+    room = _rooms(weaving, models).get(cold[0].device or "")
     if weaving.lend is not None:
         budget = parse_budget(weaving.lend, weights_bytes=0, free_bytes=0)
         if budget.bytes_total is None:
@@ -108,7 +107,7 @@ def _lent(weaving: Weaving, wanted: Settings, models: Sequence[Served], guests: 
                 f"{cold[0].device} has {format_bytes(room)} left for guests, which is less than --lend {weaving.lend}"
             )
         return budget.bytes_total
-    at_home = sum(found["kv"] for found in _dry_run(wanted, hot).values())
+    at_home = sum(found["kv"] for found in _dry_run(hot).values())
     asked = -(-at_home * guests // (wanted.n_seq_max * len(cold)))
     if room is None or asked <= room:
         return asked
@@ -118,20 +117,19 @@ def _lent(weaving: Weaving, wanted: Settings, models: Sequence[Served], guests: 
     return room
 
 
-def _rooms(weaving: Weaving, wanted: Settings, models: Sequence[Served]) -> dict[str, int]:
+def _rooms(weaving: Weaving, models: Sequence[Served]) -> dict[str, int]:
     """What every GPU has left beside the models on it."""
     taken: dict[str, list[int]] = {}
     for model in models:
         if model.device:
-            taken.setdefault(model.device, []).append(sum(_dry_run(wanted, model)[model.device].values()))
+            taken.setdefault(model.device, []).append(sum(_dry_run(model)[model.device].values()))
     return {device: room_for_guests(device, each, weaving.margin) for device, each in taken.items()}
 
 
 @cache
-def _dry_run(wanted: Settings, model: Served) -> dict[str, dict[str, int]]:
+def _dry_run(model: Served) -> dict[str, dict[str, int]]:
     devices = (model.device,) if model.device else ()
-    settings = replace(wanted, n_ctx=model.n_ctx, n_seq_max=model.parallel, devices=devices)
-    return engine.dry_run(os.fspath(model.model), settings, None)
+    return engine.dry_run(os.fspath(model.model), replace(model.settings, devices=devices), None)
 
 
 def serve_woven(weaving: Weaving, wanted: Settings, host: str, port: int, more: Sequence[str]) -> int:
@@ -142,11 +140,13 @@ def serve_woven(weaving: Weaving, wanted: Settings, host: str, port: int, more: 
     if there and not any(model.device for model in (hot, *cold)):
         say(f"all models run on the CPU; --device {there}, or --device hot={there},cold=.., puts them on GPUs")
     where = f" on {hot.device}" if hot.device else ""
-    say(f"{hot.name}{where}: {hot.parallel} sequences at home, {hot.guests} more as guests, {hot.n_threads} threads")
+    at_home, threads = hot.settings.n_seq_max, hot.settings.n_threads
+    say(f"{hot.name}{where}: {at_home} sequences at home, {hot.guests} more as guests, {threads} threads")
     for model in cold:
         lends = format_bytes(model.lend_nbytes) if model.lend_nbytes else "nothing"
         where = f" on {model.device}" if model.device else ""
-        say(f"{model.name}{where}: {model.parallel} sequences, {model.n_threads} threads, lends {lends}")
+        n_sequences, threads = model.settings.n_seq_max, model.settings.n_threads
+        say(f"{model.name}{where}: {n_sequences} sequences, {threads} threads, lends {lends}")
     with (
         tempfile.TemporaryDirectory(prefix="oallama-") as folder,
         tempfile.NamedTemporaryFile("w", prefix="oallama-", suffix=".ini") as file,
@@ -158,6 +158,6 @@ def serve_woven(weaving: Weaving, wanted: Settings, host: str, port: int, more: 
         say(f"serving on http://{host}:{port} (OpenAI API under /v1); models load now")
         of_models = environments(hot, cold, weaving.deadline_s, weaving.limits, folder)
         try:
-            return run_server(command, os.environ | weaving.limits.of_router() | {ENVIRONMENTS: of_models})
+            return run_server(command, os.environ | weaving.limits.of_router() | {MODEL_ENVIRONMENTS.name: of_models})
         finally:
             remove_abandoned()

@@ -1,6 +1,6 @@
 """The operators of a model's forward graph, as planners see them.
 
-`OperatorGraph.from_engine` turns the raw graph of llama.cpp (csrc/engine/graph_reader.cpp) into operators without
+`OperatorGraph.from_engine` turns the raw graph of llama.cpp (csrc/probe/graph_reader.cpp) into operators without
 views, so that producers and consumers are the operators that really compute. Data only: nothing here knows a device or
 a time.
 """
@@ -142,7 +142,7 @@ class OperatorGraph:
 
     @classmethod
     def from_engine(cls, raw: Mapping[str, Any], model: Mapping[str, Any] | None = None) -> OperatorGraph:
-        """Build the graph from the engine's dictionary (docs: csrc/engine/graph_reader.cpp).
+        """Build the graph from the engine's dictionary (docs: csrc/probe/graph_reader.cpp).
 
         `model` is the file's fingerprint; default `raw["model"]` or empty.
         """

@@ -227,29 +227,6 @@ class PlacementPlan:
                 f"the plan uses device {unknown[0]!r}, this machine has {', '.join(have) or 'none'}; {REMEDY} here"
             )
 
-    def describe_difference(self, other: PlacementPlan) -> list[str]:
-        """What changes from this plan to `other`, one readable line each; empty when the placement is the same."""
-        lines = []
-        settings = asdict(other.context)
-        changed = [f"{k} {v} -> {settings[k]}" for k, v in asdict(self.context).items() if v != settings[k]]
-        if changed:
-            lines.append(f"context: {', '.join(changed)}")
-        for what in ("model", "devices", "budgets", "stream_slots", "stream_caches", "offline_arenas"):
-            if getattr(self, what) != getattr(other, what):
-                lines.append(f"{what}: {_short(getattr(self, what))} -> {_short(getattr(other, what))}")
-        moved = [il for il, (a, b) in enumerate(zip(self.layers, other.layers, strict=False)) if a != b]
-        if moved or len(self.layers) != len(other.layers):
-            lines.append(f"layers: KV cache and attention of {len(moved)} layers move ({_numbers(moved)})")
-        groups: dict[tuple[str, str], list[str]] = {}
-        for name in dict.fromkeys((*self.tensors, *other.tensors)):
-            a, b = _home(self.tensors.get(name)), _home(other.tensors.get(name))
-            if a != b:
-                groups.setdefault((a, b), []).append(name)
-        for (a, b), names in groups.items():
-            more = f" and {len(names) - 2} more" if len(names) > 2 else ""
-            lines.append(f"tensors: {len(names)} go {a} -> {b}: {', '.join(names[:2])}{more}")
-        return lines
-
     # ---- exports --------------------------------------------------------------------------------------------------
 
     def to_backend_map(self) -> str:
@@ -370,33 +347,6 @@ def _tensor(content: Mapping[str, Any]) -> TensorPlacement:
         for s in content["segments"]
     )
     return TensorPlacement(content["type"], content["nbytes"], segments, content["affinity"])
-
-
-def _home(tensor: TensorPlacement | None) -> str:
-    if tensor is None:
-        return "nowhere"
-    return " + ".join(_home_of(s) for s in tensor.segments)
-
-
-def _home_of(segment: Segment) -> str:
-    if segment.mode == "resident":
-        return segment.device
-    tokens = f" from {segment.stream_from} tokens" if segment.mode == "stream" else ""
-    realisation = f", {segment.realisation}" if segment.realisation else ""
-    return f"{segment.device} ({segment.mode}{tokens}{realisation})"
-
-
-def _short(value: object) -> str:
-    if isinstance(value, Mapping):
-        value = ", ".join(f"{k}={v}" for k, v in value.items())
-    elif isinstance(value, tuple):
-        value = ", ".join(map(str, value))
-    return str(value)
-
-
-def _numbers(values: list[int]) -> str:
-    shown = ", ".join(map(str, values[:6]))
-    return shown + (", ..." if len(values) > 6 else "")
 
 
 __all__ = [

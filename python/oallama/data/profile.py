@@ -31,6 +31,7 @@ from .entries import (
     Overlap,
     SwitchTime,
 )
+from .shapes import Shape, attention_distance, attention_work, distance, n_active, work
 from .shipped import HERE, find
 from .validation import check_entry, check_profile
 
@@ -52,7 +53,6 @@ Timed = TypeVar("Timed", OperatorTime, AttentionTime, ChainTime, LinkTime, Switc
 Entry = TypeVar(
     "Entry", DeviceInfo, OperatorTime, AttentionTime, ChainTime, LinkTime, SwitchTime, Overlap, Concurrency, Note
 )
-Shape = tuple[int, int, int, int]  # k, m, n_expert, n_used
 Curves = dict[tuple[str, str, str], dict[Shape, list[tuple[int, float]]]]  # by device, op and type
 
 
@@ -115,14 +115,14 @@ class Profile:
         if shape in curves:
             return _on_curve(curves[shape], n_tokens)
         if curves:
-            nearest = min(curves, key=lambda s: (_distance(s, shape), s))
+            nearest = min(curves, key=lambda s: (distance(s, shape), s))
             estimate = _on_curve(curves[nearest], n_tokens)
-            return Estimate(estimate.seconds * _work(shape, n_tokens) / _work(nearest, n_tokens), "scaled")
+            return Estimate(estimate.seconds * work(shape, n_tokens) / work(nearest, n_tokens), "scaled")
         dense = self._curves.get((device, "MUL_MAT", type), {})
         if op == "MUL_MAT_ID" and dense:
             # Each active expert is a dense product over its share of the rows.
             k, m, _, used = shape
-            active = _active(shape, n_tokens)
+            active = n_active(shape, n_tokens)
             rows = max(1, round(n_tokens * used / active))
             one = self.op_time(device, "MUL_MAT", type, (k, m), rows, realisation=realisation)
             return Estimate(one.seconds * active, "scaled")
@@ -161,10 +161,10 @@ class Profile:
                 f"V {head_dim_v} wide, cache {type_k}/{type_v}); {self._how_to_add(device)}"
             )
         wanted = (tuple(shape), type_k, type_v, flash)
-        nearest = min(tables, key=lambda key: _attention_distance(key, wanted))
+        nearest = min(tables, key=lambda key: attention_distance(key, wanted))
         tokens = {n: linear_from_zero(points, depth) for n, points in tables[nearest].items()}
         exact = nearest == wanted and dict(tables[nearest].get(n_tokens, ())).get(depth) is not None
-        seconds = log_log(sorted(tokens.items()), n_tokens) * _attention_work(wanted[0]) / _attention_work(nearest[0])
+        seconds = log_log(sorted(tokens.items()), n_tokens) * attention_work(wanted[0]) / attention_work(nearest[0])
         return Estimate(seconds, "measured" if exact else "interpolated" if nearest == wanted else "scaled")
 
     def fuses(self, device: str, shape: tuple[int, int, int, int], type_k: str = "f16", type_v: str = "f16") -> bool:
@@ -388,29 +388,3 @@ def _on_curve(points: Sequence[tuple[int, float]], n_tokens: int) -> Estimate:
             return Estimate(seconds, "measured")
     inside = points[0][0] < n_tokens < points[-1][0]
     return Estimate(log_log(points, n_tokens), "interpolated" if inside else "scaled")
-
-
-def _active(shape: Shape, n_tokens: int) -> int:
-    """Experts whose weights are read for `n_tokens` tokens (1 for a dense weight)."""
-    return min(shape[2], max(1, n_tokens) * shape[3])
-
-
-def _work(shape: Shape, n_tokens: int) -> float:
-    """Weight values touched: proportional to bytes when memory-bound, to flops at equal tokens when compute-bound."""
-    return float(shape[0]) * shape[1] * _active(shape, n_tokens)
-
-
-def _distance(a: Shape, b: Shape) -> float:
-    return sum(abs(math.log(x / y)) for x, y in zip(a, b, strict=True))
-
-
-def _attention_work(shape: Sequence[int]) -> float:
-    n_head, n_head_kv, head_dim_k, head_dim_v = shape
-    # Decode reads n_head_kv heads, prefill multiplies n_head of them: the geometric mean serves both.
-    return math.sqrt(n_head * n_head_kv) * (head_dim_k + head_dim_v)
-
-
-def _attention_distance(
-    a: tuple[Shape, str, str, bool], b: tuple[tuple[int, ...], str, str, bool]
-) -> tuple[bool, bool, float, Shape]:
-    return (a[3] != b[3], a[1:] != b[1:], abs(math.log(_attention_work(a[0]) / _attention_work(b[0]))), a[0])

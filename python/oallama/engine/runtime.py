@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
+from oallama.base.environment import DEBUG, LIB_DIR
 from oallama.engine.cuda_libraries import make_loadable
 from oallama.errors import OallamaError
 
@@ -27,7 +28,7 @@ def lib_dir() -> Path:
     Raises:
         OallamaError: if the engine is not built.
     """
-    override = os.environ.get("OALLAMA_LIB_DIR")
+    override = LIB_DIR.get()
     folder = Path(override) if override else _package_dir() / "lib"
     if not (folder / _LIBRARY).is_file():
         raise OallamaError(f"no {_LIBRARY} in {folder}: build the engine with `make setup` (or pip install oallama)")
@@ -74,6 +75,15 @@ def llama_cpp() -> ModuleType:
         import llama_cpp
         import llama_cpp.mtmd_cpp  # reads its variable at import, too
     return llama_cpp
+
+
+def quiet() -> None:
+    """Keep llama.cpp's log off the terminal (OALLAMA_DEBUG=1 shows it)."""
+    llama_cpp()._logger.set_verbose(debugging())
+
+
+def debugging() -> bool:
+    return DEBUG.get() is not None
 
 
 @contextmanager

@@ -68,7 +68,7 @@ class Choices:
             times; a device that changed by more than 15 % has its times scaled, and the plan says so.
         all_logits: logits of all rows may be wanted (embeddings, drafts, perplexity), not only of each sequence's last.
         streams: whether weights may be streamed (docs/streaming.md).
-        offline_arenas: whether our own plans have their compute buffers laid out offline (docs/tensors.md).
+        offline_arenas: whether our own plans have their compute buffers laid out offline (docs/compute-buffers.md).
         repack: whether weights on the host may be repacked for faster kernels, which round differently. False: all are
             plain, so that a matrix gives the same bits on every CPU device.
         reserve: bytes per device that others hold out of the same budget, a draft model planned before for example:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
@@ -43,12 +42,9 @@ class Here:
 
     def _as_here(self, plan: PlacementPlan) -> tuple[Settings, str]:
         """Settings and backend map of the plan, with the devices that answer."""
-        used = [name for name in plan.devices if name != HOST]
-        table = plan.to_backend_map()
-        for name in used:
-            table = re.sub(rf"(?<= ){re.escape(name)}(?=[ \n])", self._stand_in[name], table)
-        devices = tuple(self._stand_in[name] for name in used)
-        return replace(self._settings, **asdict(plan.context), devices=devices), table
+        devices = tuple(self._stand_in[name] for name in plan.devices if name != HOST)
+        settings = replace(self._settings, **asdict(plan.context), devices=devices)
+        return settings, moved(plan, self._stand_in).to_backend_map()
 
     def _name_there(self, here: str) -> str:
         return next((name for name, stand_in in self._stand_in.items() if stand_in == here), here)
@@ -72,6 +68,15 @@ class Here:
             here = engine.device(self._stand_in[others[0]]).description
             notes.append(f"memory was dry-run on {here} in place of {', '.join(others)}, which is not here")
         return replace(plan, predicted=replace(plan.predicted, notes=(*plan.predicted.notes, *notes)))
+
+
+def moved(plan: PlacementPlan, to: Mapping[str, str]) -> PlacementPlan:
+    """The plan's layers and tensors on other devices: `to` has the new device by the old one; others stay."""
+    tensors = {
+        name: replace(t, segments=tuple(replace(s, device=to.get(s.device, s.device)) for s in t.segments))
+        for name, t in plan.tensors.items()
+    }
+    return replace(plan, layers=tuple(to.get(name, name) for name in plan.layers), tensors=tensors)
 
 
 def stand_ins(names: tuple[str, ...], profile: Profile) -> tuple[str, ...]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
-
-from rich import box
-from rich.console import Group
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from oallama.data.plan import HOST, DeviceMemory, PlacementPlan
 from oallama.engine import engine
 from oallama.loading.run_times import RunTimes, times_of
+from oallama.views.placement import render_placement
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 
 @dataclass(frozen=True)
@@ -67,31 +67,8 @@ class Placement:
         result["left_mapped"] = self.left_mapped
         return result
 
-    def __rich__(self) -> Group:
-        parts: list[Any] = [self._bytes_table()]
-        parts += [
-            f"{d.device}: predicted has {d.predicted.pool / 2**20:.1f} MiB for the backend's pool, which measured lacks"
-            for d in self.devices
-            if d.predicted and d.predicted.pool
-        ]
-        if self.left_mapped:
-            parts.append(
-                f"{self.left_mapped / 2**20:.1f} MiB of weights on the host stay in the mapped file, not repacked for "
-                "faster kernels: memory is short"
-            )
-        return Group(*parts, *([self.times] if self.times else []))
-
-    def _bytes_table(self) -> Table:
-        table = Table(title="placement, MiB", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-        table.add_column("device", no_wrap=True)
-        for name in ("budget", "predicted", "measured", "weights", "KV", "compute", "tensors"):
-            table.add_column(name, justify="right", no_wrap=True)
-        for d in self.devices:
-            measured = (d.measured.total, d.measured.weights, d.measured.kv, d.measured.compute)
-            sizes = (d.budget, d.predicted.total if d.predicted else None, *measured)
-            cells = ("-" if size is None else f"{size / 2**20:.1f}" for size in sizes)
-            table.add_row(d.device, *cells, "-" if d.tensors is None else str(len(d.tensors)))
-        return table
+    def __rich__(self) -> RenderableType:
+        return render_placement(self)
 
 
 def placement_of(context: int, plan: PlacementPlan | None, left_mapped: int = 0) -> Placement:

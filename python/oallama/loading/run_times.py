@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
-
-from rich import box
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Any
 
 from oallama.data.curves import piecewise_linear
 from oallama.data.plan import PlacementPlan
 from oallama.engine import runtime
 from oallama.profiling.drift import ADVICE, TOLERANCE, describe_change
+from oallama.views.placement import render_run_times
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 # Fewer tokens than this are mostly the first ones, which touch memory for the first time.
 MIN_TOKENS = 16
@@ -58,16 +57,8 @@ class RunTimes:
         """As JSON-able values; "drift" is the text or None."""
         return {**asdict(self), "drift": self.drift()}
 
-    def __rich__(self) -> Group:
-        table = Table(title="speed, tokens/s", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-        table.add_column("", no_wrap=True)
-        for name in ("tokens", "predicted", "measured", "measured / predicted"):
-            table.add_column(name, justify="right", no_wrap=True)
-        prompt = _speeds(self.n_prompt, self.predicted_prefill_s, self.prefill_s)
-        table.add_row("prompt", str(self.n_prompt), *prompt)
-        table.add_row("generation", str(self.n_generate), *_speeds(1, self.predicted_tpot_s, self.tpot_s))
-        drift = self.drift()
-        return Group(table, *([Text(drift)] if drift else []))
+    def __rich__(self) -> RenderableType:
+        return render_run_times(self)
 
 
 def times_of(context: int, plan: PlacementPlan | None) -> RunTimes | None:
@@ -109,8 +100,3 @@ def _predicted_tpot(plan: PlacementPlan, n_generate: int, used: int) -> float | 
     if not plan.predicted.tpot_s:
         return None
     return piecewise_linear(sorted(plan.predicted.tpot_s.items()), used - min(n_generate, used) / 2)
-
-
-def _speeds(n: int, predicted_s: float | None, measured_s: float | None) -> tuple[str, ...]:
-    speeds = ("-" if not s else f"{n / s:.1f}" for s in (predicted_s, measured_s))
-    return (*speeds, f"{predicted_s / measured_s:.2f}" if predicted_s and measured_s else "-")

@@ -19,8 +19,8 @@ from oallama.bench.engines import Engine, LoadParams
 from oallama.bench.planned import planned
 from oallama.bench.results import Result
 from oallama.bench.sweep import Progress, Sweep, run_bench
-from oallama.data.curves import piecewise_linear
 from oallama.data.plan import HOST, PlacementPlan
+from oallama.data.predicted import predicted_times
 from oallama.engine import engine, runtime
 from oallama.errors import OallamaError
 
@@ -122,20 +122,6 @@ def request_seconds(
     ttft_s *= own_ttft / ttft if own_prompt and ttft and own_ttft else own_prompt / n_prompt
     tpot_s *= own_tpot / tpot if tpot and own_tpot else 1.0
     return ttft_s + (own_generate - 1) * tpot_s
-
-
-def predicted_times(
-    plan: PlacementPlan, n_prompt: int, n_generate: int, depth: int = 0
-) -> tuple[float | None, float | None]:
-    """TTFT of an empty cache and TPOT half-way through an answer behind `depth` tokens, in s; None: not predicted.
-
-    Linear between the plan's points; beyond the last one the slope goes on.
-    """
-    ttft, tpot = sorted(plan.predicted.ttft_s.items()), sorted(plan.predicted.tpot_s.items())
-    return (
-        piecewise_linear(ttft, n_prompt) if ttft else None,
-        piecewise_linear(tpot, depth + n_prompt + n_generate / 2) if tpot else None,
-    )
 
 
 def _depth(plan: PlacementPlan) -> int:

@@ -18,7 +18,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-MARK = "OALLAMA_NETLAB"
+from oallama.base import environment
+
+MARK = environment.NETLAB.name
 STATE = Path("/run/oallama-netlab")
 NAMESPACES = Path("/run/netns")
 ETC = Path("/etc/netns")  # <namespace>/hosts is /etc/hosts for what `ip netns exec` starts

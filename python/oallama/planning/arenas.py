@@ -6,14 +6,10 @@ to its last use.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-
-from ..data.budget import format_bytes
 from ..data.plan import HOST, ContextSettings
 
 
@@ -62,24 +58,3 @@ def graphs_of(context: ContextSettings) -> list[tuple[int, int]]:
     n_tokens = min(context.n_ctx, context.n_ubatch)
     n_outputs = min(n_tokens, context.n_outputs_max or context.n_batch)
     return [(n_tokens, n_outputs), (context.n_seq_max, context.n_seq_max)]
-
-
-def render_arenas(arenas: Iterable[Arena], *, offline: bool) -> Table:
-    """One row per graph and device; `offline` says which layout the plan asks for."""
-    title = f"compute buffers, laid out {'offline' if offline else 'by ggml'}"
-    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("device", no_wrap=True)
-    for column in ("tokens", "logits", "needed", "ggml", "waste", "offline", "saved"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for a in arenas:
-        sizes = [format_bytes(size) for size in (a.bound, a.online, a.offline)]
-        table.add_row(
-            a.device,
-            str(a.n_tokens),
-            str(a.n_outputs),
-            *sizes[:2],
-            f"{a.waste:.1%}",
-            sizes[2],
-            f"{a.saved:.1%}",
-        )
-    return table

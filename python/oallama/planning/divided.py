@@ -1,8 +1,8 @@
 """Divided weights: which may be divided, in what steps, and what computing them on both sides takes.
 
 A weight that is divided lives on the host; its first values (rows, or columns of a feed-forward's last matrix) also
-live on the first accelerator, and both compute their part of its operators at once (csrc/engine/segments.h). A `Group`
-is what shares one fraction: the matrices of one feed-forward, or the output matrix alone.
+live on the first accelerator, and both compute their part of its operators at once (csrc/segments/segments.h). A
+`Group` is what shares one fraction: the matrices of one feed-forward, or the output matrix alone.
 
 In a placement a divided group counts as resident on the accelerator, where its result arrives, with
 

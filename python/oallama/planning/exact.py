@@ -124,9 +124,9 @@ class Moves:
         return self.price is not None
 
     def at(self, costs: CostModel, workload: Workload) -> Moves:
-        """The same kind of moves in another context."""
+        """The same kind of moves in another context, whose form of attention may read other weights."""
         if not self.mask.any():
-            return self
+            return replace(self, mask=np.zeros(len(costs.targets), dtype=bool))
         pays = stream_pays(costs, workload) if self.streams else costs.upload_pays(workload)
         return replace(self, mask=pays)
 

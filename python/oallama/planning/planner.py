@@ -17,6 +17,7 @@ import numpy as np
 from ..data.budget import format_bytes
 from ..data.operators import layer_of
 from ..data.plan import HOST, PlacementPlan
+from ..data.predicted import TIE
 from ..data.workload import Workload
 from ..errors import OallamaError
 from .drafts import Drafts, Measured
@@ -44,8 +45,6 @@ PlannerName = Literal[
 ]
 DEFAULT_WORKLOAD = Workload()
 PLANNERS: tuple[str, ...] = get_args(PlannerName)
-# Predictions this close are equal: taken is the safer plan, with less traffic or with llama.cpp's own attention.
-TIE = 0.02
 # Below this concurrency divided weights are computed one side after the other.
 BESIDE = 0.05
 _ON_REQUEST = ("all", "stream-all", "minimal")

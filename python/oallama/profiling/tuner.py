@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from oallama.base.environment import MMVQ_LIMITS
 from oallama.data.tuning import KINDS, Crossover, Point, Tuning, find_tuning, mmvq_limits
 from oallama.engine import engine
 from oallama.errors import OallamaError
@@ -19,7 +20,6 @@ SHAPE = (4096, 2048)
 TOKENS = (1, 2, 3, 4, 8, 16, 32, 64, 128, 512)
 TYPES = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K", "iq4_nl", "mxfp4")
 ROUNDS = 3
-VARIABLE = "OALLAMA_MMVQ_LIMITS"
 Progress = Callable[[float, float, str], None]
 
 _MAX_SECONDS = 0.2  # per measurement
@@ -87,7 +87,7 @@ def apply_tuned(devices: Sequence[str], cache: Path | None = None) -> None:
 def tuned_variable(devices: Sequence[str], cache: Path | None = None) -> dict[str, str]:
     """The same for a llama.cpp program, as a variable of its environment; empty without tables."""
     limits = mmvq_limits(_tables(devices, cache))
-    return {VARIABLE: limits} if limits else {}
+    return {MMVQ_LIMITS.name: limits} if limits else {}
 
 
 def _tables(devices: Sequence[str], cache: Path | None) -> list[Tuning]:

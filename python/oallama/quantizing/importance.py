@@ -1,7 +1,7 @@
 """How much every group of tensors matters: the KL divergence of the model with that group alone in another type.
 
 Groups are quantised one at a time, all else as in the input, and each is measured in the engine on a text. What the
-sum over groups says about all of them together is an approximation (docs/tensors.md says how good a one).
+sum over groups says about all of them together is an approximation (docs/types.md says how good a one).
 """
 
 from __future__ import annotations

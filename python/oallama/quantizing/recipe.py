@@ -20,7 +20,7 @@ from .types import TYPES, bits_per_weight, type_named
 
 SCHEMA = "oallama.recipe/1"
 KEEP = "keep"
-_REMEDY = "write one with `oallama quantize search`, or see docs/tensors.md"
+_REMEDY = "write one with `oallama quantize search`, or see docs/types.md"
 
 # llama-quantize's file types that are mixes.
 MIXES = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-REQUEST_LIMIT, DRAIN_S = "OALLAMA_REQUEST_LIMIT", "OALLAMA_DRAIN_S"
+from oallama.base.environment import DRAIN_S, REQUEST_LIMIT
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class Limits:
 
     def of_server(self, n_sequences: int) -> dict[str, str]:
         """Variables of a server of one model that serves n_sequences requests at once."""
-        return {REQUEST_LIMIT: str(n_sequences + self.queue), DRAIN_S: f"{self.drain_s:g}"}
+        return {REQUEST_LIMIT.name: str(n_sequences + self.queue), DRAIN_S.name: f"{self.drain_s:g}"}
 
     def of_router(self) -> dict[str, str]:
         """Variables of a router: its models have limits, and it waits for all of them."""
-        return {DRAIN_S: f"{self.drain_s:g}"}
+        return {DRAIN_S.name: f"{self.drain_s:g}"}

@@ -8,44 +8,52 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from oallama.base.environment import (
+    WEAVE_CHANNELS,
+    WEAVE_CUDA_RECEIVER,
+    WEAVE_DEADLINE_MS,
+    WEAVE_FIRST_GUEST,
+    WEAVE_RECEIVER,
+)
+from oallama.engine.engine import Settings
 from oallama.errors import OallamaError
+from oallama.serving.command import model_options, preset_section
 from oallama.serving.serve_limits import Limits
 
 from ..weave.channel import DEFAULT_PART, channel_path
 from ..weave.distance import Distance
 
-ENVIRONMENTS = "OALLAMA_MODEL_ENVIRONMENTS"
-
 
 @dataclass(frozen=True)
 class Served:
-    """A model: its context of n_ctx tokens is shared by `parallel` sequences; lend_nbytes: for guests, 0: none.
+    """A model and how it is loaded; settings.n_seq_max sequences of its own share its context.
 
-    device: where all of it is, None: on the CPU. part: multiply-adds of a thread between two looks for guests' tasks on
-    the CPU; None: looks come after operators only. distance: between two looks on a GPU; None: the engine's default.
-
-    The name is the file's without its ending.
+    Attributes:
+        guests: sequences beyond those, that live in other processes.
+        lend_nbytes: memory of this process for another model's guests, 0: none.
+        part: multiply-adds of a thread between two looks for guests' tasks on the CPU; None: looks come after operators
+            only.
+        device: where all of it is, None: on the CPU.
+        distance: between two looks on a GPU; None: the engine's default.
     """
 
     model: Path
-    n_ctx: int
-    parallel: int
-    n_threads: int
-    type_k: str = "f16"
-    type_v: str = "f16"
+    settings: Settings
     guests: int = 0
     lend_nbytes: int = 0
     part: int | None = DEFAULT_PART
     device: str | None = None
     distance: Distance | None = None
-    n_batch: int = 2048
-    n_ubatch: int = 512
-    flash_attn: str = "on"
 
     @property
     def name(self) -> str:
-        """What requests call it."""
+        """What requests call it: the file's name without its ending."""
         return self.model.stem
+
+    @property
+    def n_sequences(self) -> int:
+        """Sequences at once, guests included."""
+        return self.settings.n_seq_max + self.guests
 
 
 def check(models: Sequence[Served]) -> None:
@@ -63,30 +71,19 @@ def preset(models: Sequence[Served]) -> str:
     sections = ["version = 1\n"]
     for served in models:
         options = {
-            "model": os.path.abspath(served.model),
-            "ctx-size": served.n_ctx,
-            "parallel": served.parallel + served.guests,
-            "threads": served.n_threads,
-            "cache-type-k": served.type_k,
-            "cache-type-v": served.type_v,
-            "kv-unified": "true",
-            "batch-size": served.n_batch,
-            "ubatch-size": served.n_ubatch,
-            "flash-attn": served.flash_attn,
+            **model_options(os.path.abspath(served.model), served.settings, [served.device] if served.device else []),
+            "parallel": served.n_sequences,
+            "kv-unified": True,
             "cache-ram": 0,
-            "fit": "off",
-            "n-gpu-layers": "all" if served.device else 0,
-            "device": served.device or "none",
-            "metrics": "true",
-            "load-on-startup": "true",
+            "metrics": True,
+            "load-on-startup": True,
         }
-        lines = "".join(f"{name} = {value}\n" for name, value in options.items())
-        sections.append(f"[{served.name}]\n{lines}")
+        sections.append(preset_section(served.name, options))
     return "\n".join(sections)
 
 
 def environments(hot: Served, cold: Sequence[Served], deadline_s: float, limits: Limits, folder: str) -> str:
-    """Variables of the models' processes, as ENVIRONMENTS wants them. folder: for sockets of receivers on GPUs.
+    """Variables of the models' processes, as MODEL_ENVIRONMENTS wants them. folder: for sockets of receivers on GPUs.
 
     A model that is unloaded alone gets less time to end than llama-server's router grants it, 10 s.
     """
@@ -96,19 +93,17 @@ def environments(hot: Served, cold: Sequence[Served], deadline_s: float, limits:
         for number, served in enumerate(lenders)
     }
     limits = replace(limits, drain_s=min(limits.drain_s, 5.0))
-    found = {served.name: limits.of_server(served.parallel + served.guests) for served in (hot, *cold)}
+    found = {served.name: limits.of_server(served.n_sequences) for served in (hot, *cold)}
     for served in lenders:
         receiver = f"{paths[served.name]}:{served.lend_nbytes}"
         if served.device:
-            found[served.name]["OALLAMA_WEAVE_CUDA_RECEIVER"] = receiver + (
-                f":{served.distance}" if served.distance else ""
-            )
+            found[served.name][WEAVE_CUDA_RECEIVER.name] = receiver + (f":{served.distance}" if served.distance else "")
         else:
-            found[served.name]["OALLAMA_WEAVE_RECEIVER"] = f"{receiver}:{served.part or 'operators'}"
+            found[served.name][WEAVE_RECEIVER.name] = f"{receiver}:{served.part or 'operators'}"
     if hot.guests and paths:
         found[hot.name] |= {
-            "OALLAMA_WEAVE_CHANNELS": ",".join(paths.values()),
-            "OALLAMA_WEAVE_FIRST_GUEST": str(hot.parallel),
-            "OALLAMA_WEAVE_DEADLINE_MS": f"{1e3 * deadline_s:g}",
+            WEAVE_CHANNELS.name: ",".join(paths.values()),
+            WEAVE_FIRST_GUEST.name: str(hot.settings.n_seq_max),
+            WEAVE_DEADLINE_MS.name: f"{1e3 * deadline_s:g}",
         }
     return json.dumps(found)

@@ -10,13 +10,13 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
-
-from rich import box
-from rich.console import Group
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from ..base.jsonfile import write_text_atomic
+from ..views.timeline import render_timeline
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 Intervals = list[tuple[float, float]]
 _LANES = {
@@ -153,23 +153,8 @@ class Timeline:
             for use in self.use(stage)
         ]
 
-    def __rich__(self) -> Group:
-        return Group(*(self._table(stage) for stage in self.stages))
-
-    def _table(self, stage: Stage) -> Table:
-        title = f"{stage.name}, {_seconds(stage.seconds)}"
-        table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-        table.add_column("lane", no_wrap=True)
-        for name in ("busy", "idle", "MiB", "GB/s", "overlap"):
-            table.add_column(name, justify="right", no_wrap=True)
-        for use in self.use(stage):
-            if use.busy_s:
-                copied = f"{use.nbytes / 2**20:.1f}" if use.nbytes else ""
-                speed = f"{use.gb_per_s:.2f}" if use.gb_per_s else ""
-                overlap = f"{use.overlap:.0%}" if use.nbytes or use.overlapped_s else ""
-                busy = f"{_seconds(use.busy_s)} {use.busy_s / stage.seconds:4.0%}"
-                table.add_row(use.lane, busy, _seconds(use.idle_s), copied, speed, overlap)
-        return table
+    def __rich__(self) -> RenderableType:
+        return render_timeline(self)
 
 
 # ---- intervals -----------------------------------------------------------------------------------------------------
@@ -207,7 +192,3 @@ def clip(intervals: Sequence[tuple[float, float]], begin: float, end: float) -> 
 
 def length(intervals: Iterable[tuple[float, float]]) -> float:
     return sum(end - begin for begin, end in intervals)
-
-
-def _seconds(s: float) -> str:
-    return f"{s:.2f} s" if s >= 1 else f"{s * 1e3:.1f} ms"

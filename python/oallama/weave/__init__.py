@@ -1,4 +1,4 @@
-"""Attention of one model's sequences in another model's process (csrc/weave; SPEC.md section 4)."""
+"""Attention of one model's sequences in another model's process (csrc/weave; docs/sources.md, 4)."""
 
 from .channel import Receiver, Sender, SequenceRows, channel_path, guest_stats, guests, remove_abandoned
 

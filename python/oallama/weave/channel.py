@@ -48,6 +48,20 @@ def channel_path(name: str) -> str:
     return f"/dev/shm/oallama-weave-{os.geteuid()}-{name}"
 
 
+class Layout(NamedTuple):
+    """Of a channel's file (csrc/weave/protocol.h); places are an offset and a number of bytes."""
+
+    words: dict[str, tuple[int, int]]
+    header: dict[str, tuple[int, int]]  # what is written once
+    first_slot: int
+    line: int  # bytes before a slot's payload
+
+
+def layout() -> Layout:
+    """Where the words lie that both sides share: for tests and tools that look at a channel from outside."""
+    return Layout(*_core().weave_layout())
+
+
 def remove_abandoned() -> None:
     """Remove the files of this user's receivers whose process was killed: they hold memory."""
     for path in Path("/dev/shm").glob(f"oallama-weave-{os.geteuid()}-*"):

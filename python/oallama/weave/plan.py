@@ -1,7 +1,7 @@
 """How a cold model's process computes for guests: where its threads look for tasks, and what either side waits.
 
 The cold model's operators and the hot one's come from the profile, what a guest's attention takes through a channel is
-measured with one, and so is a look that finds nothing. SPEC.md section 4; equations in docs/weave.md.
+measured with one, and so is a look that finds nothing. docs/sources.md, 4; equations in docs/weave.md.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import numpy as np
 from oallama.base.jsonfile import read_json_object, write_text_atomic
 from oallama.data.operators import AttentionShape
 from oallama.errors import OallamaError
-from oallama.planning.cost import CostModel, OperatorCost
+from oallama.planning.cost import CostModel
+from oallama.planning.operator_costs import OperatorCost, operator_costs
 
 from .channel import Receiver, Sender, SequenceRows, channel_path
 from .distance import LOOK_S, Distance, pieces, widest
@@ -116,6 +117,11 @@ class WeavePlan:
             return None
         return Distance(self.decode.distance, self.prefill.distance, self.load.n_cold)
 
+    @property
+    def waiting_share(self) -> float:
+        """Share of the hot model's step that may be spent waiting."""
+        return self.threshold_s * self.layers / self.step_s
+
     def polls_s(self, step: Step) -> float:
         """What the looks cost a step; on the CPU on each thread beside the others."""
         return self.measured.poll_s * step.n_looks
@@ -173,13 +179,13 @@ def plan(hot: CostModel, cold: CostModel, load: Load, measured: Measured, n_thre
     """
     shape, layers = guest_shape(hot)
     home_s = load.n_home * float(hot.attention_s(shape, 1, load.depth)[_device(hot)])
-    together = hot.operator_costs(load.n_home + load.n_guests, load.depth, decode=True, device=_device(hot))
+    together = operator_costs(hot, load.n_home + load.n_guests, load.depth, decode=True, device=_device(hot))
     step_s = sum(cost.seconds for cost in together)
     threshold_s = SHARE * step_s / layers
     slack_s = max(0.0, home_s - measured.guest_s)
 
     def step(n_tokens: int, *, decode: bool) -> Step:
-        costs = cold.operator_costs(n_tokens, load.depth, decode=decode, device=_device(cold))
+        costs = operator_costs(cold, n_tokens, load.depth, decode=decode, device=_device(cold))
         if _device(cold):
             return _step_on_gpu(costs, threshold_s, slack_s, measured.poll_s)
         return _step(costs, threshold_s, slack_s, measured.poll_s, n_threads)

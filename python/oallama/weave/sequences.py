@@ -11,8 +11,7 @@ import numpy as np
 
 from oallama.engine import runtime
 from oallama.errors import OallamaError
-
-from .channel import DEADLINE_S, guest_stats, guests
+from oallama.weave.channel import DEADLINE_S, guest_stats, guests
 
 
 class Sequences:

@@ -1,4 +1,4 @@
-"""How long guests wait for a cold model's operators, and which of those to split (SPEC.md section 4; the paper).
+"""How long guests wait for a cold model's operators, and which of those to split (docs/sources.md, 4; the paper).
 
 A task that comes at a random moment meets operator i with probability T_i / sum(T), and then waits for what is left of
 it, between 0 and T_i. The sender has attention of its own to compute, K seconds, and the guests' attention takes N:

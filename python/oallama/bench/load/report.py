@@ -10,8 +10,8 @@ from typing import Any
 
 from oallama.errors import OallamaError
 
+from ...views.load_plot import write_shares
 from ..machine import describe, save_lines
-from ..plot import COLOURS
 from .drive import Load, Record, Run
 from .measure import Slo, e2e, itl, lags, measured, n_tokens, percentiles, summarize, tpot, ttft
 from .service import Service
@@ -79,28 +79,19 @@ def write_plot(run: Run, path: str | os.PathLike[str]) -> Path:
     Raises:
         OallamaError: without matplotlib, without a completed request, or if the file cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise OallamaError("plots need matplotlib: pip install oallama[plot]") from None
     done = [record for record in measured(run) if record.answer.outcome == "completed"]
     if not done:
         raise OallamaError("there is nothing to plot: no request was completed")
-    figure = Figure(figsize=(11, 3.6), layout="constrained")
-    for plot, (title, values) in zip(figure.subplots(1, len(PANELS)), PANELS, strict=True):
-        for number, target in enumerate(run.load.targets):
-            mine = sorted(value for record in done if record.request.model == target.model for value in values(record))
-            share = [(i + 1) / len(mine) for i in range(len(mine))]
-            label = f"{target.model}, {target.rate:g}/s"
-            plot.step(mine, share, where="post", label=label, color=COLOURS[number % len(COLOURS)])
-        plot.set(title=title, xlabel="seconds", ylabel="share", xlim=(0, None), ylim=(0, 1))
-        plot.grid(alpha=0.3)
-    figure.axes[0].legend(loc="lower right", fontsize=8)
-    try:
-        figure.savefig(path, dpi=150, format="png")
-    except OSError as error:
-        raise OallamaError(f"cannot write the plot {path}: {error.strerror}") from None
-    return Path(path)
+    panels = {
+        title: {
+            f"{target.model}, {target.rate:g}/s": [
+                value for record in done if record.request.model == target.model for value in values(record)
+            ]
+            for target in run.load.targets
+        }
+        for title, values in PANELS
+    }
+    return write_shares(panels, path)
 
 
 def write_lines(path: Path, argv: list[str], service: Service, load: Load, slo: Slo, runs: Sequence[Run]) -> None:

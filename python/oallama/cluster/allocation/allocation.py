@@ -96,7 +96,7 @@ def allocate(
     contiguous: bool = True,
     time_limit_s: float = 60.0,
 ) -> Allocation:
-    """The allocation with the smallest objective (SPEC.md section 5).
+    """The allocation with the smallest objective (docs/sources.md, 5).
 
     Args:
         solver: "grouped" (default; fast), "milp" (the reference, small problems) or "dynamic" (the best for one order).

@@ -78,7 +78,7 @@ class Costs:
 
 
 def make_costs(problem: Problem) -> Costs:
-    """The arrays of a problem (objective of SPEC.md section 5).
+    """The arrays of a problem (objective of docs/sources.md, 5).
 
     Raises OallamaError for a link that is needed but was not measured, and when the client's own part does not fit it.
     """

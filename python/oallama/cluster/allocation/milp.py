@@ -1,4 +1,4 @@
-"""The reference: one binary for every device and layer, as the patent writes it (SPEC.md section 5).
+"""The reference: one binary for every device and layer, as the patent writes it (docs/sources.md, 5).
 
 x[i, j] puts layer j on device i; y[j, i, k] says that the data goes from i to k after layer j, the product of two x's,
 linear because its sums over i and over k are x's. Small instances only: it has layers * devices^2 columns.

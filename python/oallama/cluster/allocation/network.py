@@ -19,7 +19,7 @@ def _is_number(value: object) -> bool:
 
 @dataclass(frozen=True)
 class LinkQuality:
-    """One direction of a link, as measured by sending a fixed payload (SPEC.md section 5).
+    """One direction of a link, as measured by sending a fixed payload (docs/sources.md, 5).
 
     Args:
         latency_s: one way, of a message without payload: half of a ping-pong's median.

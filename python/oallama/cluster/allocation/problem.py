@@ -24,7 +24,7 @@ MS = 1e-3  # seconds in the unit of the weights w_c and wq3
 
 @dataclass(frozen=True)
 class Settings:
-    """Weights of the objective, with the patent's typical values (SPEC.md section 5).
+    """Weights of the objective, with the patent's typical values (docs/sources.md, 5).
 
     The patent gives the weights without units. The objective is taken in milliseconds: w_c and wq3 have that unit, wq1
     and wq2 multiply times and have none. (In seconds w_c = 1 would outweigh any layer, and 1 % of loss cost a second.)

@@ -1,4 +1,4 @@
-"""What an allocation costs, term by term (SPEC.md section 5). Seconds throughout."""
+"""What an allocation costs, term by term (docs/sources.md, 5). Seconds throughout."""
 
 from __future__ import annotations
 

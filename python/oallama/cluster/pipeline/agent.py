@@ -1,4 +1,4 @@
-"""What runs on the host of a device: `python -m oallama.cluster.agent`, started by remote.py.
+"""What runs on the host of a device: `python -m oallama.cluster.pipeline.agent`, started by remote.py.
 
 It measures the device, starts its RPC server, and says what becomes of it. Requests are lines of JSON on standard
 input, each answered by one line on standard output; "progress" lines may come before. It ends, and the server with it,
@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from oallama.base.children import die_with_parent, last_words
+from oallama.base.environment import RPC_TIMEOUT, RPC_TOKEN_FILE
 from oallama.engine.rpc import LocalRpcServer, share_processor
 from oallama.errors import OallamaError
 
 from .link_probe import Echo, measure_link
 
-TOKEN_VARIABLE, TIMEOUT_VARIABLE = "OALLAMA_RPC_TOKEN_FILE", "OALLAMA_RPC_TIMEOUT"
 TIMEOUT_S = "4"  # until a peer is given up that the network has lost
 START_TIMEOUT_S = 20.0
 ALIVE_S = 5.0  # between a client's signs of life
@@ -106,7 +106,7 @@ class Agent:
             raise OallamaError(f"an RPC server cannot listen on {address}:{port}: {error.strerror}") from None
         command = [str(runtime.program("ggml-rpc-server")), "--port", str(port), "--device", device]
         command += ["--threads", str(threads or len(cpu_set())), "--listen", address]
-        environment = {**os.environ, TIMEOUT_VARIABLE: TIMEOUT_S}
+        environment = {**os.environ, RPC_TIMEOUT.name: TIMEOUT_S}
         if cache_bytes:
             folder = weights_folder() / f"{device}-{port}"
             prune(folder / "rpc", cache_bytes)
@@ -120,7 +120,7 @@ class Agent:
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=subprocess.STDOUT,
-                env=environment | {TOKEN_VARIABLE: file.name},
+                env=environment | {RPC_TOKEN_FILE.name: file.name},
                 preexec_fn=die_with_parent,
             )
             self._wait_until_up(address, port)

@@ -25,7 +25,7 @@ from ..allocation.network import LinkQuality
 
 HANDSHAKE_S = 5.0
 MAX_MESSAGE = 4 << 20
-PAYLOAD = 1 << 20  # of the bandwidth's measurement (SPEC.md section 5)
+PAYLOAD = 1 << 20  # of the bandwidth's measurement (docs/sources.md, 5)
 PING = 64
 _MAX_STRANGERS = 16  # connections that have not proven anything yet
 _SESSION = 16

@@ -21,6 +21,7 @@ from oallama.loading import autoplan
 from oallama.loading.autoplan import PathOrText
 from oallama.planning import OperatorGraph
 from oallama.planning.cost import CostModel
+from oallama.planning.operator_costs import operator_costs
 from oallama.profiling.profiler import profile_machine
 from oallama.profiling.workload import depths_for
 
@@ -170,7 +171,7 @@ def layer_seconds(model: Model, profile: Profile, name: str) -> tuple[list[Point
     for n_tokens in sorted(graph.tiers):
         each = [0.0] * (graph.n_layer + 1)
         layer = graph.n_layer  # embedding and head
-        for cost in costs.operator_costs(n_tokens, model.depth, decode=n_tokens == costs.decode_tier):
+        for cost in operator_costs(costs, n_tokens, model.depth, decode=n_tokens == costs.decode_tier):
             op = cost.op
             # An operator without a layer's name belongs to the one before it, until the head's weights come.
             layer = op.layer if op.layer is not None else graph.n_layer if op.weight else layer

@@ -15,12 +15,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from oallama.base.children import last_words
+from oallama.base.environment import RPC_HASH_BYTES, RPC_TIMEOUT, RPC_TOKEN_FILE
 from oallama.errors import OallamaError
 
 from ..allocation.devices import DeviceEntry
 from ..allocation.network import LinkQuality
 from . import remote
-from .agent import ALIVE_S, IS_GONE, IS_STOPPED, TIMEOUT_S, TIMEOUT_VARIABLE, TOKEN_VARIABLE
+from .agent import ALIVE_S, IS_GONE, IS_STOPPED, TIMEOUT_S
 from .link_probe import EchoClient, Effort, measure_link
 
 Progress = Callable[[float, float, str], None]
@@ -30,7 +31,7 @@ REQUEST_S = 60.0
 PROFILE_S = 1800.0
 BEAT_S = 0.5
 # Smaller tensors are sent faster than asked for (ggml's own limit is 10 MiB).
-HASH_VARIABLE, HASH_BYTES = "OALLAMA_RPC_HASH_BYTES", "65536"
+HASH_BYTES = "65536"
 SILENCE_S = 3.5  # of the echo, after which a device is given up
 
 
@@ -267,7 +268,7 @@ def members(
         file = stack.enter_context(tempfile.NamedTemporaryFile(prefix="oallama-"))  # readable by its owner alone
         file.write(token.hex().encode())
         file.flush()
-        for name, value in ((TOKEN_VARIABLE, file.name), (TIMEOUT_VARIABLE, TIMEOUT_S), (HASH_VARIABLE, HASH_BYTES)):
-            os.environ[name] = value
-            stack.callback(os.environ.pop, name, None)
+        for variable, value in ((RPC_TOKEN_FILE, file.name), (RPC_TIMEOUT, TIMEOUT_S), (RPC_HASH_BYTES, HASH_BYTES)):
+            os.environ[variable.name] = value
+            stack.callback(os.environ.pop, variable.name, None)
         yield found

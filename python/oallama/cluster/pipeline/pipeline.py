@@ -29,7 +29,7 @@ from .replan import Replan, changes, replan
 from .stages import CLIENT, StageJob
 from .watch import Lost, Slower, Watch
 
-PROGRAM = "oallama.cli.pipeline"
+PROGRAM = "oallama.cluster.pipeline.client_process"
 # By then whoever ended a server's connection has been found.
 GRACE_S = SILENCE_S + 1.0
 # A new plan is made for so many tokens where nobody knows how many there will be.

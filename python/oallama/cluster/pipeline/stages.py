@@ -1,6 +1,6 @@
 """The client's part of a pipeline: a process that loads the model over RPC devices and generates, told by a StageJob.
 
-Its program is cli/pipeline.py. It is a process of its own because ggml aborts when a device is gone: the one that
+Its program is client_process.py. It is a process of its own because ggml aborts when a device is gone: the one that
 started it lives on, and goes on elsewhere.
 """
 

@@ -182,7 +182,7 @@ class AllReduce:
     Raises:
         CommError: MPI or the module is missing (says what to install), the ranks disagree, or memory cannot be shared.
 
-    Source: SPEC.md section 2 (b) for the tree; csrc/comm/algorithms.h for the others and the errors.
+    Source: docs/sources.md, 2, for the tree; csrc/comm/algorithms.h for the others and the errors.
 
     Example (mpirun -n 4 python program.py):
         >>> group = AllReduce()

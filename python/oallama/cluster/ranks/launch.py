@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from oallama.base.children import die_with_parent, forwarded_signals
+from oallama.base.environment import ALLREDUCE, RANK_DEVICE, RANK_MEMORY, RANK_SPEEDS, RANK_THREADS, RANK_TIMEOUT, WIRE
 from oallama.errors import OallamaError
 
 from . import mpi
@@ -22,7 +23,7 @@ from .mpi import Host
 from .rank import RankJob, library
 from .shards import check_reports, shares
 
-RANK_PROGRAM = "oallama.cli.rank"
+RANK_PROGRAM = "oallama.cluster.ranks.rank_process"
 SSH_TIMEOUT_S = 5
 PREFLIGHT_TIMEOUT_S = 300
 RESTART_AFTER_S = 60
@@ -64,12 +65,12 @@ class Group:
     def command(self, program: Sequence[str]) -> list[str]:
         """The mpirun command that runs `program` as every rank."""
         variables = {
-            "OALLAMA_RANK_DEVICE": self.device,
-            "OALLAMA_RANK_THREADS": str(self.n_threads),
-            "OALLAMA_RANK_TIMEOUT": f"{self.timeout_s:g}",
-            "OALLAMA_ALLREDUCE": self.algorithm,
-            "OALLAMA_WIRE": self.wire,
-            "OALLAMA_RANK_MEMORY": self.memory,
+            RANK_DEVICE.name: self.device,
+            RANK_THREADS.name: str(self.n_threads),
+            RANK_TIMEOUT.name: f"{self.timeout_s:g}",
+            ALLREDUCE.name: self.algorithm,
+            WIRE.name: self.wire,
+            RANK_MEMORY.name: self.memory,
             **self.variables,
         }
         return mpi.mpirun(self.hosts, program, variables, self.network, self.ssh_agent)
@@ -139,7 +140,7 @@ def prepare(group: Group, job: RankJob) -> RankJob:
 def start(group: Group, job: RankJob, **options: Any) -> subprocess.Popen[Any]:
     """Start the ranks; ends with this process. `options`: of subprocess.Popen."""
     # A share is a rank's speed, as far as its memory goes.
-    speeds = {"OALLAMA_RANK_SPEEDS": ",".join(f"{max(share, 1e-6):.6g}" for share in job.shares)}
+    speeds = {RANK_SPEEDS.name: ",".join(f"{max(share, 1e-6):.6g}" for share in job.shares)}
     group = replace(group, variables={**group.variables, **speeds})
     command = group.command([sys.executable, "-m", RANK_PROGRAM, job.dumps()])
     return subprocess.Popen(

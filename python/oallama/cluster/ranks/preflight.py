@@ -1,4 +1,4 @@
-"""What every rank says about itself before a model is spread: `mpirun ... python -m oallama.cluster.preflight`.
+"""What every rank says about itself before a model is spread: `mpirun ... python -m oallama.cluster.ranks.preflight`.
 
 Rank 0 writes the reports of all ranks as one JSON list. shards.py judges them.
 """
@@ -12,6 +12,10 @@ import socket
 import sys
 from pathlib import Path
 from typing import Any
+
+from oallama.data.operators import OperatorGraph
+
+from .shards import check_splits
 
 SAMPLES, SAMPLE_BYTES = 64, 1 << 16
 HEADER_BYTES = 4 << 20
@@ -29,15 +33,13 @@ def file_fingerprint(path: Path) -> dict[str, Any]:
     return {"nbytes": size, "sha256": found.hexdigest()}
 
 
-def rank_seconds(path: Path, device: str, n_threads: int) -> float | None:
+def rank_seconds(graph: OperatorGraph, device: str, n_threads: int) -> float | None:
     """Seconds of the model's largest matrix at one token, while the other ranks measure theirs.
 
     None where there is no memory to measure that.
     """
     from oallama.engine import engine
-    from oallama.loading import autoplan
 
-    graph = autoplan.read_graph(path, engine.Settings(n_ctx=64), tiers=(1,))
     largest = max(graph.targets(1), key=lambda op: graph.tensor[op.weight or ""].nbytes)
     weight = graph.tensor[largest.weight or ""]
     k, m, n_expert = (*weight.ne, 1, 1)[:3]
@@ -52,6 +54,7 @@ def rank_seconds(path: Path, device: str, n_threads: int) -> float | None:
 def report(path: Path, device: str, n_threads: int, barrier: Any) -> dict[str, Any]:
     """This rank's report; "error" instead of what could not be found out."""
     from oallama.engine import engine
+    from oallama.loading import autoplan
 
     found: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid()}
     try:
@@ -64,7 +67,9 @@ def report(path: Path, device: str, n_threads: int, barrier: Any) -> dict[str, A
     barrier()
     if "error" not in found:
         try:
-            found["seconds"] = rank_seconds(path, device, n_threads)
+            graph = autoplan.read_graph(path, engine.Settings(n_ctx=64), tiers=(1,))
+            check_splits(graph, core.splits_architecture(graph.arch))
+            found["seconds"] = rank_seconds(graph, device, n_threads)
         except (OSError, ValueError, RuntimeError) as err:
             found["error"] = str(err)
     return found

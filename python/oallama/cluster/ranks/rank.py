@@ -1,19 +1,20 @@
 """One rank of `oallama cluster run`: what it is told, and how rank 0 loads the model over all ranks.
 
 The engine's library liboallama-ranks.so makes a process a rank: it starts MPI and adds the devices RANK0, RANK1, ...
-The program is cli/rank.py.
+The program is rank_process.py.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from oallama.base.environment import DEBUG
 from oallama.errors import OallamaError
+from oallama.serving.command import command_line
 
 LIBRARY = "liboallama-ranks.so"
 
@@ -97,16 +98,25 @@ def rank_llama(job: RankJob, n_threads: int, names: Sequence[str] | None = None)
         n_ubatch=job.n_ubatch,
         n_threads=n_threads,
         n_threads_batch=n_threads,
-        verbose=bool(os.environ.get("OALLAMA_DEBUG")),
+        verbose=DEBUG.get() is not None,
     )
 
 
 def server_command(job: RankJob, n_threads: int, server: Sequence[str]) -> list[str]:
     """llama-server's command line on rank 0. It cannot keep prompts aside: their KV cache is spread over the ranks."""
-    from oallama.engine import runtime
-
-    names = device_names(len(job.shares))
-    command = [str(runtime.program("llama-server")), "-m", job.model, "-fit", "off", "-ngl", "all", "-fa", "on"]
-    command += ["--device", ",".join(names), "-sm", "tensor", "-ts", ",".join(f"{s:.6f}" for s in job.shares)]
-    command += ["-c", str(job.n_ctx), "-ub", str(job.n_ubatch), "-t", str(n_threads), "-np", "1"]
-    return [*command, "--cache-ram", "0", "--ctx-checkpoints", "0", *server]
+    options = {
+        "model": job.model,
+        "fit": "off",
+        "n-gpu-layers": "all",
+        "flash-attn": "on",
+        "device": ",".join(device_names(len(job.shares))),
+        "split-mode": "tensor",
+        "tensor-split": ",".join(f"{share:.6f}" for share in job.shares),
+        "ctx-size": job.n_ctx,
+        "ubatch-size": job.n_ubatch,
+        "threads": n_threads,
+        "parallel": 1,
+        "cache-ram": 0,
+        "ctx-checkpoints": 0,
+    }
+    return [*command_line(options), *server]

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from oallama.data.budget import format_bytes
+from oallama.data.operators import OperatorGraph
 from oallama.errors import OallamaError
 
 # Share of a host's free memory that weights may take; the rest is for KV caches and compute buffers.
 WEIGHTS_SHARE = 0.85
+INSTEAD = "run its layers one after the other with `oallama cluster plan` and `cluster run --plan`"
 
 
 def check_reports(reports: Sequence[Mapping[str, Any]]) -> None:
@@ -30,6 +32,24 @@ def check_reports(reports: Sequence[Mapping[str, Any]]) -> None:
                 f"the model file on {found['host']} (rank {rank}) is not the one on {first['host']} ({sizes}); copy it "
                 "there again"
             )
+
+
+def check_splits(graph: OperatorGraph, supported: bool) -> None:
+    """Raises OallamaError when llama.cpp's tensor split cannot run the model: ggml would abort when the ranks compute.
+
+    supported: what llama.cpp says of the architecture. It says nothing of a row that is normalised and has to be split,
+    as that of a single head of keys (upstream's ggml-backend-meta.cpp, handle_per_row).
+    """
+    if not supported:
+        raise OallamaError(f"llama.cpp cannot split models of architecture {graph.arch!r} over ranks; {INSTEAD}")
+    for il in range(graph.n_layer):
+        for what, name in (("queries", "attn_q"), ("keys", "attn_k")):
+            norm, weight = (graph.tensor.get(f"blk.{il}.{n}.weight") for n in (f"{name}_norm", name))
+            if norm and weight and norm.ne[0] == weight.ne[1]:
+                raise OallamaError(
+                    f"llama.cpp cannot split this {graph.arch} model over ranks: layer {il} normalises its {what} as "
+                    f"one row of {norm.ne[0]}; {INSTEAD}"
+                )
 
 
 def shares(reports: Sequence[Mapping[str, Any]], resident: bool = True) -> list[float]:

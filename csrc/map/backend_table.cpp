@@ -1,0 +1,178 @@
+#include "backend_table.h"
+
+#include <cstdlib>
+#include <sstream>
+#include <stdexcept>
+
+namespace {
+
+constexpr const char * header    = "# oallama backend map v1";
+constexpr int          max_slots = 64;
+
+// One line: its fields in order, and the exception that names it.
+struct table_line {
+    std::string        text;
+    int                number;
+    std::istringstream fields;
+
+    table_line(const std::string & text, int number) : text(text), number(number), fields(text) {}
+
+    std::invalid_argument bad(const std::string & why) const {
+        return std::invalid_argument("backend map, line " + std::to_string(number) + ": " + why + ": '" + text + "'");
+    }
+
+    std::string next() {
+        std::string field;
+        fields >> field;
+        return field;
+    }
+
+    bool ended() { return next().empty(); }
+};
+
+// A whole field as a number; -1: it is none.
+long number_of(const std::string & field) {
+    char *     end   = nullptr;
+    const long value = std::strtol(field.c_str(), &end, 10);
+    return field.empty() || *end != '\0' ? -1 : value;
+}
+
+void add_layer(oa_backend_table & table, table_line & line) {
+    const long        il     = number_of(line.next());
+    const std::string device = line.next();
+    if (il < 0 || device.empty() || !line.ended()) {
+        throw line.bad("expected 'layer <number> <device>'");
+    }
+    if (!table.layers.emplace(int(il), device).second) {
+        throw line.bad("layer listed twice");
+    }
+}
+
+bool read_mode(const std::string & word, oa_weight_mode & mode) {
+    static const std::map<std::string, oa_weight_mode> modes = {
+        { "resident", oa_weight_mode::resident },
+        { "host", oa_weight_mode::host },
+        { "upload", oa_weight_mode::upload },
+        { "stream", oa_weight_mode::stream },
+    };
+    const auto it = modes.find(word);
+    if (it != modes.end()) {
+        mode = it->second;
+    }
+    return it != modes.end();
+}
+
+bool read_realisation(const std::string & word, oa_realisation & realisation) {
+    realisation = word == "plain"    ? oa_realisation::plain :
+                  word == "repacked" ? oa_realisation::repacked :
+                                       oa_realisation::any;
+    return word.empty() || realisation != oa_realisation::any;
+}
+
+void add_weight(oa_backend_table & table, table_line & line) {
+    oa_table_weight   weight;
+    const std::string name = line.next();
+    weight.device          = line.next();
+    const bool known       = read_mode(line.next(), weight.mode);
+    const bool is_streamed = known && weight.mode == oa_weight_mode::stream;
+    if (is_streamed && !(line.fields >> weight.stream_from && weight.stream_from >= 1)) {
+        throw line.bad("expected 'stream <tokens>', 1 or more");
+    }
+    const bool fits = read_realisation(line.next(), weight.realisation);
+    if (weight.device.empty() || !known || !fits || !line.ended()) {
+        throw line.bad("expected 'tensor <name> <device> resident|host|upload|stream <tokens> [plain|repacked]'");
+    }
+    if (weight.realisation != oa_realisation::any && weight.mode == oa_weight_mode::resident) {
+        throw line.bad("a resident weight has no realisation");
+    }
+    if (!table.weights.emplace(name, weight).second) {
+        throw line.bad("tensor listed twice");
+    }
+}
+
+void add_segment(oa_backend_table & table, table_line & line) {
+    oa_table_segment  segment;
+    const std::string name = line.next();
+    segment.device         = line.next();
+    const std::string axis = line.next();
+    segment.columns        = axis == "columns";
+    if ((axis != "rows" && axis != "columns") || !(line.fields >> segment.count) || segment.count < 1 ||
+        !line.ended()) {
+        throw line.bad("expected 'segment <name> <device> rows|columns <number>', 1 or more");
+    }
+    if (!table.segments.emplace(name, segment).second) {
+        throw line.bad("segment listed twice");
+    }
+}
+
+void add_slots(oa_backend_table & table, table_line & line) {
+    const long slots    = number_of(line.next());
+    table.options.slots = int(slots);
+    if (slots < 2 || slots > max_slots || !line.ended()) {
+        throw line.bad("expected 'slots <number>', 2 to " + std::to_string(max_slots));
+    }
+}
+
+void add_word(bool & option, const char * kind, const char * word, table_line & line) {
+    option = true;
+    if (line.next() != word || !line.ended()) {
+        throw line.bad(std::string("expected '") + kind + " " + word + "'");
+    }
+}
+
+void add(oa_backend_table & table, table_line & line) {
+    const std::string kind = line.next();
+    if (kind == "layer") {
+        add_layer(table, line);
+    } else if (kind == "tensor") {
+        add_weight(table, line);
+    } else if (kind == "segment") {
+        add_segment(table, line);
+    } else if (kind == "slots") {
+        add_slots(table, line);
+    } else if (kind == "caches") {
+        add_word(table.options.stream_caches, "caches", "stream", line);
+    } else if (kind == "arenas") {
+        add_word(table.options.offline_arenas, "arenas", "offline", line);
+    } else {
+        throw line.bad("expected 'layer', 'tensor', 'segment', 'slots', 'caches' or 'arenas'");
+    }
+}
+
+// What no line alone can tell.
+void check(const oa_backend_table & table) {
+    for (const auto & [name, weight] : table.weights) {
+        if (weight.mode == oa_weight_mode::upload && weight.realisation == oa_realisation::repacked &&
+            table.segments.count(name) == 0) {
+            throw std::invalid_argument("backend map: '" + name + "' may be uploaded, so it is plain");
+        }
+    }
+    for (const auto & [name, segment] : table.segments) {
+        if (table.weights.count(name) == 0) {
+            throw std::invalid_argument("backend map: a segment of '" + name + "', which has no line 'tensor'");
+        }
+    }
+}
+
+} // namespace
+
+oa_backend_table oa_backend_table_parse(const std::string & text) {
+    oa_backend_table   table;
+    std::istringstream lines(text);
+    std::string        next;
+    int                number = 0;
+    while (std::getline(lines, next)) {
+        table_line line(next, ++number);
+        if (number == 1 && next != header) {
+            throw line.bad(std::string("expected '") + header + "'");
+        }
+        if (!next.empty() && next[0] != '#') {
+            add(table, line);
+        }
+    }
+    if (number == 0) {
+        throw std::invalid_argument("backend map: empty table");
+    }
+    check(table);
+    return table;
+}

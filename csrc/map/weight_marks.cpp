@@ -1,0 +1,51 @@
+#include "weight_marks.h"
+
+#include "ggml-backend.h"
+#include "stream_source.h"
+#include "tensor_flags.h"
+
+#include <string>
+
+void oa_backend_map_mark(ggml_tensor * weight, const oa_weight_place & place, int fd, size_t offset) {
+    if (!place.home) {
+        return;
+    }
+    weight->flags |= OA_TENSOR_FLAG_MAPPED;
+    if (place.options.offline_arenas) {
+        weight->flags |= OA_TENSOR_FLAG_ARENAS_OFFLINE;
+    }
+    if (place.mode == oa_weight_mode::host) {
+        weight->flags |= OA_TENSOR_FLAG_HOST;
+    }
+    if (place.mode == oa_weight_mode::stream) {
+        // An embedding that is the output matrix, too, may be marked already; its rows are fetched on the host either
+        // way.
+        weight->flags &= ~OA_TENSOR_FLAG_HOST;
+        weight->flags |= OA_TENSOR_FLAG_STREAM;
+        OA_STREAM_FROM(weight)  = place.stream_from;
+        OA_STREAM_SLOTS(weight) = place.options.slots;
+        if (fd >= 0) {
+            oa_stream_source_set(weight, fd, offset);
+        }
+    }
+    if (place.options.stream_caches && std::string(weight->name) == "token_embd.weight") {
+        weight->flags |= OA_TENSOR_FLAG_STREAMS_CACHES;
+    }
+}
+
+bool oa_backend_map_obeyed(const ggml_tensor * weight) {
+    return weight != nullptr && (weight->flags & OA_TENSOR_FLAG_MAPPED) != 0;
+}
+
+void oa_backend_map_mark_cache(const ggml_tensor * embedding, ggml_backend_buffer_type_t buft, ggml_tensor * k,
+                               ggml_tensor * v) {
+    if (!oa_backend_map_obeyed(embedding)) {
+        return;
+    }
+    const bool streams = (embedding->flags & OA_TENSOR_FLAG_STREAMS_CACHES) && ggml_backend_buft_is_host(buft);
+    for (ggml_tensor * cache : { k, v }) {
+        if (cache) {
+            cache->flags |= OA_TENSOR_FLAG_CACHE | (streams ? OA_TENSOR_FLAG_STREAM : 0);
+        }
+    }
+}

@@ -1,0 +1,33 @@
+// Divided weights: the first rows (or columns) of a weight whose home is the host also live on an accelerator, and both
+// sides compute their part of the operators that read it at the same time. Source of the idea: tensor virtualisation
+// (ML Drift; docs/sources.md, 3). Hooks: patch 0013; the table: docs/architecture.md, "Backend map".
+//
+// A feed-forward block is divided along its inner width: rows of up and gate, columns of down; whatever lies between
+// them and works on single values is done on both sides, and the two results are added. A weight that stands alone is
+// divided by rows, and the two results are concatenated. Batches whose host weights are uploaded or streamed read the
+// whole weight, which the host keeps.
+#pragma once
+
+#include "llama.h"
+
+#include <functional>
+
+// One weight's line of the table; nullptr device: it is whole.
+struct oa_segment {
+    ggml_backend_dev_t device  = nullptr;
+    bool               columns = false; // along ne[0], else rows, along ne[1]
+    int64_t            count   = 0;     // rows (columns) that live on the device, from the first one on
+};
+
+// Where a part of a weight is created: a context whose tensors will be allocated on the device, or in the host's
+// fastest layout for this operator (device is nullptr; may be nullptr: the part is read within the whole weight).
+using oa_segment_context = std::function<ggml_context *(ggml_tensor part, ggml_backend_dev_t device)>;
+
+// While a model is loaded: forget the last load; make the parts of `weight`; fill them, once the weights are loaded.
+// oa_segments_add throws std::runtime_error when the weight cannot be divided so.
+void oa_segments_begin();
+void oa_segments_add(ggml_tensor * weight, const oa_segment & segment, const oa_segment_context & context);
+void oa_segments_fill();
+
+// Replaces operators that read divided weights, once the graph is built.
+void oa_segments_divide(ggml_context * ctx, ggml_cgraph * graph);

@@ -1,0 +1,34 @@
+"""What programs print: results on standard output, remarks on standard error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+
+def print_json(value: Any) -> None:
+    """Machine-readable output, indented."""
+    print(json.dumps(value, indent=1, default=str))
+
+
+def say(text: str) -> None:
+    """A remark for people, on stderr."""
+    print(text, file=sys.stderr)
+
+
+def write_text(text: str) -> None:
+    """Stream model output; on a terminal without the control characters a model may invent."""
+    if sys.stdout.isatty():
+        text = "".join(c for c in text if c.isprintable() or c in "\n\t")
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def seconds(s: float | None) -> str:
+    """A time for people; "-" for none."""
+    if s is None:
+        return "-"
+    if s >= 1:
+        return f"{s:.2f} s"
+    return f"{s * 1e3:.1f} ms" if s >= 1e-3 else f"{s * 1e6:.1f} µs"

@@ -1,0 +1,72 @@
+"""llama-server's options, written once: as a command line, or as a section of its router's preset file."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..base.environment import BACKEND_MAP
+from ..data.plan import HOST, PlacementPlan
+from ..engine import runtime
+from ..engine.engine import Settings
+from ..profiling.tuner import tuned_variable
+
+# By llama-server's long names. True stands for a flag without a value.
+Options = Mapping[str, object]
+
+
+def model_options(model: str | os.PathLike[str], settings: Settings, devices: Sequence[str]) -> dict[str, object]:
+    """Options of one model: all of it on `devices` (ggml's names), on the CPU alone without any."""
+    return {
+        "model": os.fspath(model),
+        "fit": "off",
+        "ctx-size": settings.n_ctx,
+        "batch-size": settings.n_batch,
+        "ubatch-size": settings.n_ubatch,
+        "parallel": settings.n_seq_max,
+        "threads": settings.n_threads,
+        "flash-attn": settings.flash_attn,
+        "cache-type-k": settings.type_k,
+        "cache-type-v": settings.type_v,
+        "n-gpu-layers": "all" if devices else "0",
+        "device": ",".join(devices) or "none",
+    }
+
+
+def command_line(options: Options) -> list[str]:
+    """llama-server with these options; RPC servers must come before the devices that they bring."""
+    command = [str(runtime.program("llama-server"))]
+    for name, value in options.items():
+        command += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    return command
+
+
+def preset_section(name: str, options: Options) -> str:
+    """A model of the router's preset file."""
+    lines = (f"{key} = {'true' if value is True else value}\n" for key, value in options.items())
+    return f"[{name}]\n{''.join(lines)}"
+
+
+def planned_server(
+    model: Path, settings: Settings, plan: PlacementPlan | None, endpoints: Sequence[str] = ()
+) -> list[str]:
+    """The command line that loads a model as planned; without a plan on the CPU alone. endpoints: RPC servers."""
+    devices = [name for name in plan.devices if name != HOST] if plan else []
+    servers = {"rpc": ",".join(endpoints)} if endpoints else {}
+    return command_line({**servers, **model_options(model, settings, devices), "no-kv-unified": True})
+
+
+@contextmanager
+def planned_environment(plan: PlacementPlan | None) -> Iterator[dict[str, str]]:
+    """The environment of a llama.cpp program that obeys the plan; its table is a file that is gone afterwards."""
+    environment = {name: value for name, value in os.environ.items() if name != BACKEND_MAP.name}
+    if plan is None:
+        yield environment
+        return
+    with tempfile.NamedTemporaryFile("w", prefix="oallama-", suffix=".map") as table:
+        table.write(plan.to_backend_map())
+        table.flush()
+        yield environment | {BACKEND_MAP.name: table.name} | tuned_variable(plan.devices)

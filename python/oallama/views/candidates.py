@@ -1,0 +1,109 @@
+"""Why the chosen plan won: every candidate with its predictions, where their seconds go, and what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ..base.printing import seconds
+from ..data.budget import format_bytes
+from ..data.plan import HOST, PlacementPlan
+from ..data.plan_difference import describe_difference
+from ..data.predicted import TIE
+from .style import table
+
+if TYPE_CHECKING:
+    from ..planning import Candidates
+
+_CAUSES = {
+    "targets": "matrices",
+    "attention": "attention",
+    "transfers": "transfers",
+    "switches": "device changes",
+    "other": "small operators",
+    "copies": "streamed weights",
+}
+
+
+def render_candidates(found: Candidates) -> RenderableType:
+    """Everything `oallama plan --explain` adds to the plan: table, reasons, differences. Fits 80 columns."""
+    plans = [*found.plans.items()]
+    parts: list[RenderableType] = [_table(plans)]
+    parts += [Text(f"{name} is left out: {error}", style="dim") for name, error in found.failed.items()]
+    winner = plans[0]
+    others = [(name, plan) for name, plan in plans[1:] if describe_difference(plan, winner[1])]
+    if others:
+        parts.append(_reasons(winner, others[0], min(plan.predicted.request_s for _, plan in plans)))
+        parts.append(_causes([winner, others[0]]))
+        parts.append(_differences(winner[1], *others[0]))
+    return Group(*parts)
+
+
+def _table(plans: Sequence[tuple[str, PlacementPlan]]) -> Table:
+    winner = plans[0][1]
+    n_prompt, n_generate = winner.predicted.workload
+    depth = winner.planner["params"].get("depth", 0)
+    title = f"candidates, predicted for {n_prompt} + {n_generate} tokens behind {depth}"
+    shown = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    shown.add_column("planner", no_wrap=True)
+    for column in ("request", "TTFT", "TPOT", *_devices(plans), "micro-batch"):
+        shown.add_column(column, justify="right", no_wrap=True)
+    for name, plan in plans:
+        used = [plan.predicted.devices.get(device) for device in _devices(plans)]
+        prefill, decode = (sum(plan.predicted.parts[stage].values()) for stage in ("prefill", "decode"))
+        shown.add_row(
+            name,
+            f"{plan.predicted.request_s:.3g} s",
+            _time(prefill),
+            _time(decode / max(1, n_generate - 1)),
+            *("-" if memory is None else format_bytes(memory.total) for memory in used),
+            str(plan.context.n_ubatch) + (" unfused" if plan.context.flash_attn == "off" else ""),
+            style="bold" if plan is winner else "",
+        )
+    return shown
+
+
+def _reasons(first: tuple[str, PlacementPlan], second: tuple[str, PlacementPlan], fastest: float) -> Text:
+    (name, winner), (rival, runner_up) = first, second
+    ratio = runner_up.predicted.request_s / winner.predicted.request_s
+    if winner.predicted.request_s > fastest:
+        why = f"within {TIE:.0%} of the fastest prediction, and with less traffic between devices than others there"
+    elif ratio <= 1 + TIE:
+        why = f"{rival} is within {TIE:.0%}, but has more traffic between devices"
+    else:
+        why = f"{ratio:.2f}x faster than {rival}, the next that differs"
+    params = winner.planner["params"]
+    proof = f"; no placement is faster by more than {params['gap']:.2%} ({params['status']})" if "gap" in params else ""
+    return Text(f"{name}: {why}{proof}")
+
+
+def _causes(plans: Sequence[tuple[str, PlacementPlan]]) -> Table:
+    """Where the seconds of winner and runner-up go."""
+    shown = table("seconds by cause")
+    shown.add_column("", no_wrap=True)
+    for name, _ in plans:
+        for stage in ("prefill", "decode"):
+            shown.add_column(f"{name} {stage}", justify="right")
+    for cause, label in _CAUSES.items():
+        cells = [plan.predicted.parts[stage][cause] for _, plan in plans for stage in ("prefill", "decode")]
+        shown.add_row(label, *(_time(s) for s in cells))
+    return shown
+
+
+def _differences(winner: PlacementPlan, name: str, runner_up: PlacementPlan) -> Text:
+    lines = describe_difference(runner_up, winner)
+    return Text("\n  ".join([f"from {name} to the chosen plan:", *lines]))
+
+
+def _devices(plans: Iterable[tuple[str, PlacementPlan]]) -> list[str]:
+    names = dict.fromkeys(device for _, plan in plans for device in plan.devices)
+    return [name for name in names if name != HOST] + [HOST]
+
+
+def _time(s: float) -> str:
+    return seconds(s or None)

@@ -1,0 +1,126 @@
+"""An allocation for the terminal: who computes what, what every term costs, what else would cost. Fits 80 columns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ..data.budget import format_bytes
+from .style import table
+
+if TYPE_CHECKING:
+    from ..cluster.allocation.allocation import Allocation
+    from ..cluster.allocation.explain import Explanation
+    from ..cluster.allocation.network import Network
+    from ..cluster.allocation.predict import LatencyPrediction
+
+_TERMS = (
+    ("compute_s", "compute"),
+    ("latency_s", "link latency"),
+    ("transfer_s", "link transfer"),
+    ("jitter_s", "QoS: jitter"),
+    ("loss_s", "QoS: loss"),
+    ("loss_variance_s", "QoS: loss variance"),
+    ("complexity_s", "complexity"),
+    ("total_s", "total"),
+)
+
+
+def render_explanation(found: Explanation) -> RenderableType:
+    """Everything: the stages, the terms beside the runner-up and the plan without QoS, the price of each device."""
+    return Group(render_stages(found.chosen), _terms(found), *_remarks(found))
+
+
+def render_stages(allocation: Allocation) -> Table:
+    """One row per stage of the pipeline, in order: layers, bytes held of the device's memory, seconds per token."""
+    problem = allocation.problem
+    shown = table(f"{len(allocation.layers)} layers on {len(allocation.segments)} devices, links {problem.links}")
+    shown.add_column("device", overflow="fold")
+    for column in ("layers", "count", "memory", "of", "compute"):
+        shown.add_column(column, justify="right", no_wrap=True)
+    for device, first, end in allocation.segments:
+        on = problem.device(device)
+        seconds = sum(layer.seconds_on(on, problem.n_tokens) for layer in problem.layers[first:end])
+        held = sum(layer.memory_bytes for layer in problem.layers[first:end])
+        label = f"{first}" if end == first + 1 else f"{first}-{end - 1}"
+        shown.add_row(
+            device, label, str(end - first), format_bytes(held), format_bytes(on.memory_bytes), _time(seconds)
+        )
+    return shown
+
+
+def render_network(network: Network, client: str) -> Table:
+    """One row per pair of hosts; both directions are taken to be alike."""
+    shown = table("links")
+    shown.add_column("between", overflow="fold")
+    for column in ("latency", "bandwidth", "jitter", "loss", "message"):
+        shown.add_column(column, justify="right", no_wrap=True)
+    for (a, b), link in network.links.items():
+        if a == client or (client not in (a, b) and a < b):
+            loss = f"{link.loss:.2%}" if link.loss else "0"
+            bandwidth = f"{format_bytes(int(link.bandwidth))}/s"
+            message = f"{format_bytes(link.message_bytes)} {_time(link.message_s)}" if link.message_s else "-"
+            shown.add_row(f"{a} - {b}", _time(link.latency_s), bandwidth, _time(link.jitter_s), loss, message)
+    return shown
+
+
+def render_prediction(predicted: Mapping[int, LatencyPrediction]) -> Table:
+    """TTFT by prompt length, and TPOT."""
+    shown = table("predicted")
+    shown.add_column("prompt", justify="right")
+    for column in ("TTFT", "of it links", "TPOT", "of it links"):
+        shown.add_column(column, justify="right", no_wrap=True)
+    for n_prompt, times in predicted.items():
+        parts = (times.ttft_s, times.ttft_links_s, times.tpot_s, times.tpot_links_s)
+        shown.add_row(f"{n_prompt} tokens", *map(_time, parts))
+    return shown
+
+
+def _terms(found: Explanation) -> Table:
+    columns = {"chosen": found.chosen, "runner-up": found.runner_up, "no QoS terms": found.time_only}
+    terms = {name: plan.terms for name, plan in columns.items() if plan is not None}
+    shown = table("objective per token" if found.chosen.problem.n_tokens == 1 else "objective")
+    shown.add_column("term", no_wrap=True)
+    for name in terms:
+        shown.add_column(name, justify="right", no_wrap=True)
+    for attribute, name in _TERMS:
+        cells = (_time(getattr(each, attribute)) for each in terms.values())
+        shown.add_row(name, *cells, style="bold" if name == "total" else "")
+    return shown
+
+
+def _remarks(found: Explanation) -> list[Text]:
+    cost = found.chosen.terms.total_s
+    lines = [
+        f"without {name}: {'does not fit' if other is None else f'+{_time(max(0.0, other.terms.total_s - cost))}'}"
+        for name, other in found.without.items()
+    ]
+    if found.moved_by_qos:
+        lines.append(
+            f"with jitter and loss ignored, {found.moved_by_qos} layers would be elsewhere: "
+            f"{_time(max(0.0, found.chosen.terms.time_s - found.time_only.terms.time_s))} less per token without any"
+        )
+    else:
+        lines.append("jitter and loss change nothing: the same layers are chosen with wq1 = wq2 = wq3 = 0")
+    lines.append(_proof(found.chosen))
+    return [Text(line) for line in lines]
+
+
+def _proof(chosen: Allocation) -> str:
+    best = "no allocation"
+    if chosen.solver == "dynamic":
+        best += " with the devices in this order"
+    if math.isinf(chosen.gap):
+        return "how far it is from the best is not known: the time was up"
+    return f"{best} costs less" if chosen.gap < 1e-6 else f"{best} costs less by more than {chosen.gap:.2%}"
+
+
+def _time(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:.3f} s"
+    return f"{seconds * 1e3:.3f} ms" if seconds >= 1e-3 or seconds == 0 else f"{seconds * 1e6:.1f} µs"

@@ -1,0 +1,229 @@
+"""A plan for the terminal: what goes where, a picture of the layers, and the predicted times.
+
+Every renderable is readable without colour and fits 80 columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ..base.printing import seconds
+from ..data.budget import format_bytes
+from ..data.operators import kind_of, layer_of
+from ..data.plan import HOST, PlacementPlan, TensorPlacement
+from .style import table
+
+# Columns of the picture in the order a layer computes them; other kinds follow in the order of the plan.
+_ORDER = (
+    "attn_q_a", "attn_q_b", "attn_kv_a_mqa", "attn_kv_b", "attn_qkv", "attn_q", "attn_k", "attn_v", "attn_output",
+    "ffn_gate_inp", "ffn_gate", "ffn_up", "ffn_down", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps",
+)  # fmt: skip
+_SHORT = {"attn_output": "o", "ffn_gate_inp": "route", "attn_kv_a_mqa": "kv_a", "output": "output"}
+
+
+@dataclass(frozen=True)
+class Symbols:
+    """What a cell of the picture shows; `devices` are used in the order of the plan's accelerators."""
+
+    devices: tuple[str, ...] = ("█", "▓", "▒")
+    host: str = "·"
+    upload: str = "^"
+    stream: str = "»"
+    split: str = "/"
+    absent: str = " "
+
+
+UNICODE = Symbols()
+ASCII = Symbols(devices=("#", "%", "@"), host=".", stream=">")
+_STYLES = ("bold green", "bold cyan", "bold magenta")
+
+
+def render_plan(plan: PlacementPlan, symbols: Symbols = UNICODE) -> RenderableType:
+    """Everything `oallama plan` shows: summary, picture, predicted times and notes."""
+    parts: list[RenderableType] = [render_summary(plan), *render_unseen(plan), render_layers(plan, symbols)]
+    parts.append(render_times(plan))
+    parts += [Text(f"note: {note}", style="dim") for note in plan.predicted.notes]
+    return Group(*parts)
+
+
+def render_summary(plan: PlacementPlan) -> Table:
+    """One row per device: budget, predicted weights / KV cache / compute bytes, total, number of tensors."""
+    shown = table(_title(plan))
+    shown.add_column("device", no_wrap=True)
+    for column in ("budget", "weights", "KV cache", "compute", "total", "tensors"):
+        shown.add_column(column, justify="right", no_wrap=True)
+    for device in plan.devices:
+        memory = plan.predicted.devices.get(device)
+        count = sum(any(s.device == device for s in t.segments) for t in plan.tensors.values())
+        budget = plan.budgets.get(device)
+        sizes = (memory.weights, memory.kv, memory.compute, memory.total) if memory else (None,) * 4
+        cells = ["-" if size is None else format_bytes(size) for size in (budget, *sizes)]
+        shown.add_row(device, *cells, str(count))
+    return shown
+
+
+def render_unseen(plan: PlacementPlan) -> list[Text]:
+    """A line per device for memory that is no buffer: what stays free, and what the backend takes while computing."""
+    lines = [
+        Text(f'{device}: {format_bytes(margin)} of the free memory stay free (budget "auto"; --margin sets it)')
+        for device, margin in plan.margins.items()
+    ]
+    lines += [
+        Text(f"{device}: {format_bytes(memory.pool)} of the total are the backend's pool for conversions, estimated")
+        for device, memory in plan.predicted.devices.items()
+        if memory.pool
+    ]
+    return lines
+
+
+def render_layers(plan: PlacementPlan, symbols: Symbols = UNICODE) -> RenderableType:
+    """The picture: a row per run of identical layers, a cell per kind of matrix and one for the KV cache, and a legend.
+
+    Small tensors (norms, biases) follow their layer and are not drawn.
+    """
+    drawn = {name: t for name, t in plan.tensors.items() if _is_drawn(name, t, plan)}
+    kinds = _kinds(name for name in drawn if layer_of(name) is not None)
+    shown = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    shown.add_column("layers", justify="right", no_wrap=True)
+    for kind in ("KV", *kinds):
+        shown.add_column(_short_kind(kind), justify="center", no_wrap=True)
+    for first, last, cells in _runs(plan, drawn, kinds):
+        label = f"{first}" if first == last else f"{first}-{last}"
+        shown.add_row(label, *(_cell(cell, plan, symbols) for cell in cells))
+    parts: list[RenderableType] = [shown]
+    for name in ("token_embd.weight", "output.weight"):
+        if name in plan.tensors:
+            line = Text(f"{kind_of(name)} ")
+            line.append_text(_cell(_home(plan.tensors[name]), plan, symbols))
+            parts.append(line)
+    parts.append(_legend(plan, symbols))
+    if plan.stream_caches:
+        reader = next(device for device in plan.devices if device != HOST)
+        parts.append(Text(f"attention runs on {reader}; KV caches on the CPU are copied there layer by layer"))
+    return Group(*parts)
+
+
+def render_times(plan: PlacementPlan) -> Table:
+    """Predicted TTFT by prompt length beside predicted TPOT by depth."""
+    shown = table("predicted")
+    for column in ("prompt", "TTFT", "depth", "TPOT", "tokens/s"):
+        shown.add_column(column, justify="right", no_wrap=True)
+    ttft = [(str(n), seconds(s)) for n, s in sorted(plan.predicted.ttft_s.items())]
+    tpot = [(str(n), seconds(s), f"{1 / s:.1f}" if s > 0 else "-") for n, s in sorted(plan.predicted.tpot_s.items())]
+    for i in range(max(len(ttft), len(tpot))):
+        left = ttft[i] if i < len(ttft) else ("", "")
+        right = tpot[i] if i < len(tpot) else ("", "", "")
+        shown.add_row(*left, *right)
+    return shown
+
+
+# ---- parts ---------------------------------------------------------------------------------------------------------
+
+
+def _title(plan: PlacementPlan) -> str:
+    context = plan.context
+    name = plan.model.get("name") or plan.model.get("file") or ""
+    model = f"{name}, " if name else ""
+    return f"{model}planner {plan.planner['name']}, n_ctx {context.n_ctx}, plan {plan.hash[:8]}"
+
+
+def _is_drawn(name: str, tensor: TensorPlacement, plan: PlacementPlan) -> bool:
+    """Matrices a planner decides on; without affinities (baselines) everything that is not a norm or a bias."""
+    if any(t.affinity is not None for t in plan.tensors.values()):
+        return tensor.affinity is not None
+    kind = kind_of(name)
+    return not (kind.endswith((".bias", "_norm")) or "norm" in kind or kind.startswith("rope_"))
+
+
+def _kinds(names: Iterable[str]) -> list[str]:
+    found = dict.fromkeys(kind_of(name) for name in names)
+    known = [kind for kind in _ORDER if kind in found]
+    return known + [kind for kind in found if kind not in _ORDER]
+
+
+def _short_kind(kind: str) -> str:
+    if kind in _SHORT:
+        return _SHORT[kind]
+    return kind.removeprefix("attn_").removeprefix("ffn_").replace("_exps", "*").removeprefix("ssm_")
+
+
+def _home(tensor: TensorPlacement) -> str:
+    """A word for a cell: the device, "upload", "stream", "split"."""
+    if len({s.device for s in tensor.segments}) > 1:
+        return "split"
+    return tensor.mode if tensor.mode in ("upload", "stream") else tensor.device
+
+
+def _runs(
+    plan: PlacementPlan, shown: dict[str, TensorPlacement], kinds: Sequence[str]
+) -> list[tuple[int, int, tuple[str, ...]]]:
+    """(first layer, last layer, cells) of consecutive identical layers; the cells are KV, then `kinds`."""
+    homes: dict[tuple[int, str], str] = {}
+    for name, tensor in shown.items():
+        layer = layer_of(name)
+        if layer is not None:
+            homes[layer, kind_of(name)] = _home(tensor)
+    runs: list[tuple[int, int, tuple[str, ...]]] = []
+    for il, kv in enumerate(plan.layers[:-1]):
+        cells = (kv, *(homes.get((il, kind), "") for kind in kinds))
+        if runs and runs[-1][2] == cells:
+            runs[-1] = (runs[-1][0], il, cells)
+        else:
+            runs.append((il, il, cells))
+    return runs
+
+
+def _cell(home: str, plan: PlacementPlan, symbols: Symbols) -> Text:
+    if home == "":
+        return Text(symbols.absent)
+    if home == "split":
+        return Text(symbols.split, style="bold yellow")
+    if home == "upload":
+        return Text(symbols.upload, style="yellow")
+    if home == "stream":
+        return Text(symbols.stream, style="yellow")
+    if home == HOST:
+        return Text(symbols.host, style="dim")
+    at = [device for device in plan.devices if device != HOST].index(home)
+    return Text(symbols.devices[at % len(symbols.devices)], style=_STYLES[at % len(_STYLES)])
+
+
+def _legend(plan: PlacementPlan, symbols: Symbols) -> Text:
+    homes = {*plan.layers, *(_home(t) for t in plan.tensors.values())}
+    words = {
+        HOST: "CPU",
+        "upload": "CPU, uploaded for large batches",
+        "stream": f"CPU, streamed {_stream_tokens(plan)}",
+        "split": f"split: {_shares(plan)}",
+    }
+    legend = Text()
+    for home in (*plan.devices, "upload", "stream", "split"):
+        if home in homes:
+            legend.append("   " if legend else "")
+            legend.append_text(_cell(home, plan, symbols))
+            legend.append(f" {words.get(home, home)}")
+    return legend
+
+
+def _stream_tokens(plan: PlacementPlan) -> str:
+    """From how many tokens on weights are streamed: "always", "from 12 tokens on", "from 8 to 31 tokens on"."""
+    starts = {t.stream_from for t in plan.tensors.values() if t.mode == "stream"}
+    if not starts or starts == {1}:
+        return "always"
+    first, last = min(starts), max(starts)
+    return f"from {first} tokens on" if first == last else f"from {first} to {last} tokens on"
+
+
+def _shares(plan: PlacementPlan) -> str:
+    """How much of divided weights is where: "CUDA0 computes 78 to 79 % of each while CPU computes the rest"."""
+    parts = [(t.segments[1].device, t.segments[1].nbytes / t.nbytes) for t in plan.tensors.values() if t.segments[1:]]
+    if not parts:
+        return ""
+    first, last = (f"{pick(share for _, share in parts):.0%}" for pick in (min, max))
+    share = first if first == last else f"{first[:-1]} to {last}"
+    return f"{parts[0][0]} computes {share} of each while {HOST} computes the rest"
