@@ -1,7 +1,7 @@
-# `make demo` and `make test` do all the set-up they need; see README.md. `make help` lists the targets.
+# `make demo`, `make check` and `make test` do all the set-up they need; see README.md. `make help` lists the targets.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test baseline lint bench bundle clean
+.PHONY: help setup demo check test test-long test-all baseline lint bench bundle clean
 
 MODEL ?=
 VRAM ?=
@@ -11,9 +11,14 @@ bin = .venv/bin
 # One version everywhere: others format differently.
 clang_format = $(or $(wildcard $(bin)/clang-format),clang-format)
 clang_format_major = 14
+# Tests at a time; those that measure time (`alone`) come after the others, one by one.
+WORKERS ?= 2
+pytest = $(bin)/python -m pytest -q $(ARGS)
+beside = -n $(WORKERS) --dist loadfile
+or_none = || [ $$? = 5 ] # ARGS may leave no test
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo '  MODEL=path.gguf VRAM=8GiB for demo and bench; ARGS="..." for demo, test and bench'
 
 setup: ## system packages (as root), .venv, the engine; seconds when nothing changed
@@ -22,9 +27,19 @@ setup: ## system packages (as root), .venv, the engine; seconds when nothing cha
 demo: setup baseline ## every step once, from a model to the TTFT/TPOT table
 	@$(bin)/oallama demo $(if $(MODEL),--model "$(MODEL)") $(options)
 
-test: setup baseline ## all tests; ARGS="-k placement" for some
-	@$(bin)/python -m pytest tests -q $(ARGS)
-	@if nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then $(bin)/python -m pytest tests -q -m cuda; fi
+check: lint ## linters, types, tests that need no engine: under a minute
+	@$(pytest) tests/unit tests/planning tests/patches $(beside) -m "not engine and not slow"
+
+test: setup baseline ## what a change can break on one machine: minutes; ARGS="-k placement" for some
+	@$(pytest) $(beside) -m "not slow and not alone" $(or_none)
+	@$(pytest) -m "alone and not slow" $(or_none)
+	@if nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then $(pytest) -m cuda $(or_none); fi
+
+test-long: setup baseline ## what `make test` leaves out: soaks, ThreadSanitizer, emulated networks, thousands of cases
+	@$(pytest) $(beside) -m "slow and not alone" $(or_none)
+	@$(pytest) -m "slow and alone" $(or_none)
+
+test-all: test test-long ## all tests
 
 baseline: setup ## unpatched llama.cpp from the same pin
 	@scripts/baseline.sh

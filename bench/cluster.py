@@ -3,7 +3,7 @@
 python bench/cluster.py [--model FILE.gguf] [--hosts 2] [--slots 4] [--rate 1gbit] [--delay 0.1ms] [--out FILE]
 python bench/cluster.py --memory     # "auto" with resident weights and with a window of them: peak memory of each rank
 
-Hosts are network namespaces (scripts/netlab.py; root). Every engine is started anew in each round, in turn, completes
+Hosts are network namespaces (oallama.netlab; root). Every engine is started anew in each round, in turn, completes
 the same prompt greedily and says its TTFT and TPOT. Without --model: the paper's LLaMA-3B shape (hidden 3200, 32 heads,
 feed-forward 8640) with 6 of 26 layers, Q8_0. "rpc" is llama.cpp's tensor parallelism over one RPC server a rank, whose
 all-reduce goes through the client. Writes the machine, then one JSON line per engine with every sample.
@@ -23,15 +23,11 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "scripts"))
-
-from netlab import Conditions, NetLab  # noqa: E402
-from netlab_conditions import parse_rate, parse_time  # noqa: E402
-
-from oallama.bench.machine import describe, save_lines  # noqa: E402
-from oallama.engine import runtime  # noqa: E402
-from oallama.modelmaker import make_model  # noqa: E402
+from oallama.bench.machine import describe, save_lines
+from oallama.engine import runtime
+from oallama.modelmaker import make_model
+from oallama.netlab import Conditions, NetLab
+from oallama.netlab.conditions import parse_rate, parse_time
 
 SHAPE = {"n_layer": 6, "n_embd": 3200, "n_ff": 8640, "n_head": 32, "n_head_kv": 32}
 ALGORITHMS = ("auto", "star", "tree")

@@ -2,7 +2,7 @@
 
 python bench/pipeline.py [--model FILE.gguf] [--rounds 3] [--only NAME,..] [--out FILE]
 
-Hosts are network namespaces (scripts/netlab.py; root) on this machine's cores: in a pipeline one device computes at a
+Hosts are network namespaces (oallama.netlab; root) on this machine's cores: in a pipeline one device computes at a
 time. For every setting `oallama cluster plan` measures and decides, `oallama cluster run --plan` runs; "loss" has
 a second plan, made from the same measurements without the QoS terms (wq1 = wq2 = wq3 = 0), run in turn with the first.
 Without --model: the paper's LLaMA-3B shape (hidden 3200, 32 heads, feed-forward 8640) with 6 of 26 layers, Q8_0. Writes
@@ -21,17 +21,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "scripts"))
-
-from netlab import Conditions, NetLab  # noqa: E402
-
-from oallama.bench.machine import describe, save_lines  # noqa: E402
-from oallama.cluster.allocation.allocation import allocate  # noqa: E402
-from oallama.cluster.allocation.cluster_plan import ClusterPlan  # noqa: E402
-from oallama.cluster.pipeline.measure import read_model  # noqa: E402
-from oallama.engine.engine import Settings  # noqa: E402
-from oallama.modelmaker import make_model  # noqa: E402
+from oallama.bench.machine import describe, save_lines
+from oallama.cluster.allocation.allocation import allocate
+from oallama.cluster.allocation.cluster_plan import ClusterPlan
+from oallama.cluster.pipeline.measure import read_model
+from oallama.engine.engine import Settings
+from oallama.modelmaker import make_model
+from oallama.netlab import Conditions, NetLab
 
 SHAPE = {"n_layer": 6, "n_embd": 3200, "n_ff": 8640, "n_head": 32, "n_head_kv": 32}
 OALLAMA = str(Path(sys.executable).parent / "oallama")

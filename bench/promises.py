@@ -15,8 +15,13 @@ from typing import Any
 
 from oallama.bench.machine import describe, save_lines
 
-TESTS = ("tests/test_off_equals_upstream.py", "tests/test_placement.py", "tests/test_memory.py", "tests/test_oato.py",
-         "tests/test_upstream_suite.py")  # fmt: skip
+TESTS = (
+    "tests/patches/test_off_equals_upstream.py",
+    "tests/engine/test_placement.py",
+    "tests/engine/test_memory.py",
+    "tests/planning/test_oato.py",
+    "tests/patches/test_upstream_suite.py",
+)
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ One process on one GPU, both sides in it. One JSON line per measurement:
              ggml-cuda's flash attention of one row on as many tokens in all, where oallama was built with CUDA
   layer      seconds of a layer for the sender: rows there, results back, by the receiver's idle looks
 
-This module also compiles csrc/weave/cuda and tests/native (`build()`), for tests/test_weave_cuda.py.
+--build compiles csrc/weave/cuda and tests/native, for this program and for tests/weave/test_weave_cuda.py.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import os
-import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -29,77 +27,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-WEAVE = ROOT / "csrc" / "weave"
+sys.path.insert(0, str(ROOT / "tests"))
+from support.weave_cuda import AttendTask, OpenTask, Rows, build, load  # noqa: E402
+
 SHAPES = ((32, 8, 128), (64, 8, 128), (32, 32, 128), (16, 8, 256))  # heads, heads of K and V, width
 CONTEXTS = ((1, 4096), (1, 32768), (8, 4096), (64, 4096))  # sequences, tokens of each
-KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "bf16": 30}
-
-
-class Handle(ctypes.Structure):
-    _fields_ = [("place", ctypes.c_uint32), ("generation", ctypes.c_uint32)]
-
-
-class OpenTask(ctypes.Structure):
-    _fields_ = [(n, ctypes.c_uint32) for n in ("n_layers", "max_tokens", "k_type", "v_type", "k_width", "v_width")]
-
-
-class Rows(ctypes.Structure):
-    _fields_ = [("handle", Handle), ("position", ctypes.c_uint32), ("n_rows", ctypes.c_uint32)]
-
-
-class AttendTask(ctypes.Structure):
-    _fields_ = [
-        *((n, ctypes.c_uint32) for n in ("layer", "n_rows", "n_sequences", "n_head", "n_head_kv", "d_k", "d_v")),
-        *((n, ctypes.c_float) for n in ("scale", "max_bias", "softcap")),
-        *((n, ctypes.c_uint32) for n in ("has_sinks", "tiled", "n_chunks", "n_padded")),
-    ]
-
-
-def nvcc() -> str | None:
-    return shutil.which("nvcc", path=f"{os.environ['PATH']}:/usr/local/cuda/bin")
-
-
-def places() -> list[Path]:
-    """Of headers that csrc/weave/cuda includes."""
-    csrc = ROOT / "csrc"
-    return [
-        csrc / "base",
-        WEAVE,
-        WEAVE / "cpu",
-        WEAVE / "cuda",
-        ROOT / "third_party/llama.cpp/patched/ggml/include",
-    ]
-
-
-def host_sources() -> list[Path]:
-    """What g++ compiles of csrc/weave/cuda, of the rest of the engine for it, and the functions for tests on top."""
-    tests = (ROOT / "tests" / "native").glob("*_for_tests_cuda.cpp")
-    return [*WEAVE.glob("cuda/*.cpp"), ROOT / "csrc" / "base" / "graph_run.cpp", *tests]
-
-
-def build(folder: Path, *flags: str) -> Path:
-    """csrc/weave/cuda as a library for the GPU of this machine; takes some minutes. Raises CalledProcessError."""
-    library = folder / "libweave_cuda.so"
-    sources = [*WEAVE.glob("cuda/*.cu"), *host_sources()]
-    includes = [f"-I{path}" for path in places()]
-    options = ["-arch=native", "-std=c++17", "-O2", "-lineinfo", "-use_fast_math", "-Xcompiler", "-fPIC", "--threads=0"]
-    compiler = nvcc()
-    assert compiler is not None, "no nvcc"
-    command = [compiler, *options, *includes, *flags, "-shared", *map(str, sources), "-lcuda", "-o", str(library)]
-    subprocess.run(command, check=True)
-    return library
-
-
-def load(library: Path) -> Any:
-    """The functions of tests/native/api_for_tests_cuda.cpp."""
-    lib = ctypes.CDLL(str(library))
-    lib.wc_error.restype = ctypes.c_char_p
-    lib.wc_sender_way.restype = ctypes.c_char_p
-    for name in ("wc_receiver_new", "wc_sender_new", "wc_graph_sender_new"):
-        getattr(lib, name).restype = ctypes.c_void_p
-    for name in ("wc_cold_graphs", "wc_sender_attend", "wc_task_seconds"):
-        getattr(lib, name).restype = ctypes.c_double
-    return lib
 
 
 def checked(lib: Any, result: Any) -> Any:

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Fuzzes what comes to the RPC server over the network: scripts/fuzz.sh SECONDS [handshake|commands]
-# Builds tests/fuzz with clang under ASan and UBSan (minutes the first time), runs each target for SECONDS from
-# tests/fuzz/corpus, keeps new inputs in build/fuzz/found. Ends with an error at the first finding (build/fuzz/crash-*).
+# Builds tests/native/fuzz with clang under ASan and UBSan (minutes the first time), runs each target for SECONDS from
+# tests/native/fuzz/corpus, keeps new inputs in build/fuzz/found. Ends with an error at the first finding (build/fuzz/crash-*).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-if [[ ! ${1:-} =~ ^[0-9]+$ ]] || { [ -n "${2:-}" ] && [ ! -e "tests/fuzz/fuzz_$2.cpp" ]; }; then
+if [[ ! ${1:-} =~ ^[0-9]+$ ]] || { [ -n "${2:-}" ] && [ ! -e "tests/native/fuzz/fuzz_$2.cpp" ]; }; then
     echo 'usage: scripts/fuzz.sh SECONDS [handshake|commands]' >&2
     exit 2
 fi
@@ -14,12 +14,12 @@ PATH="$PWD/.venv/bin:$PATH"
 python third_party/llama.cpp/upstream.py prepare
 launcher=()
 command -v ccache >/dev/null && launcher=(-DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
-cmake -S tests/fuzz -B build/fuzz -G Ninja -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ "${launcher[@]}" >/dev/null
+cmake -S tests/native/fuzz -B build/fuzz -G Ninja -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ "${launcher[@]}" >/dev/null
 cmake --build build/fuzz --target fuzz_handshake fuzz_commands
 
 export ASAN_OPTIONS=allocator_may_return_null=1:detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
 for target in ${2:-handshake commands}; do
     mkdir -p "build/fuzz/found/$target"
     "build/fuzz/fuzz_$target" -max_total_time="$1" -timeout=60 -rss_limit_mb=4096 -max_len=16384 -print_final_stats=1 \
-        -artifact_prefix=build/fuzz/ "build/fuzz/found/$target" "tests/fuzz/corpus/$target"
+        -artifact_prefix=build/fuzz/ "build/fuzz/found/$target" "tests/native/fuzz/corpus/$target"
 done

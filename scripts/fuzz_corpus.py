@@ -1,4 +1,4 @@
-"""Writes tests/fuzz/corpus: what clients of every kind send, as the fuzz targets read it (tests/fuzz/*.cpp).
+"""Writes tests/native/fuzz/corpus: what clients of every kind send, as the fuzz targets beside it read it.
 
     python scripts/fuzz_corpus.py [FOLDER]
 
@@ -15,8 +15,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
-import rpc_wire as wire  # noqa: E402
-from rpc_wire import F16, F32, I32, graph, message, tensor  # noqa: E402
+from support import rpc_wire as wire  # noqa: E402
+from support.rpc_wire import F16, F32, I32, graph, message, tensor  # noqa: E402
 
 OP = wire.operators()
 SIZE = 1 << 16

@@ -250,7 +250,7 @@ stage_tests() {
     [ -z "$rehearse" ] || options+=(--collect-only)
     [ -e build/baseline/bin/libllama.so ] || options+=(-k "not unpatched")
     [ ! -e "$work/libweave_cuda.so" ] || export OALLAMA_WEAVE_CUDA=$PWD/$work/libweave_cuda.so
-    $python -m pytest tests/test_cuda.py tests/test_device_ranks.py tests/test_weave_cuda.py "${options[@]}"
+    $python -m pytest tests/engine/test_cuda.py tests/cluster/test_device_ranks.py tests/weave/test_weave_cuda.py "${options[@]}"
 }
 
 stage_stock() {

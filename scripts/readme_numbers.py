@@ -3,7 +3,7 @@
 
 scripts/readme_numbers.py            # prints them
 scripts/readme_numbers.py --write    # puts them into README.md, between the two comments
-scripts/readme_numbers.py --check    # exit code 1 when README.md has others; tests/test_docs.py runs it
+scripts/readme_numbers.py --check    # exit code 1 when README.md has others; tests/unit/test_docs.py runs it
 """
 
 from __future__ import annotations

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from oallama.engine import runtime
+from oallama.engine import engine, runtime
 from oallama.modelmaker import make_model
+from support.paths import ROOT
 
-ROOT = Path(__file__).parents[1]
-ARCHITECTURES = ("llama", "minicpm3", "qwen2", "qwen3moe")
-# Of the environment of programs that may use AMX where the CPU has it; tests are the same on all machines else.
-AMX = {"OALLAMA_AMX": "1"}
-# Any valid token ids do: all tiny vocabularies have at least a thousand tokens.
-TOKENS = [int(t) for t in np.random.default_rng(7).integers(300, 1000, size=70)]
+pytest_plugins = ("support.mpi_ranks", "support.fake_cuda")  # their fixtures
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -36,17 +27,33 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("-m") != "cuda":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ["OALLAMA_AMX"] = "0"
+    # Programs under test import from tests/support, too.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT / "tests"), os.environ.get("PYTHONPATH"))))
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@contextmanager
-def process_of(command: Sequence[str | Path], **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """A process with text pipes that does not outlive the block, whatever happens in it."""
-    with subprocess.Popen([str(word) for word in command], text=True, **options) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+NEED_THE_ENGINE = {"tiny", "rpc", "lib", "baseline_lib"}  # fixtures
+WITHOUT = [ROOT / "tests" / folder for folder in ("unit", "planning", "patches")]  # what `make check` runs
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if NEED_THE_ENGINE & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.engine)
+
+
+@pytest.fixture(autouse=True)
+def no_engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests of `make check` that are not marked `engine` have none."""
+    if request.node.get_closest_marker("engine") or request.path.parent not in WITHOUT:
+        return
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("this test needs the mark `engine`")
+
+    for name in ("lib_dir", "llama_cpp"):
+        monkeypatch.setattr(runtime, name, refuse)
+    monkeypatch.setattr(engine, "core", refuse)
 
 
 @pytest.fixture(scope="session")
@@ -70,31 +77,6 @@ def baseline_lib() -> Path:
     if not (folder / "libllama.so").exists():
         pytest.fail(f"no unpatched llama.cpp in {folder}: run `make baseline`")
     return folder
-
-
-def compute_logits(
-    lib: Path, jobs: list[dict[str, Any]], folder: Path, env: dict[str, str] | None = None, log: Path | None = None
-) -> list[np.ndarray]:
-    """Logits of each job (tests/logits_worker.py) on the libllama in `lib`, computed in a process of its own.
-
-    log: takes what the process writes to stderr.
-    """
-    for i, job in enumerate(jobs):
-        job.setdefault("tokens", TOKENS)
-        job.setdefault("n_decode", 4)
-        job["out"] = str(folder / f"{lib.name}-{i}.npy")
-    result = subprocess.run(
-        [sys.executable, str(ROOT / "tests" / "logits_worker.py")],
-        input="".join(json.dumps(job) + "\n" for job in jobs),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "LLAMA_CPP_LIB_PATH": str(lib), **(env or {})},
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
-    if log:
-        log.write_text(result.stderr)
-    return [np.load(job["out"]) for job in jobs]
 
 
 @pytest.fixture(scope="session")

@@ -36,7 +36,7 @@ NEEDS_A_GPU = {
     "tests": "-m cuda: collected only",
     "weave": "bench/weave_cuda.py --library: parsed only; polls run on the CPU's receiver",
     "memcheck": "compute-sanitizer: its command runs without it",
-    "oato": "the choice of the number of layers: tests/test_gpu_suite.py",
+    "oato": "the choice of the number of layers: tests/unit/test_gpu_suite.py",
 }
 
 

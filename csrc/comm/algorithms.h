@@ -13,9 +13,9 @@
 //
 // Rounding: f32 sums of P values differ from exact ones by at most (P - 1) 2^-24 sum |x|. f16 and bf16 are rounded,
 // with u = 2^-11 and 2^-8, once in a host, once at the end, and in exchange once per step: at most (2 + log2 H) u sum
-// |x|. Measured (tests/comm_worker.py, a million values over 14 octaves, 8 ranks on 3 hosts; error norm / norm of the
-// sums): f32 5e-8, f16 3e-4, bf16 2.3e-3; star, which rounds once, f16 2e-4, bf16 1.7e-3; exchange, which rounds most,
-// f16 3.4e-4, bf16 2.7e-3. q8: wire.h.
+// |x|. Measured (tests/support/comm_worker.py, a million values over 14 octaves, 8 ranks on 3 hosts; error norm / norm
+// of the sums): f32 5e-8, f16 3e-4, bf16 2.3e-3; star, which rounds once, f16 2e-4, bf16 1.7e-3; exchange, which rounds
+// most, f16 3.4e-4, bf16 2.7e-3. q8: wire.h.
 #pragma once
 
 #include "host_stage.h"

@@ -1,5 +1,5 @@
-// The switch and the cables of a network testbed (scripts/netlab_lab.py): one TAP device in every namespace named on
-// the command line, and between them a model of full-duplex Ethernet.
+// The switch and the cables of a network testbed (python/oallama/netlab/lab.py): one TAP device in every namespace
+// named on the command line, and between them a model of full-duplex Ethernet.
 //
 // A frame takes the sender's NIC (rate, bounded queue), the path of its pair (loss, rate, delay, jitter) and the
 // receiver's NIC (rate, bounded queue). The switch cuts through: a frame alone pays for its length once.

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Open MPI's plm_ssh_agent inside a lab of scripts/netlab.py: runs a command line in another host, as ssh would.
+# Open MPI's plm_ssh_agent inside a lab of python/oallama/netlab: runs a command line in another host, as ssh would.
 # The lab is the one that the caller runs in (OALLAMA_NETLAB, set by NetLab.command); hosts go by their names.
 if [ -z "$OALLAMA_NETLAB" ] || [ ! -e "/run/netns/$OALLAMA_NETLAB$1" ]; then
     echo "netlab: expected to run inside a lab that has a host '$1'" >&2

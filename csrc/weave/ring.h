@@ -1,5 +1,5 @@
 // How the two sides of a channel hand each other tasks and results (protocol.h), and nothing else: the same code runs
-// on shared memory and in the model checker (tests/weave_model.cpp), which tries every interleaving on weak memory.
+// on shared memory and in the model checker (tests/native/weave_model.cpp), which tries every interleaving.
 //
 // Memory gives load_acquire, store_release (of words by offset; 32 or 64 bits). Rules name the checks; tests remove
 // them one by one and must find out.

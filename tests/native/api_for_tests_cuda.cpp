@@ -1,4 +1,4 @@
-// Both sides of a channel on GPUs as plain functions on arrays of the host, for tests/test_weave_cuda.py and
+// Both sides of a channel on GPUs as plain functions on arrays of the host, for tests/weave/test_weave_cuda.py and
 // bench/weave_cuda.py, which compile this with csrc/weave/cuda; no part of the engine. Not for several threads.
 //
 // Functions that can fail return a negative number, or null; wc_error() says why.

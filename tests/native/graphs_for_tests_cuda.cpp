@@ -1,5 +1,5 @@
-// Guests' operators and looks for tasks as ggml-cuda's graphs have them, for tests/test_weave_cuda.py; no part of the
-// engine. As api_for_tests_cuda.cpp.
+// Guests' operators and looks for tasks as ggml-cuda's graphs have them, for tests/weave/test_weave_cuda.py; no part of
+// the engine. As api_for_tests_cuda.cpp.
 #include "for_tests_cuda.h"
 #include "graph_run.h"
 #include "guest_op.h"

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from support.paths import ROOT
+
 CSRC = ROOT / "csrc"
 CMAKE = shutil.which("cmake", path=f"{Path(sys.executable).parent}:{environ['PATH']}")
 LISTING = """

@@ -1,5 +1,5 @@
 // What the channel's kernels are written in. One text runs as CUDA kernels (cuda_block.h) and on CPU threads
-// (tests/weave_cuda_twin.cpp); they differ in `Block`, this thread's view of the block that it belongs to:
+// (tests/native/weave_cuda_twin.cpp); they differ in `Block`, this thread's view of the block that it belongs to:
 //
 //   block(), n_blocks(), thread(), n_threads()
 //   sync()                     all threads of the block are here, and see what each has written

@@ -246,6 +246,13 @@ WEAVE_DEADLINE_MS = Variable(
     "csrc/weave/guests/guest_decode.cpp",
     "How long the attention of guests may take.",
 )
+NETLAB = Variable(
+    "OALLAMA_NETLAB",
+    "name of a lab",
+    "unset",
+    "csrc/netlab/ssh_agent.sh",
+    "Set for programs inside an emulated network (`python -m oallama.netlab`).",
+)
 OURS = tuple(value for value in list(globals().values()) if isinstance(value, Variable))
 
 # Read by `make`, before there is a package.

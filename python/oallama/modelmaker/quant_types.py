@@ -1,7 +1,7 @@
 """Which ggml type each tensor gets in a file of a given type: llama.cpp's rules, for the architectures made here.
 
 Source: src/llama-quant.cpp (tensor_allows_quantization, llama_tensor_get_type_impl, tensor_type_fallback) without an
-importance matrix. tests/test_modelmaker.py compares the result with the real llama-quantize.
+importance matrix. tests/engine/test_modelmaker.py compares the result with the real llama-quantize.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """OATO's operator scheduler: which operators run on the device (Zhang et al., J. NUDT 47(6), 2025, Algorithm 1).
 
-Pure arrays in, pure arrays out. `tests/reference_oato.py` is the slow literal counterpart this file is tested against.
+Pure arrays in, pure arrays out. `tests/support/reference_oato.py` is the slow literal counterpart that tests use.
 """
 
 from __future__ import annotations

@@ -1,0 +1,394 @@
+"""What users get wrong: one clear line with the remedy, exit code 2 (130 for Ctrl-C), nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oallama.data.plan import PlacementPlan
+from oallama.data.profile import Profile
+from oallama.engine.engine import Settings
+from oallama.loading import autoplan
+from oallama.loading.autoplan import Choices
+from support.cli import CLI, oallama
+from support.made_profile import made_profile
+from support.processes import until
+
+SETTINGS = Settings(n_ctx=256, n_batch=256, n_ubatch=256, n_threads=1)
+SMALL = ("--ctx", "256", "--threads", "1")
+started: list[subprocess.Popen[str]] = []
+
+
+def environment(cache: Path | None = None) -> dict[str, str]:
+    env = {k: v for k, v in os.environ.items() if k != "OALLAMA_DEBUG"}
+    return env | ({"XDG_CACHE_HOME": str(cache)} if cache else {})
+
+
+def start(*arguments: str | Path, cache: Path | None = None, **options: Any) -> subprocess.Popen[str]:
+    """In a process of its own from the first line on."""
+    process = subprocess.Popen(
+        [*CLI, *map(str, arguments)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env=environment(cache),
+        **options,
+    )
+    started.append(process)
+    return process
+
+
+@pytest.fixture(autouse=True)
+def end_what_was_started() -> Iterator[None]:
+    """A program that a failed test left behind would slow down everything after it."""
+    yield
+    while started:
+        started.pop().kill()
+
+
+def fails(expected: str, *arguments: str | Path, cache: Path | None = None) -> str:
+    """The program ends with code 2 and nothing but one line `error: ...` that `expected` (a pattern) is found in."""
+    done = oallama(*arguments, env=environment(cache))
+    return is_one_line(expected, done.returncode, done.stdout, done.stderr)
+
+
+def is_one_line(expected: str, code: int, out: str, err: str) -> str:
+    assert code == 2, (code, out, err)
+    assert "Traceback" not in out + err
+    lines = [line for line in err.splitlines() if line.strip()]
+    assert len(lines) == 1 and lines[0].startswith("error: "), err
+    assert re.search(expected, lines[0]), lines[0]
+    return lines[0]
+
+
+@pytest.fixture(scope="module")
+def model(tiny: Callable[..., Path]) -> Path:
+    return tiny("llama", "F16")
+
+
+@pytest.fixture(scope="module")
+def profile(model: Path, rpc: Any) -> Profile:
+    """For the first RPC device of another process."""
+    return made_profile(model, rpc.devices[0], SETTINGS, name="RPC0")
+
+
+@pytest.fixture(scope="module")
+def profile_file(profile: Profile, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("profile") / "profile.json"
+    profile.save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def plan(model: Path, profile: Profile, rpc: Any) -> PlacementPlan:
+    choices = Choices(device="RPC0", profile=profile, elsewhere=True)
+    return autoplan.plan_model(model, "50%", SETTINGS, choices)
+
+
+@pytest.fixture
+def plan_file(plan: PlacementPlan, tmp_path: Path) -> Path:
+    path = tmp_path / "plan.json"
+    plan.save(path)
+    return path
+
+
+# ---- model files -----------------------------------------------------------------------------------------------------
+
+
+def broken_models(model: Path, folder: Path) -> dict[str, tuple[Path, str]]:
+    whole = model.read_bytes()
+    files = {
+        "missing": (folder / "none.gguf", "no such model file"),
+        "directory": (folder, "is a directory"),
+        "text": (folder / "text.gguf", "is not a GGUF file"),
+        "empty": (folder / "empty.gguf", "is not a GGUF file"),
+        "truncated": (folder / "truncated.gguf", "not within.*file bounds|corrupted or incomplete"),
+        "truncated in its header": (folder / "header.gguf", "header.gguf: "),
+        "unknown": (folder / "unknown.gguf", "unknown model architecture: 'lambs'"),
+    }
+    files["text"][0].write_text("once upon a time")
+    files["empty"][0].write_bytes(b"")
+    files["truncated"][0].write_bytes(whole[: len(whole) // 2])
+    files["truncated in its header"][0].write_bytes(whole[:5000])
+    files["unknown"][0].write_bytes(whole.replace(b"llama", b"lambs", 1))
+    return files
+
+
+KINDS = ["missing", "directory", "text", "empty", "truncated", "truncated in its header", "unknown"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_model_that_cannot_be_loaded(model: Path, profile_file: Path, tmp_path: Path, kind: str) -> None:
+    path, expected = broken_models(model, tmp_path)[kind]
+    fails(expected, "plan", path, "--local-rpc", "--vram", "50%", "--profile", profile_file, *SMALL)
+    fails(expected, "run", path, "hello")
+
+
+@pytest.mark.parametrize("command", ["profile", "chat", "serve", "bench", "demo"])
+def test_missing_model_in_every_command(tmp_path: Path, command: str) -> None:
+    option = ["--model"] if command == "demo" else []
+    fails("no such model file", command, *option, tmp_path / "none.gguf")
+
+
+# ---- plans and profiles ----------------------------------------------------------------------------------------------
+
+
+def test_plan_for_another_model(tiny: Callable[..., Path], plan_file: Path) -> None:
+    fails("for another model .*oallama plan", "run", tiny("qwen2"), "hello", "--plan", plan_file, "--local-rpc")
+    fails("for another model", "serve", tiny("qwen2"), "--plan", plan_file, "--local-rpc")
+
+
+def test_plan_for_a_device_that_is_not_here(model: Path, plan_file: Path) -> None:
+    fails("uses device 'RPC0', this machine has CPU", "run", model, "hello", "--plan", plan_file)
+
+
+def test_plan_for_a_smaller_context(model: Path, plan_file: Path) -> None:
+    fails("n_ctx up to 256, asked for 512; make a new plan", "run", model, "hello", "--plan", plan_file, "--local-rpc",
+          "--ctx", "512")  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ['{"schema": ', "[1, 2]", '{"schema": "oallama.plan/99"}', "\x00\xff"])
+def test_corrupt_json(model: Path, tmp_path: Path, text: str) -> None:
+    path = tmp_path / "x.json"
+    path.write_bytes(text.encode("latin-1"))
+    fails("plan .*x.json.*; make a new one", "run", model, "hello", "--plan", path)
+    fails("profile .*x.json.*; record one", "plan", model, "--local-rpc", "--vram", "50%", "--profile", path, *SMALL)
+
+
+def test_plan_that_does_not_fit_the_schema(model: Path, plan: PlacementPlan, tmp_path: Path) -> None:
+    content = json.loads(plan.to_json())
+    content["layers"] = []
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(content))
+    fails("does not fit the plan schema at layers", "run", model, "hello", "--plan", path)
+
+
+def test_stale_profile(model: Path, profile: Profile, tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    replace(profile, fingerprint={**profile.fingerprint, "cpu": "Z80 x1"}).save(path)
+    fails(r"is stale \(cpu: profile has Z80 x1.*oallama profile", "plan", model, "--local-rpc", "--vram", "50%",
+          "--profile", path, *SMALL)  # fmt: skip
+
+
+# ---- budgets and names -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("budget", "expected"),
+    [
+        ("-1GiB", "at least one byte"),
+        ("0", "at least one byte"),
+        ("-5%", "above 0%"),
+        ("200%", "at most 100%"),
+        ("many", 'cannot read the memory budget .*expected bytes, "8GiB"'),
+        ("8 apples", "cannot read the memory budget"),
+        ("1.2.3GiB", "cannot read the memory budget"),
+    ],
+)
+def test_budget_that_is_none(model: Path, profile_file: Path, budget: str, expected: str) -> None:
+    fails(expected, "plan", model, "--local-rpc", f"--vram={budget}", "--profile", profile_file, *SMALL)
+
+
+@pytest.mark.parametrize("planner", ["oato", "exact"])
+def test_budget_too_small_says_what_would_do(model: Path, profile_file: Path, tmp_path: Path, planner: str) -> None:
+    common = ("plan", model, "--local-rpc", "--profile", profile_file, *SMALL, "--ubatch", "256", "-o", tmp_path / "p",
+              "--planner", planner)  # fmt: skip
+    message = fails("too small .*the minimum is .*; raise the budget", *common, "--vram", "1MiB")
+    minimum = re.search(r"minimum is (\d+MiB)", message)[1]  # type: ignore[index]
+    done = oallama(*common, "--vram", minimum)
+    assert done.stderr == "" and done.returncode == 0
+
+
+def test_minimal_is_a_planner_of_its_own(model: Path) -> None:
+    fails("leave out planner 'layers'", "plan", model, "--vram", "minimal", "--planner", "layers", "--ctx", "256")
+
+
+def test_budget_without_an_accelerator(model: Path) -> None:
+    fails("this machine has none .*--local-rpc", "plan", model, "--vram", "1GiB", *SMALL)
+
+
+@pytest.mark.parametrize("command", [("plan", "--vram", "1GiB"), ("run", "hello"), ("profile",)])
+def test_unknown_device(model: Path, command: tuple[str, ...]) -> None:
+    name, *rest = command
+    fails("unknown device 'CUDA7'; devices here: CPU", name, model, *rest, "--device", "CUDA7")
+
+
+def test_device_named_twice(model: Path, profile_file: Path) -> None:
+    twice = ("--device", "RPC0,RPC0", "--profile", profile_file)
+    fails("a device may be named once; got RPC0, RPC0", "plan", model, "--elsewhere", *twice)
+
+
+def test_rpc_server_that_does_not_answer(model: Path) -> None:
+    fails("no RPC server answers at 127.0.0.1:1: Connection refused", "devices", "--rpc", "127.0.0.1:1")
+    fails("expected host:port, not 'nonsense'", "devices", "--rpc", "nonsense")
+
+
+@pytest.mark.parametrize(
+    ("expected", "arguments"),
+    [
+        ("unknown --type-k 'q3'; expected one of f32", ("--type-k", "q3")),
+        ("unknown --flash-attn 'maybe'; expected one of auto", ("--flash-attn", "maybe")),
+        ("unknown --format 'xml'; expected one of table", ("--format", "xml")),
+        ("unknown planner 'magic', expected .*oato", ("--planner", "magic")),
+        ("fraction must be above 0", ("--fraction", "1.5")),
+        ("needs its profile", ("--elsewhere",)),
+    ],
+)
+def test_unknown_choices(model: Path, profile_file: Path, expected: str, arguments: tuple[str, ...]) -> None:
+    profile = () if "--elsewhere" in arguments else ("--profile", profile_file)
+    fails(expected, "plan", model, "--local-rpc", "--vram", "50%", *profile, *SMALL, *arguments)
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n" + b"x" * 64, b"", None])
+def test_port_that_is_not_an_rpc_server(answer: bytes | None, model: Path) -> None:
+    """Garbage, an end, or silence (None): ggml would abort or wait for ever."""
+    done = threading.Event()
+
+    def serve(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            if answer is None:
+                done.wait(30)
+            else:
+                connection.recv(64)
+                connection.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,), daemon=True)
+        thread.start()
+        endpoint = f"127.0.0.1:{listener.getsockname()[1]}"
+        what = f"the RPC server at {endpoint} (is not an RPC server|did not say hello: .*or no RPC server)"
+        fails(what, "devices", "--rpc", endpoint)
+        done.set()
+        thread.join()
+
+
+# ---- files that cannot be written ------------------------------------------------------------------------------------
+
+
+def test_cache_that_cannot_be_written(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    fails("cannot write profile .*choose a folder", "profile", model, *SMALL, cache=tmp_path / "file")
+
+
+def test_plan_that_cannot_be_written(model: Path, profile_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    fails("cannot write plan", "plan", model, "--local-rpc", "--vram", "50%", "--profile", profile_file, *SMALL,
+          "-o", tmp_path / "file" / "plan.json")  # fmt: skip
+
+
+def test_disk_too_small_for_a_model(tmp_path: Path) -> None:
+    fails(
+        "not enough disk space .*GiB", "make-model", tmp_path / "m.gguf", "--shape", "llama3-8b", "--set", "n_layer=512"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_disk_full_while_a_model_is_written(tmp_path: Path) -> None:
+    good = tmp_path / "m.gguf"
+    good.write_bytes(b"precious")
+    limit = 1 << 20
+
+    def full_after_a_mebibyte() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    process = start("make-model", good, preexec_fn=full_after_a_mebibyte)
+    out, err = process.communicate(timeout=120)
+    is_one_line("cannot write .*m.gguf", process.returncode, out, err)
+    assert good.read_bytes() == b"precious" and list(tmp_path.iterdir()) == [good]
+
+
+@pytest.mark.parametrize(
+    ("expected", "arguments"),
+    [
+        ("unknown shape", ("--shape", "huge")),
+        ("unknown architecture", ("--arch", "gpt9")),
+        ("unknown file type", ("--type", "Q9")),
+        ("NAME=N", ("--set", "n_layer")),
+        ("does not exist: create it", ("--shape", "tiny")),
+    ],
+)
+def test_models_that_cannot_be_made(tmp_path: Path, expected: str, arguments: tuple[str, ...]) -> None:
+    folder = tmp_path / "none" if "tiny" in arguments else tmp_path
+    fails(expected, "make-model", folder / "m.gguf", *arguments)
+
+
+# ---- Ctrl-C ----------------------------------------------------------------------------------------------------------
+
+
+def interrupted(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, (process.returncode, out, err)
+    assert err.strip() == "interrupted" and "Traceback" not in out
+
+
+def test_interrupted_profile_keeps_what_was_measured(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    process = start("profile", tiny("minicpm3", "F16"), "--ctx", "16384", "--threads", "1", cache=cache)
+    until(lambda: bool(list(cache.glob("oallama/profile-*.json"))) or process.poll() is not None)
+    interrupted(process)
+    (file,) = cache.glob("oallama/*")
+    partial = Profile.load(file)
+    assert partial.operators and asdict(partial)["fingerprint"]["n_threads"] == 1
+
+
+def test_interrupted_while_the_program_starts_or_loads(model: Path) -> None:
+    for delay in (0.4, 0.8, 1.2):  # earlier, Python itself is not up yet
+        process = start("run", model, "hello", "-n", "4000", "--ctx", "8192", "--threads", "1")
+        time.sleep(delay)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 130 and "interrupted" in err and "Traceback" not in out + err, (delay, err)
+
+
+def test_interrupted_while_the_engine_calls_back() -> None:
+    """What is raised in a callback (llama.cpp's log) is dropped by ctypes."""
+    program = (
+        "import ctypes, os, signal, time; from oallama import cli\n"
+        "log = ctypes.CFUNCTYPE(None)(lambda: os.kill(os.getpid(), signal.SIGINT))\n"
+        "cli._imported_app = lambda: lambda *_, **options: [log(), time.sleep(60)]\n"
+        "cli.main()"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "interrupted\n")
+
+
+def test_interrupted_inside_the_engine() -> None:
+    """Python would wait for a long native call (loading tens of GB) before it looks at a Ctrl-C."""
+    program = (
+        "import hashlib; from oallama.cli.terminal import interruptible\n"
+        "with interruptible():\n"
+        "    print('deep in C', flush=True)\n"
+        "    hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stdout.readline() == "deep in C\n"
+    time.sleep(0.5)  # from the print into the call
+    interrupted(process)
+
+
+def test_interrupted_model_leaves_nothing(tmp_path: Path) -> None:
+    process = start("make-model", tmp_path / "m.gguf", "--shape", "llama3-8b", "--set", "n_layer=8")
+    until(lambda: bool(list(tmp_path.glob("*partial*"))) or process.poll() is not None)
+    interrupted(process)
+    assert not list(tmp_path.iterdir())

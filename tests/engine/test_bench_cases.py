@@ -1,0 +1,141 @@
+"""What the profiler times is built as llama.cpp builds it: equal parameters, types and layouts of every operator."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oallama.data.entries import FEED_FORWARD, NORM, ROPE_STORE
+from oallama.data.fusion import chains
+from oallama.engine import engine
+from oallama.loading import autoplan
+from support.logits import ARCHITECTURES
+
+N_CTX, TIERS = 512, (1, 64)
+Node = Mapping[str, Any]
+# Parameters that models choose and that change no kernel: a norm's epsilon; RoPE's frequencies and factors, its
+# dimensions and its mode (neighbours or halves).
+FREE = {"RMS_NORM": {0}, "ROPE": set(range(1, 15))}
+
+
+def settings(flash_attn: str = "on") -> engine.Settings:
+    return engine.Settings(n_ctx=N_CTX, n_batch=N_CTX, n_ubatch=N_CTX, flash_attn=flash_attn)
+
+
+def raw_graph(path: Path, n: int, flash_attn: str = "on") -> list[Node]:
+    nodes: list[Node] = engine.read_graphs(path, settings(flash_attn), [n])["graphs"][str(n)]
+    return nodes
+
+
+def params(node: Node) -> list[int]:
+    free = FREE.get(node["op"], set())
+    return [0 if i in free else value for i, value in enumerate(node["op_params"])]
+
+
+def types(nodes: Iterable[Node], node: Node) -> list[str]:
+    """Of what it reads."""
+    every = list(nodes)
+    return [every[s["index"]]["type"] if s["kind"] == "node" else s["type"] for s in node["src"]]
+
+
+def of(nodes: Iterable[Node], op: str) -> Node:
+    """The first repeat's operator."""
+    return next(node for node in nodes if node["op"] == op)
+
+
+def assert_alike(real: list[Node], node: Node, made: list[Node], profiled: Node) -> None:
+    assert profiled["op"] == node["op"] and profiled["type"] == node["type"]
+    assert params(profiled) == params(node), node["name"]
+    assert types(made, profiled) == types(real, node), node["name"]
+
+
+@pytest.mark.parametrize("n", TIERS)
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_products_are_those_of_the_graph(arch: str, n: int, tiny: Callable[..., Path]) -> None:
+    path = tiny(arch)
+    graph, real = autoplan.read_graph(path, settings(), TIERS), raw_graph(path, n)
+    by_name = {(node["name"], node["op"]): node for node in real}
+    seen = set()
+    for op in graph.targets(n):
+        tensor = graph.tensor[op.weight or ""]
+        k, m, n_expert = (*tensor.ne, 1, 1)[:3]
+        moe = op.op == "MUL_MAT_ID"
+        made = engine.core().built_mul_mat(
+            type=tensor.type, k=k, m=m, n_tokens=op.n_tokens, n_expert=n_expert if moe else 0, n_used=op.n_used
+        )["nodes"]
+        assert_alike(real, by_name[op.name, op.op], made, of(made, op.op))
+        seen.add(op.op)
+    assert "MUL_MAT" in seen and ("MUL_MAT_ID" in seen) == (arch == "qwen3moe")
+
+
+@pytest.mark.parametrize("n", TIERS)
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("flash", [True, False])
+def test_attention_is_that_of_the_graph(arch: str, n: int, flash: bool, tiny: Callable[..., Path]) -> None:
+    """Without F32 sums CUDA takes other kernels, and those of a device's other form are another operator."""
+    path = tiny(arch)
+    real = raw_graph(path, n, "on" if flash else "off")
+    shape = autoplan.read_graph(path, settings(), TIERS).attention[0]
+    assert shape is not None
+    made = engine.core().built_attention(
+        type_k="f16", type_v="f16", n_tokens=n, depth=N_CTX, flash=flash, **shape._asdict()
+    )["nodes"]
+    if flash:
+        assert_alike(real, of(real, "FLASH_ATTN_EXT"), made, of(made, "FLASH_ATTN_EXT"))
+        assert of(made, "FLASH_ATTN_EXT")["op_params"][3] != 0  # sums in F32
+        return
+    softmax = next(i for i, node in enumerate(real) if node["op"] == "SOFT_MAX")
+    keys = real[real[softmax]["src"][0]["index"]]
+    values = next(node for node in real[softmax:] if node["op"] == "MUL_MAT")
+    ops = [node for node in made if node["op"] in ("MUL_MAT", "SOFT_MAX")]
+    for node, profiled in zip((keys, real[softmax], values), ops[:3], strict=True):
+        assert_alike(real, node, made, profiled)
+        assert profiled["ne"] == node["ne"]
+    assert ops[0]["op_params"][0] != 0  # sums in F32
+    scale = struct.unpack("f", struct.pack("i", ops[1]["op_params"][0]))[0]
+    assert scale == pytest.approx(shape.head_dim_k**-0.5)
+
+
+@pytest.mark.parametrize("n", TIERS)
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_small_operators_and_chains_are_those_of_the_graph(arch: str, n: int, tiny: Callable[..., Path]) -> None:
+    path = tiny(arch)
+    graph, real = autoplan.read_graph(path, settings(), TIERS), raw_graph(path, n)
+    core, seen = engine.core(), set()
+    made = core.built_small(n_embd=graph.tensor["token_embd.weight"].ne[0], n_tokens=n)["nodes"]
+    for op in ("RMS_NORM", "ADD"):
+        assert_alike(real, of(real, op), made, of(made, op))
+    by_name = {(node["name"], node["op"]): node for node in real}
+    for chain in chains(graph, n, "f16"):
+        nodes = [by_name[op.name, op.op] for op in (graph.operators(n)[i] for i in chain.ops)]
+        made = core.built_chain(chain=chain.kind, type=chain.type, ne0=chain.ne[0], ne1=chain.ne[1], n_tokens=n)[
+            "nodes"
+        ]
+        half = [node for node in made if node["op"] in {other["op"] for other in nodes}][: len(nodes)]
+        for node, profiled in zip(nodes, half, strict=True):
+            if node["op"] != "SET_ROWS":  # a view of the cache, which is of another size here
+                assert_alike(real, node, made, profiled)
+        assert [node["op"] for node in half] == [node["op"] for node in nodes]
+        seen.add(chain.kind)
+    assert seen >= {NORM, ROPE_STORE if arch != "minicpm3" else NORM, FEED_FORWARD if arch != "qwen3moe" else NORM}
+
+
+def test_graphs_have_a_number_of_their_own() -> None:
+    """ggml-cuda compares all nodes of a graph without one at every launch."""
+    core = engine.core()
+    made = [
+        core.built_small(n_embd=64, n_tokens=1),
+        core.built_small(n_embd=64, n_tokens=1),
+        core.built_mul_mat(type="q8_0", k=64, m=64, n_tokens=1, n_expert=0, n_used=0),
+        core.built_attention(
+            type_k="f16", type_v="f16", head_dim_k=64, head_dim_v=64, n_head=2, n_head_kv=1, n_tokens=1, depth=256,
+            flash=True,
+        ),
+        core.built_chain(chain=NORM, type="f32", ne0=64, ne1=1, n_tokens=1),
+    ]  # fmt: skip
+    numbers = [graph["uid"] for graph in made]
+    assert all(numbers) and len(set(numbers)) == len(numbers)

@@ -1,0 +1,197 @@
+"""The profiler on real devices: what it measures, what it keeps, what an interruption leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from oallama.data.entries import FEED_FORWARD
+from oallama.data.fusion import chains
+from oallama.data.profile import Profile
+from oallama.engine import engine
+from oallama.errors import OallamaError
+from oallama.loading import autoplan
+from oallama.planning import OperatorGraph
+from oallama.profiling import profiler
+from oallama.profiling.fingerprint import fingerprint
+from oallama.profiling.workload import depths_for, tasks_for
+
+DEPTHS = (256, 1024)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiler, "_MAX_SECONDS", 0.02)
+    monkeypatch.setattr(profiler, "_MAX_COLD_BYTES", 1 << 20)
+
+
+def graph_of(path: Path) -> OperatorGraph:
+    return autoplan.read_graph(path, engine.Settings(n_ctx=512))
+
+
+def measure(graph: OperatorGraph, devices: list[str], cache: Path, **options: object) -> tuple[Profile, list[str]]:
+    """The profile and what had to be measured for it."""
+    measured: list[str] = []
+    profile = profiler.profile_machine(
+        graph, devices, depths=DEPTHS, cache=cache, progress=lambda _d, _t, text: measured.append(text), **options
+    )
+    return profile, measured[:-1]
+
+
+@pytest.mark.parametrize(
+    "arch", ["llama", "qwen3moe", *(pytest.param(arch, marks=pytest.mark.slow) for arch in ("minicpm3", "qwen2"))]
+)
+def test_every_target_operator_and_attention_is_measured_on_every_device(
+    arch: str, tiny: Callable[..., Path], rpc, tmp_path: Path
+) -> None:
+    graph, device = graph_of(tiny(arch)), rpc.devices[0]
+    profile, _ = measure(graph, [device], tmp_path)
+    for name in (device, "CPU"):
+        for tier in graph.tiers:
+            for op in graph.targets(tier):
+                tensor = graph.tensor[op.weight or ""]
+                estimate = profile.op_time(name, op.op, tensor.type, tensor.ne[:3], op.n_tokens, op.n_used)
+                assert estimate.source == "measured" and estimate.seconds > 0
+            shape = graph.attention[0]
+            assert shape is not None
+            for depth in DEPTHS:
+                if depth >= tier:
+                    assert profile.attention_time(name, shape, tier, depth).source == "measured"
+        assert (profile.other_op_time(name, 1, graph.tensor["token_embd.weight"].ne[0]) or 0) > 0
+        assert all(a.depth % 256 == 0 for a in profile.attention)
+    for tier in graph.tiers:
+        for chain in chains(graph, tier, "f16"):
+            n = 1 if chain.kind == FEED_FORWARD else tier
+            assert (profile.chain_time(device, chain.kind, chain.type, chain.ne, n) or 0) > 0
+    assert profile.link_time(device, "h2d", 1 << 20) > 0
+    assert profile.switch_time(device) is not None
+
+
+def test_a_second_run_measures_nothing_and_another_model_only_what_is_new(
+    tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    first, measured = measure(graph_of(tiny("llama")), [], tmp_path)
+    assert measured
+    again, measured = measure(graph_of(tiny("llama")), [], tmp_path)
+    assert measured == [] and again == first
+    both, measured = measure(graph_of(tiny("qwen3moe")), [], tmp_path)
+    assert 0 < len(measured) < len(tasks_for(graph_of(tiny("qwen3moe")), depths=DEPTHS, type_k="f16", type_v="f16",
+                                             accelerator=False))  # fmt: skip
+    assert set(first.operators) < set(both.operators)
+
+
+def test_an_interruption_leaves_a_usable_partial_cache(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    graph, calls = graph_of(tiny("llama")), 0
+
+    def interrupt(_done: float, _total: float, _text: str) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        profiler.profile_machine(graph, [], depths=DEPTHS, cache=tmp_path, progress=interrupt)
+    _, rest = measure(graph, [], tmp_path)
+    total = len(tasks_for(graph, depths=DEPTHS, type_k="f16", type_v="f16", accelerator=False))
+    assert len(rest) == total - 3
+
+
+def test_a_damaged_cache_is_measured_anew(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    graph = graph_of(tiny("llama"))
+    measure(graph, [], tmp_path)
+    (file,) = tmp_path.iterdir()
+    file.write_text("{")
+    _, measured = measure(graph, [], tmp_path)
+    assert measured
+
+
+def test_a_cache_that_cannot_be_written_is_said(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OallamaError, match="cannot write profile"):
+        measure(graph_of(tiny("llama")), [], tmp_path / "file")
+
+
+def test_an_unknown_device_is_named(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    with pytest.raises(OallamaError, match=r"unknown device 'CUDA7'; devices here: .*CPU"):
+        measure(graph_of(tiny("llama")), ["CUDA7"], tmp_path)
+
+
+def test_other_threads_are_another_fingerprint(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    profile, _ = measure(graph_of(tiny("llama")), [], tmp_path, n_threads=1)
+    assert profile.is_stale(fingerprint(["CPU"], 1)) == []
+    assert any("n_threads" in line for line in profile.is_stale(fingerprint(["CPU"], 2)))
+
+
+def test_decode_times_grow_with_bytes(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    """A probe that timed nothing would not see a weight sixteen times larger."""
+    bench = engine.core().OpBench("CPU", 1, True, 64 << 20)
+    small = bench.mul_mat(type="q8_0", k=1024, m=256, n_tokens=1, n_expert=0, n_used=0, max_s=0.3)
+    large = bench.mul_mat(type="q8_0", k=1024, m=4096, n_tokens=1, n_expert=0, n_used=0, max_s=0.3)
+    assert large["median_s"] > 4 * small["median_s"]
+
+
+# ---- what a device cannot do or hold ---------------------------------------------------------------------------------
+
+
+def test_depths_are_those_that_llama_cpp_attends_to() -> None:
+    assert depths_for(100) == [256]
+    assert depths_for(1000) == [256, 1024]
+    assert depths_for(6000) == [256, 1024, 4096, 6144]
+    assert depths_for(1 << 20) == [256, 1024, 4096, 8192, 16384]
+
+
+def test_a_form_that_a_device_lacks_is_not_measured(tiny: Callable[..., Path]) -> None:
+    graph = graph_of(tiny("minicpm3"))
+    tasks = tasks_for(
+        graph, depths=(100, 300), type_k="f16", type_v="f16", accelerator=True, attends=lambda a: not a["flash"]
+    )
+    attention = [task.args for task in tasks if task.kind == "attention"]
+    assert attention and not any(a["flash"] for a in attention)
+    assert {a["depth"] for a in attention} == {256, 512}  # padded
+
+
+def test_what_does_not_fit_is_noted_and_tried_again(
+    tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unfused attention of many tokens at depth: its scores take 32 MiB, and half of that once more in F16."""
+    graph, large = graph_of(tiny("llama")), 4096
+
+    def run() -> Profile:
+        return profiler.profile_machine(graph, [], depths=(256, large), cache=tmp_path)
+
+    def times(profile: Profile, flash: bool) -> set[int]:
+        return {a.depth for a in profile.attention if a.n_tokens == 512 and a.flash == flash}
+
+    monkeypatch.setenv("OALLAMA_HOST_MEMORY", str(64 << 20))
+    profile = run()
+    assert times(profile, False) == {512} and times(profile, True) == {512, large}
+    (note,) = (note for note in profile.notes if "depth=4096 unfused" in note.task and "n=512" in note.task)
+    assert "not measured: it needs" in note.text and "can be used" in note.text
+    assert any("not measured" in line for line in profile.remarks(["CPU"]))
+    monkeypatch.delenv("OALLAMA_HOST_MEMORY")
+    again = run()
+    assert times(again, False) == {512, large}
+    assert not [note for note in again.notes if "not measured" in note.text]
+    monkeypatch.setenv("OALLAMA_HOST_MEMORY", "1")
+    with pytest.raises(OallamaError, match=r"profiling CPU, .*needs .* of memory"):
+        profiler.profile_machine(graph, [], depths=(256,), cache=tmp_path / "none")
+
+
+def test_weights_are_colder_than_a_gpus_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """72 MB on an RTX 4090, 126 MB on a B200; on the CPU and what computes there the host's cache counts."""
+    cpu = engine.device("CPU")
+    gpu = replace(cpu, name="CUDA0", description="NVIDIA GeForce RTX 4090", type="gpu", backend="CUDA")
+    assert profiler.cold_bytes(gpu) >= 4 * (126 << 20)
+    lavapipe = replace(gpu, description="llvmpipe (LLVM 15, 256 bits)", backend="Vulkan")
+    assert profiler.cold_bytes(lavapipe) == profiler.cold_bytes(cpu)
+    # Where memory is short there are fewer copies, and a note says so.
+    bench = engine.core().OpBench("CPU", 1, False, 256 << 20)
+    weight = {"type": "f16", "k": 1024, "m": 1024, "n_tokens": 1, "n_expert": 0, "n_used": 0}
+    bench.mul_mat(**weight, max_s=0.01)
+    assert not bench.warm
+    monkeypatch.setenv("OALLAMA_HOST_MEMORY", str(64 << 20))
+    bench.mul_mat(**weight, max_s=0.01)
+    assert bench.warm

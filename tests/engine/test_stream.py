@@ -1,0 +1,295 @@
+"""Streamed weights give, bit for bit, what resident ones give on the same device, whatever the order of events."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from oallama import Llama
+from oallama.bench.engines import Engine, LoadParams, Worker
+from oallama.engine import engine, runtime
+from oallama.engine.rpc import LocalRpcServer
+from oallama.errors import OallamaError
+from oallama.loading import autoplan
+from support.hand_plan import streamed_plan
+from support.logits import ARCHITECTURES, compute_logits
+from support.streaming import PROMPTS, assert_same, jobs, some, table, tokens
+from support.vulkan import VULKAN, has_vulkan
+
+FEWER = (33, 160)
+CONTEXT = {"n_ctx": 256, "n_ubatch": 64, "flash_attn": 1}
+# Upstream's MUL_MAT_ID corrupts lavapipe's heap.
+ON_VULKAN = [arch for arch in ARCHITECTURES if arch != "qwen3moe"]
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("slots", "jitter_us", "prompts"), [pytest.param(2, 0, PROMPTS, marks=pytest.mark.slow), (3, 400, FEWER)]
+)
+def test_streamed_is_resident_over_rpc(
+    arch: str,
+    slots: int,
+    jitter_us: int,
+    prompts: tuple[int, ...],
+    tiny: Callable[..., Path],
+    lib: Path,
+    tmp_path: Path,
+) -> None:
+    env = {"OALLAMA_STREAM_JITTER": str(jitter_us), "GGML_CPU_DISABLE_FUSION": "1"}
+    path = tiny(arch, "Q4_0")
+    with LocalRpcServer(threads=2, register=False) as server:
+        wanted = jobs(path, "RPC0", tmp_path, slots, prompts, rpc=[server.endpoint], **CONTEXT)
+        assert_same(compute_logits(lib, wanted, tmp_path, env), prompts)
+
+
+@pytest.mark.parametrize("arch", ["llama", *(pytest.param(a, marks=pytest.mark.slow) for a in ARCHITECTURES[1:])])
+def test_long_prompts_are_streamed_over_rpc(arch: str, tiny: Callable[..., Path], lib: Path, tmp_path: Path) -> None:
+    """One and four full micro-batches."""
+    prompts = (512, 2048)
+    context = {"n_ctx": 2304, "n_ubatch": 512, "flash_attn": 1}
+    with LocalRpcServer(threads=2, register=False) as server:
+        wanted = jobs(tiny(arch, "Q4_0"), "RPC0", tmp_path, 2, prompts, rpc=[server.endpoint], **context)
+        assert_same(compute_logits(lib, wanted, tmp_path, {"GGML_CPU_DISABLE_FUSION": "1"}), prompts)
+
+
+def test_two_devices_of_a_map_share_one_copy_of_the_inputs(
+    tiny: Callable[..., Path], lib: Path, tmp_path: Path
+) -> None:
+    """llama.cpp would give each of several micro-batches a copy; streams and divided weights are for one."""
+    path = tiny("llama", "Q4_0")
+    second = r"(?m)^(layer 1|tensor blk\.1\.\S+) RPC0"
+    texts = [
+        re.sub(second, r"\1 RPC1", table(path, "RPC0", wanted)) for wanted in (lambda name: 0, lambda name: 1, some)
+    ]
+    files = [tmp_path / f"{i}.map" for i in range(len(texts))]
+    for file, text in zip(files, texts, strict=True):
+        file.write_text(text)
+    with (
+        LocalRpcServer(threads=1, register=False) as a,
+        LocalRpcServer(threads=1, register=False) as b,
+    ):
+        endpoints = [a.endpoint, b.endpoint]
+
+        def copies(table: Path | None) -> set[str]:
+            command = [str(runtime.program("llama-bench")), "-m", str(path), "--rpc", ",".join(endpoints)]
+            result = subprocess.run(
+                [*command, "-ngl", "99", "-dev", "RPC0/RPC1", "-p", "64", "-ub", "32", "-n", "0", "-r", "1", "-v"],
+                env={**os.environ, "OALLAMA_BACKEND_MAP": str(table or "")},
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=True,
+            )
+            return set(re.findall(r"sched copies = (\d+)", result.stderr))
+
+        assert copies(None) == {"4"}  # else this test shows nothing
+        assert [copies(file) for file in files] == [{"1"}] * 3
+        job = {"model": str(path), "devices": ["RPC0", "RPC1"], "rpc": endpoints, "tokens": tokens(160), **CONTEXT}
+        wanted = [{**job, "table": str(file)} for file in files]
+        resident, *streamed = compute_logits(lib, wanted, tmp_path, {"GGML_CPU_DISABLE_FUSION": "1"})
+    assert all(np.array_equal(resident, found) for found in streamed)
+
+
+@pytest.mark.skipif(not has_vulkan(), reason="needs Vulkan with lavapipe")
+@pytest.mark.parametrize("arch", ON_VULKAN)
+@pytest.mark.parametrize(("slots", "jitter_us", "prompts"), [(2, 0, PROMPTS), (4, 400, FEWER)])
+def test_streamed_is_resident_on_vulkan(
+    arch: str,
+    slots: int,
+    jitter_us: int,
+    prompts: tuple[int, ...],
+    tiny: Callable[..., Path],
+    lib: Path,
+    tmp_path: Path,
+) -> None:
+    env = {"OALLAMA_STREAM_JITTER": str(jitter_us), **VULKAN}
+    wanted = jobs(tiny(arch, "Q4_0"), "Vulkan0", tmp_path, slots, prompts, **CONTEXT)
+    assert_same(compute_logits(lib, wanted, tmp_path, env), prompts)
+
+
+@pytest.mark.parametrize("slots", [2, 4])
+def test_a_dry_run_counts_the_slots(slots: int, tiny: Callable[..., Path], lib: Path, rpc: Any) -> None:
+    path, device = tiny("llama", "F16"), rpc.devices[0]
+    settings = engine.Settings(n_ctx=256, n_ubatch=64, n_batch=64, devices=(device,))
+    streamed = table(path, device, lambda name: 1, slots)
+    memory = engine.dry_run(path, settings, streamed)[device]
+    graph = autoplan.read_graph(path, settings)
+    order = [graph.tensor[op.weight].nbytes for op in graph.targets(1) if op.weight]
+    # Weight i goes through slot i modulo slots; each slot is as large as the largest that goes through it.
+    sizes = sum(max(order[i::slots]) for i in range(slots))
+    resident = engine.dry_run(path, settings, table(path, device, lambda name: 0))[device]
+    assert sizes < memory["compute"] <= sizes + resident["compute"] + 2**16 and memory["weights"] < 2**16
+    params = LoadParams(
+        n_ctx=256, n_ubatch=64, n_batch=64, n_gpu_layers=-1, rpc_servers=(rpc.endpoint,), devices=(device,)
+    )
+    with Worker(Engine("streamed", lib, params, backend_map=streamed)) as worker:
+        loaded = worker.load(path, params.resolved(256))
+    # Logs give MiB with two decimals.
+    assert loaded.device_bytes()[device] == pytest.approx(sum(memory.values()), abs=3 * 0.01 * 2**20)
+
+
+def test_after_an_abort_in_the_middle_the_context_is_usable(
+    tiny: Callable[..., Path], lib: Path, tmp_path: Path
+) -> None:
+    """Down projections are computed on the host, where llama.cpp asks whether to go on; all others are streamed."""
+    path = tiny("llama", "Q4_0")
+    file = tmp_path / "mixed.map"
+    file.write_text(
+        table(path, "RPC0", lambda name: 1).replace("ffn_down.weight CPU stream 1", "ffn_down.weight CPU host")
+    )
+    with LocalRpcServer(threads=2, register=False) as server:
+        job = {
+            "model": str(path),
+            "table": str(file),
+            "devices": ["RPC0"],
+            "rpc": [server.endpoint],
+            "tokens": tokens(64),
+        }
+        wanted = [{**job, "abort_at": at, **CONTEXT} for at in (0, 2, 3, 4)]
+        whole, *aborted = compute_logits(lib, wanted, tmp_path, {"OALLAMA_STREAM_JITTER": "400"})
+    for logits in aborted:
+        assert np.array_equal(whole, logits)
+
+
+# ---- what can go wrong ---------------------------------------------------------------------------------------------
+
+
+def streaming_llama(path: Path, device: str, **more: Any) -> Llama:
+    return Llama(str(path), plan=streamed_plan(path, device), verbose=False, **more)
+
+
+def last_logits(llm: Llama, n: int) -> np.ndarray:
+    """Of n tokens in an empty cache."""
+    llm.reset()
+    llm.eval(tokens(n))
+    return np.ctypeslib.as_array(llm._ctx.get_logits_ith(-1), shape=(llm.n_vocab(),)).copy()
+
+
+@pytest.mark.parametrize("damage", ["cut off", "overwritten"])
+def test_a_file_that_changes_while_it_is_streamed_is_an_error(
+    damage: str, tiny: Callable[..., Path], rpc: Any, tmp_path: Path
+) -> None:
+    """Not garbage and not a crash; the context is usable once the file is whole again."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(tiny("llama").read_bytes())
+    llm = streaming_llama(path, rpc.devices[0], use_mmap=False)
+    before = path.stat()
+    tail = path.read_bytes()[4096:]
+    expected = last_logits(llm, 40)
+    assert np.isfinite(expected).all() and expected.std() > 0.01
+    if damage == "cut off":
+        os.truncate(path, 4096)
+    else:
+        os.utime(path)
+    with pytest.raises(OallamaError, match=r"model\.gguf.*(shorter|changed) while it was streamed"):
+        for _ in range(3):  # what was copied ahead is still good
+            last_logits(llm, 40)
+    with open(path, "r+b") as file:
+        file.seek(4096)
+        file.write(tail)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert np.array_equal(expected, last_logits(llm, 40))
+    llm.close()
+
+
+def test_several_contexts_stream_in_turn(tiny: Callable[..., Path], rpc: Any) -> None:
+    paths = [tiny("llama"), tiny("llama"), tiny("qwen2")]
+    alone = []
+    for path in paths:
+        llm = streaming_llama(path, rpc.devices[0])
+        alone.append(last_logits(llm, 40))
+        llm.close()
+    assert not np.array_equal(alone[0], alone[2])
+    together = [streaming_llama(path, rpc.devices[0]) for path in paths]
+    for _ in range(3):
+        for llm, expected in zip(together, alone, strict=True):
+            assert np.array_equal(expected, last_logits(llm, 40))
+    for llm in together:
+        llm.close()
+
+
+def test_devices_without_pinned_memory_say_so(tiny: Callable[..., Path], rpc: Any) -> None:
+    llm = streaming_llama(tiny("llama"), rpc.devices[0])
+    llm.eval(tokens(8))
+    (lane,) = (entry for entry in engine.core().stream_lanes() if entry["device"] == rpc.devices[0])
+    assert lane["pinned_nbytes"] == 0 and not lane["staging_pinned"] and lane["slots_nbytes"] > 0
+    assert lane["note"] == "the device has no pinned memory"
+    llm.close()
+    assert not any(entry["device"] == rpc.devices[0] for entry in engine.core().stream_lanes())
+
+
+PINNED = """
+import json, sys
+from oallama import Llama
+from oallama.engine import engine
+llm = Llama(sys.argv[1], plan=sys.argv[2], verbose=False)
+for _ in range(2):  # the second time from the pool
+    llm.reset()
+    llm.eval(list(range(300, 340)))
+(lane,) = engine.core().stream_lanes()
+print(json.dumps([lane, llm._ctx.get_logits_ith(-1)[:1000]]))
+"""
+
+
+@pytest.mark.skipif(not has_vulkan(), reason="needs Vulkan with lavapipe")
+def test_pinned_memory_up_to_its_limit(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    """With all weights, some of them or none in the pool the logits are the same."""
+    path, plan = tiny("llama"), tmp_path / "plan.json"
+    streamed = streamed_plan(path, "Vulkan0")
+    streamed.save(plan)
+    whole = sum(t.nbytes for t in streamed.tensors.values() if t.mode == "stream")
+    found = {}
+    for limit in (1 << 30, whole // 2, 0):
+        environment = {**os.environ, **VULKAN, "OALLAMA_PIN_LIMIT": str(limit)}
+        command = [sys.executable, "-c", PINNED, str(path), str(plan)]
+        result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        assert result.returncode == 0, result.stderr[-3000:]
+        found[limit] = json.loads(result.stdout)
+    lanes = {limit: lane for limit, (lane, _) in found.items()}
+    assert lanes[1 << 30]["pinned_nbytes"] == whole and lanes[1 << 30]["note"] == ""
+    assert 0 < lanes[whole // 2]["pinned_nbytes"] <= whole // 2 and "beyond the limit" in lanes[whole // 2]["note"]
+    assert lanes[0]["pinned_nbytes"] == 0
+    assert len({json.dumps(logits) for _, logits in found.values()}) == 1 and np.std(found[0][1]) > 0.01
+
+
+PINNED_AHEAD = """
+import json, sys, time
+from oallama import Llama
+from oallama.engine import engine
+for _ in range(5):  # contexts that end while weights are being read
+    Llama(sys.argv[1], plan=sys.argv[2], verbose=False).close()
+llm = Llama(sys.argv[1], plan=sys.argv[2], verbose=False)
+end = time.monotonic() + 60
+while engine.core().stream_lanes()[0]["pinned_nbytes"] < int(sys.argv[3]) and time.monotonic() < end:
+    time.sleep(0.01)
+(lane,) = engine.core().stream_lanes()
+print(json.dumps(lane))
+"""
+
+
+@pytest.mark.skipif(not has_vulkan(), reason="needs Vulkan with lavapipe")
+def test_weights_are_pinned_and_read_before_the_first_prompt(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    path, plan = tiny("llama"), tmp_path / "plan.json"
+    streamed = streamed_plan(path, "Vulkan0")
+    streamed.save(plan)
+    whole = sum(t.nbytes for t in streamed.tensors.values() if t.mode == "stream")
+    command = [sys.executable, "-c", PINNED_AHEAD, str(path), str(plan), str(whole)]
+    result = subprocess.run(command, env={**os.environ, **VULKAN}, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert json.loads(result.stdout)["pinned_nbytes"] == whole
+
+
+def test_streamed_weights_live_on_the_host(tiny: Callable[..., Path], rpc: Any) -> None:
+    path, device = tiny("llama"), rpc.devices[0]
+    wrong = table(path, device, lambda name: 1).replace("attn_q.weight CPU stream", f"attn_q.weight {device} stream")
+    with pytest.raises(OallamaError, match="streamed weights live on the CPU"):
+        engine.dry_run(path, engine.Settings(n_ctx=64, devices=(device,)), wrong)

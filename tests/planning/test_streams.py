@@ -1,0 +1,250 @@
+"""Planning of streamed weights: the prediction, break-even, what is chosen, and the modes that stream everything."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+
+from oallama.data.plan import HOST, ContextSettings, PlacementPlan
+from oallama.errors import OallamaError
+from oallama.planning import Workload, make_plans
+from oallama.planning.cost import CostModel
+from oallama.planning.exact import exact
+from oallama.planning.predict import Predictor
+from oallama.planning.stage import Placement
+from oallama.planning.streams import NEVER, break_even, stream_pays
+from support.layered_costs import TINY, random_machine
+from support.synthetic import CONTEXT, DEVICE, QWQ_32B, SMALL, FakeMemory, Shape, graph, profile, space
+
+MODEL = graph(SMALL)
+QWQ = graph(QWQ_32B)
+PCIE4 = profile(QWQ, link=10e9, overlap=1.0)  # pinned: twice that
+PROMPT = Workload(2048, 128)
+QWQ_MEMORY = FakeMemory(QWQ, compute=300 << 20)
+
+
+def streamed(costs: CostModel, start: int = 1, caches: bool = False) -> Placement:
+    """All targets on the host and streamed, all else on the device."""
+    n = len(costs.small)
+    layers = np.ones(costs.graph.n_layer + 1, np.int8)
+    return Placement(
+        targets=np.zeros(len(costs.targets), np.int8),
+        upload=np.zeros(len(costs.targets), bool),
+        small=np.array([name != "token_embd.weight" for name in costs.small], np.int8),
+        small_upload=np.zeros(n, bool),
+        layers=layers * (not caches),
+        stream=np.full(len(costs.targets), start),
+        stream_caches=caches,
+    )
+
+
+def stream_plan(budget: str, workload: Workload = PROMPT, planner: str = "exact", **more) -> PlacementPlan:
+    request = space(QWQ, budget, machine=PCIE4, memory=QWQ_MEMORY, workload=workload, free_ubatch=True, **more)
+    return make_plans(request, planner).best
+
+
+def modes(plan: PlacementPlan) -> set[str]:
+    return {t.mode for t in plan.tensors.values()}
+
+
+# ---- prediction ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("link", [1e8, 1e9, 1e11])
+def test_a_pass_takes_the_longer_of_copies_and_computing_plus_the_first_copy(link: float) -> None:
+    for overlap in (0.0, 0.4, 1.0):
+        costs = CostModel(MODEL, profile(MODEL, link=link, overlap=overlap), [DEVICE], CONTEXT)
+        predictor, placement = Predictor(costs), streamed(costs)
+        resident = replace(placement, targets=np.ones_like(placement.targets), stream=None)
+        computing = float(predictor.stage(resident, 512, 512).total[0])
+        sizes = [MODEL.tensor[name].nbytes for name in costs.targets]
+        copies = sum(costs.link_s(1, "h2d", size, "pinned") for size in sizes)
+        first = max(costs.link_s(1, "h2d", size, "pinned") for size in sizes)
+        found = float(predictor.stage(placement, 512, 512).total[0])
+        assert found == pytest.approx(computing + copies - overlap * min(computing, copies - first), rel=1e-9)
+        if overlap == 1.0:
+            assert found == pytest.approx(max(copies, computing + first), rel=1e-9)
+
+
+def test_below_its_break_even_a_weight_is_computed_on_the_host() -> None:
+    costs = CostModel(MODEL, profile(MODEL, overlap=1.0), [DEVICE], CONTEXT)
+    predictor, placement = Predictor(costs), streamed(costs, start=40)
+    on_host = replace(placement, stream=None)
+    for n in (2, 39):
+        assert predictor.stage(placement, n, n).total == predictor.stage(on_host, n, n).total
+    stage = predictor.stage(placement, 40, 40)
+    assert stage.copies[0] > 0 and stage.targets[0] < predictor.stage(on_host, 40, 40).targets[0]
+
+
+def test_streamed_caches_cost_a_copy_of_every_layers_rows() -> None:
+    costs = CostModel(MODEL, profile(MODEL), [DEVICE], CONTEXT)
+    predictor = Predictor(costs)
+    for depth in (1, 1024, 4000):
+        without, with_caches = (float(predictor.tpot(streamed(costs, caches=c), depth)) for c in (False, True))
+        rows = -(-depth // 256) * 256
+        each = sum(
+            costs.link_s(1, "h2d", rows * shape.n_head_kv * width * 2, "pageable")
+            for shape in MODEL.attention
+            if shape
+            for width in (shape.head_dim_k, shape.head_dim_v)
+        )
+        assert with_caches - without >= each
+
+
+def test_break_even_is_the_first_size_from_which_it_pays() -> None:
+    rng = random.Random(4)
+    seen = set()
+    for _ in range(40):
+        machine = replace(random_machine(MODEL, rng, 1))
+        context = ContextSettings(n_ctx=4096, n_ubatch=64)
+        costs = CostModel(MODEL, machine, [DEVICE], context)
+        by_rows = np.array([costs.stream_gain(n) for n in range(1, 65)])
+        for gains, found in zip(by_rows.T, break_even(costs).tolist(), strict=True):
+            if found == NEVER:
+                assert gains[-1] <= 0
+                continue
+            seen.add(found)
+            assert gains[found - 1] > 0 and gains[-1] > 0
+            if found > 1:
+                assert gains[found - 2] <= 0
+    assert len(seen) > 5
+
+
+# ---- choice --------------------------------------------------------------------------------------------------------
+
+
+def test_exact_with_streams_against_every_placement() -> None:
+    """Every home of every weight and cache times every set of streamed weights; what is left to the host is a search
+    of its own, so the optimum is met to within a few percent, and a stated gap is true."""
+    rng, ratios, proven = random.Random(8), [], 0
+    for _ in range(60):
+        model = rng.choice(TINY)
+        machine = random_machine(model, rng, 1)
+        overlaps = tuple(replace(o, share=rng.choice((0.3, 1.0))) for o in machine.overlaps)
+        devices = tuple(replace(d, op_offload=False) for d in machine.devices)
+        machine = replace(machine, overlaps=overlaps, devices=devices)
+        work, memory = Workload(40, 4), FakeMemory(model, compute=0)
+        request = space(
+            model,
+            "100%",
+            machine=machine,
+            memory=memory,
+            context=ContextSettings(64, n_ubatch=64),
+            workload=work,
+            gap=0.0,
+        )
+        drafts, found = exact(request)
+        if not found.choice.params.get("streams"):
+            continue
+        costs = drafts.costs
+        start = min(40, costs.context.n_ubatch)
+        n_targets, n_layer = len(costs.targets), model.n_layer
+        limit = request.budgets[DEVICE].limit
+        best = np.inf
+        n_small = len(costs.small)
+        keep = found.choice.placement  # small weights and caches as chosen; homes and streams of all targets vary
+        for homes in product((0, 1, 2), repeat=n_targets):
+            at = np.array(homes, np.int8)
+            placement = replace(
+                keep,
+                targets=np.where(at == 2, 0, at).astype(np.int8),
+                upload=np.zeros(n_targets, bool),
+                stream=np.where(at == 2, start, 0),
+            )
+            small = sum(model.tensor[costs.small[s]].nbytes for s in range(n_small) if keep.small[s])
+            if costs.nbytes[placement.targets == 1].sum() + small <= limit:
+                best = min(best, drafts.predictor.request(placement, work))
+        assert n_layer == len(keep.layers) - 1
+        ratios.append(found.measured.seconds / best)
+        if "gap" in found.choice.params:
+            proven += 1
+            assert found.measured.seconds * (1 - found.choice.params["gap"]) <= best * (1 + 1e-9)
+    assert len(ratios) > 10 and proven > 3
+    assert np.median(ratios) < 1.01 and max(ratios) < 1.1
+
+
+@pytest.mark.parametrize("budget", ["4GiB", "8GiB"])
+def test_streams_are_chosen_where_they_pay(budget: str) -> None:
+    with_streams, without = stream_plan(budget), stream_plan(budget, streams=False)
+    assert "stream" in modes(with_streams) and "stream" not in modes(without)
+    assert with_streams.predicted.request_s < without.predicted.request_s
+    prefill = [sum(p.predicted.parts["prefill"].values()) for p in (with_streams, without)]
+    assert prefill[1] > 1.5 * prefill[0]
+    starts = {t.stream_from for t in with_streams.tensors.values() if t.mode == "stream"}
+    assert min(starts) > 1  # decode reads weights where they are
+    assert PlacementPlan.from_json(with_streams.to_json()) == with_streams
+    assert f"slots {with_streams.stream_slots}" in with_streams.to_backend_map()
+
+
+def test_long_prompts_are_streamed_in_larger_micro_batches() -> None:
+    plan = stream_plan("4GiB")
+    fixed = space(QWQ, "4GiB", machine=PCIE4, memory=QWQ_MEMORY, workload=PROMPT)
+    assert plan.context.n_ubatch > CONTEXT.n_ubatch
+    assert plan.predicted.request_s < make_plans(fixed, "exact").best.predicted.request_s
+
+
+def test_nothing_is_streamed_over_a_slow_link_or_without_accelerator() -> None:
+    slow = CostModel(MODEL, profile(MODEL, link=1e4), [DEVICE], CONTEXT)
+    assert not stream_pays(slow, PROMPT).any() and set(break_even(slow)) == {NEVER}
+    alone = CostModel(MODEL, profile(MODEL), [], CONTEXT)
+    assert not stream_pays(alone, PROMPT).any()
+
+
+def test_where_the_link_is_the_bottleneck_the_host_computes_some() -> None:
+    """64 tokens: copying all weights takes longer than computing a part of them on the host meanwhile."""
+    plan = stream_plan("4GiB", Workload(64, 64))
+    computed = {n for n, t in plan.tensors.items() if t.mode == "host" and n.startswith("blk.")}
+    assert computed and "stream" in modes(plan)
+    assert plan.planner["params"]["status"] == "not proven" and "gap" not in plan.planner["params"]
+
+
+# ---- streaming for every token -------------------------------------------------------------------------------------
+
+
+def test_minimal_keeps_norms_and_slots_on_the_device() -> None:
+    plan = stream_plan("4GiB", planner="minimal")
+    assert plan.stream_caches and set(plan.layers) == {HOST} and plan.context.flash_attn == "on"
+    on_device = {n for n, t in plan.tensors.items() if t.device == DEVICE}
+    assert on_device and all("norm" in name for name in on_device)
+    assert {t.stream_from for t in plan.tensors.values() if t.mode == "stream"} == {1}
+    lines = plan.to_backend_map().splitlines()
+    assert "slots 2" in lines and "caches stream" in lines
+    assert plan.predicted.tpot_s[2048] > plan.predicted.tpot_s[0]
+    with pytest.raises(OallamaError, match="another device than the KV cache"):
+        plan.to_llama_cpp_flags()
+
+
+def test_stream_all_fills_the_budget_with_the_last_layers() -> None:
+    small, large = stream_plan("4GiB", planner="stream-all"), stream_plan("8GiB", planner="stream-all")
+    counts = [p.planner["params"]["n_resident_layers"] for p in (small, large)]
+    assert 0 <= counts[0] < counts[1]
+    for plan in (small, large):
+        assert modes(plan) == {"resident", "stream", "host"} and set(plan.layers) == {DEVICE}
+        assert [n for n, t in plan.tensors.items() if t.mode == "host"] == ["token_embd.weight"]
+        assert plan.tensors["blk.0.ffn_up.weight"].mode == "stream"
+        assert plan.predicted.devices[DEVICE].total <= plan.budgets[DEVICE]
+
+
+def test_a_device_that_cannot_overlap_is_named() -> None:
+    notes = {}
+    for overlap in (0.0, 1.0):
+        machine = profile(MODEL, overlap=overlap)
+        notes[overlap] = make_plans(space(MODEL, "100%", machine=machine), "minimal").best.predicted.notes
+    assert any("do not overlap" in note for note in notes[0.0])
+    assert not any("do not overlap" in note for note in notes[1.0])
+
+
+def test_auto_never_streams_every_token() -> None:
+    machine = profile(MODEL, overlap=1.0)
+    names = make_plans(space(MODEL, "100%", machine=machine), "auto").plans
+    assert not {"minimal", "stream-all"} & set(names)
+
+
+def test_a_model_without_an_output_matrix_of_its_own_is_streamed() -> None:
+    model = graph(Shape(tied=True))
+    plan = make_plans(space(model, "100%", machine=profile(model), memory=FakeMemory(model)), "minimal").best
+    assert plan.tensors["output.weight"].mode == "stream"

@@ -1,0 +1,124 @@
+"""What servers refuse when their queue is full, and how they end: one model, and a router of two."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from oallama.engine.rpc import free_port
+from support.processes import process_of
+from support.servers import OALLAMA
+
+LONG = 1500  # tokens; some seconds
+
+
+class Call:
+    """A streamed completion; it has been let in, or refused, when this returns."""
+
+    def __init__(self, port: int, model: str, n_tokens: int) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+        body = {"model": model, "prompt": "a", "max_tokens": n_tokens, "ignore_eos": True, "stream": True}
+        self._connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        self.answer = self._connection.getresponse()
+
+    def rest(self) -> str:
+        text = self.answer.read().decode()
+        self._connection.close()
+        return text
+
+
+@contextmanager
+def server(models: list[Path], *more: str | int) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    port = free_port()
+    what = [models[0]] if len(models) == 1 else ["--hot", models[0], "--cold", models[1], "--guests", "0"]
+    command = [OALLAMA, "serve", *what, "--parallel", "1", "--ctx", "2048", "--threads", "1", "--port", port, *more]
+    with process_of(list(map(str, command)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        end = time.monotonic() + 60
+        while not all(answers(port, model.stem) for model in models):
+            assert time.monotonic() < end and process.poll() is None
+            time.sleep(0.1)
+        yield process, port
+
+
+def answers(port: int, model: str) -> bool:
+    try:
+        call = Call(port, model, 1)
+    except OSError:
+        return False
+    return call.answer.status == 200 and "[DONE]" in call.rest()
+
+
+@pytest.fixture(params=[1, 2], ids=["server", "router"])
+def models(request: pytest.FixtureRequest, tiny: Callable[..., Path]) -> list[Path]:
+    return [tiny("llama"), tiny("qwen2")][: request.param]
+
+
+def test_a_full_queue_says_so(models: list[Path]) -> None:
+    with server(models, "--queue", 0) as (_, port):
+        busy = Call(port, models[0].stem, LONG)
+        refused = Call(port, models[0].stem, 1)
+        assert refused.answer.status == 503
+        assert 1 <= int(refused.answer.headers["Retry-After"]) <= 60
+        error = json.loads(refused.rest())["error"]
+        assert error["type"] == "unavailable_error" and "queue is full" in error["message"]
+        for other in models[1:]:  # its queue is its own
+            assert "[DONE]" in Call(port, other.stem, 1).rest()
+        assert "[DONE]" in busy.rest()
+        end = time.monotonic() + 60
+        while not answers(port, models[0].stem):
+            assert time.monotonic() < end
+
+
+def test_a_server_that_ends_answers_first(models: list[Path]) -> None:
+    with server(models, "--queue", 0) as (process, port):
+        calls = [Call(port, model.stem, LONG) for model in models]
+        process.send_signal(signal.SIGTERM)
+        end = time.monotonic() + 60
+        while "the server ends" not in (late := Call(port, models[0].stem, 1)).rest():  # the signal is on its way
+            assert late.answer.status == 503 and time.monotonic() < end
+        assert late.answer.status == 503 and int(late.answer.headers["Retry-After"]) > 0
+        assert all('"finish_reason":"length"' in call.rest() for call in calls) and process.wait(60) == 0
+
+
+def test_a_burst_is_let_in_at_once(models: list[Path]) -> None:
+    """More requests at one moment than the server has threads: none waits for another's answer to be read."""
+    n = 40
+    body = json.dumps({"model": models[0].stem, "prompt": "a", "max_tokens": LONG, "ignore_eos": True}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    metrics = ["--", "--metrics"] if len(models) == 1 else []  # a router's models have them
+    with server(models, "--queue", n, "--drain", 0.2, *metrics) as (_, port), ExitStack() as stack:
+        for _ in range(n):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+            client.sendall(f"{head}\r\n\r\n".encode() + body)
+        known: set[float] = set()
+        end = time.monotonic() + 60
+        while n not in known:
+            assert time.monotonic() < end, known
+            known.add(requests_known(port, models[0].stem))
+
+
+def requests_known(port: int, model: str) -> float:
+    """Requests that a model answers or keeps waiting."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics?model={model}", timeout=60) as answer:
+        lines = answer.read().decode().splitlines()
+    values = dict(line.split() for line in lines if not line.startswith("#"))
+    return float(values["llamacpp:requests_processing"]) + float(values["llamacpp:requests_deferred"])
+
+
+def test_a_drain_has_an_end(models: list[Path]) -> None:
+    with server(models, "--drain", 0.2) as (process, port):
+        call = Call(port, models[0].stem, LONG)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+        with pytest.raises(http.client.IncompleteRead):
+            call.rest()

@@ -1,0 +1,131 @@
+"""`oallama serve --hot --cold`: real servers, requests by name, and a cold model that fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oallama.engine.rpc import free_port
+from support.cli import oallama
+from support.processes import process_of, until
+from support.servers import OALLAMA, PROMPTS, answers, call, children, complete
+
+
+def start(*arguments: str | Path) -> AbstractContextManager[subprocess.Popen[str]]:
+    return process_of([OALLAMA, "serve", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def refused(port: int, path: str, body: dict[str, Any]) -> int:
+    with pytest.raises(urllib.error.HTTPError) as refusal:
+        call(port, path, body)
+    return refusal.value.code
+
+
+def channels(server: subprocess.Popen[str]) -> list[Path]:
+    return list(Path("/dev/shm").glob(f"oallama-weave-*-{server.pid}-*"))
+
+
+@pytest.fixture
+def woven(tiny: Callable[..., Path]) -> Iterator[tuple[subprocess.Popen[str], int, Path, Path]]:
+    hot, cold, port = tiny("llama", "F16"), tiny("qwen2", "F16"), free_port()
+    arguments = ["--hot", hot, "--cold", cold, "--parallel", "2", "--guests", "3", "--ctx", "2048", "--threads", "1"]
+    arguments += ["--deadline", "5", "--port", str(port)]  # a busy machine is no failure
+    with start(*arguments) as server:
+        until(lambda: answers(port, hot) and answers(port, cold))
+        assert channels(server)
+        yield server, port, hot, cold
+        server.send_signal(signal.SIGTERM)
+        _, said = server.communicate(timeout=60)
+    assert server.returncode == 0, said
+    until(lambda: not channels(server))
+    assert not children(hot) and not children(cold)
+
+
+def test_models_by_name(woven: tuple[subprocess.Popen[str], int, Path, Path]) -> None:
+    """Six requests at once for five sequences of the hot model, three of which are guests; then one at a time."""
+    _, port, hot, cold = woven
+    with ThreadPoolExecutor(8) as pool:
+        for model in (hot, cold):
+            together = list(pool.map(lambda prompt, m=model: complete(port, m, prompt), PROMPTS))
+            alone = [complete(port, model, prompt) for prompt in PROMPTS]
+            assert sum(a == b for a, b in zip(together, alone, strict=True)) >= 5  # a near tie may fall otherwise
+    names = {model["id"] for model in call(port, "/v1/models")["data"]}
+    assert {hot.stem, cold.stem} <= names
+    assert "llamacpp" in call(port, f"/metrics?model={hot.stem}")
+    assert refused(port, "/v1/completions", {"model": "nobody", "prompt": "a"}) == 404
+    assert refused(port, "/v1/completions", {"model": hot.stem, "prompt": {"a": 1}}) == 400
+
+
+def test_home_is_full_before_there_are_guests(woven: tuple[subprocess.Popen[str], int, Path, Path]) -> None:
+    _, port, hot, _ = woven
+    body = {"model": hot.stem, "n_predict": 1, "cache_prompt": False}
+    slots = [call(port, "/completion", {**body, "prompt": prompt})["id_slot"] for prompt in PROMPTS]
+    assert set(slots) == {0, 1}
+
+
+def test_the_hot_model_outlives_the_cold_one(woven: tuple[subprocess.Popen[str], int, Path, Path]) -> None:
+    _, port, hot, cold = woven
+    expected = [complete(port, hot, prompt, 200) for prompt in PROMPTS[:5]]
+    with ThreadPoolExecutor(5) as pool:
+        requests = [pool.submit(complete, port, hot, prompt, 200) for prompt in PROMPTS[:5]]
+        time.sleep(0.2)
+        (pid,) = children(cold)
+        os.kill(pid, signal.SIGKILL)
+        found = [request.result() for request in requests]
+    alike = [one.startswith(other[: len(other) // 2]) for one, other in zip(found, expected, strict=True)]
+    assert sum(alike) >= 3  # one guest's at least; a near tie may fall otherwise
+    assert complete(port, hot, PROMPTS[0], 200) == expected[0]
+    until(lambda: answers(port, cold))  # the router starts it again
+
+
+def test_guests_end_before_those_at_home(woven: tuple[subprocess.Popen[str], int, Path, Path]) -> None:
+    """Five sequences outgrow home's 2048 tokens: guests whose receiver is gone may end, none in a slot at home."""
+    _, port, hot, cold = woven
+
+    def request(prompt: str) -> int | str:
+        """The slot of an answer of 800 tokens, or a refusal."""
+        body = {"model": hot.stem, "prompt": prompt, "n_predict": 800, "ignore_eos": True, "cache_prompt": False}
+        try:
+            answer = call(port, "/completion", body)
+        except urllib.error.HTTPError as refusal:
+            return f"{refusal.code}: {json.loads(refusal.read())['error']['message']}"
+        assert answer["tokens_predicted"] == 800
+        return int(answer["id_slot"])
+
+    with ThreadPoolExecutor(5) as pool:
+        requests = [pool.submit(request, prompt) for prompt in PROMPTS[:5]]
+        until(lambda: all(slot["is_processing"] for slot in call(port, f"/slots?model={hot.stem}")))
+        (pid,) = children(cold)
+        os.kill(pid, signal.SIGSTOP)  # a new one would take guests
+        found = [one.result() for one in requests]
+        os.kill(pid, signal.SIGKILL)
+    refusals = [one for one in found if isinstance(one, str)]
+    assert 1 <= len(refusals) <= 3 and {0, 1} <= set(found)
+    assert set(refusals) == {"503: there is no receiver for this sequence any more, and no room in the KV cache"}
+    assert isinstance(request(PROMPTS[0]), int)
+
+
+def test_what_serve_refuses(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    model, other = tiny("llama"), tmp_path / tiny("llama").name
+    other.symlink_to(model)
+    for arguments, reason in (
+        (["--hot", model, "--cold", other], "two models are called llama-Q8_0"),
+        ([model, "--hot", model], "--hot takes the place of MODEL"),
+        (["--cold", model], "give MODEL, or --hot MODEL with --cold MODEL"),
+        (["--hot", model, "--cold", tmp_path / "none.gguf"], "none.gguf"),
+        (["--hot", model, "--cold", tiny("qwen2"), "--lend", "much"], "cannot read the memory budget 'much'"),
+    ):
+        done = oallama("serve", *arguments)
+        assert done.returncode == 2 and reason in done.stderr and "Traceback" not in done.stderr, done.stderr

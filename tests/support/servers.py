@@ -1,0 +1,41 @@
+"""Clients of the servers that `oallama serve` starts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+OALLAMA = str(Path(sys.executable).parent / "oallama")
+WORDS = ("fox", "cat", "cow", "hen", "ant", "bee")
+PROMPTS = [f"{word} jumps over the lazy dog and goes on for a while" for word in WORDS]
+
+
+def call(port: int, path: str, body: dict[str, Any] | None = None) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        text = answer.read().decode()
+    return text if path.startswith("/metrics") else json.loads(text)
+
+
+def complete(port: int, model: Path, prompt: str, n: int = 24) -> str:
+    body = {"model": model.stem, "prompt": prompt, "max_tokens": n, "temperature": 0, "cache_prompt": False}
+    return str(call(port, "/v1/completions", body)["choices"][0]["text"])
+
+
+def answers(port: int, model: Path) -> bool:
+    try:
+        complete(port, model, "a", 1)
+    except OSError:
+        return False
+    return True
+
+
+def children(model: Path) -> list[int]:
+    found = subprocess.run(["pgrep", "-f", f"llama-server.*{model}"], capture_output=True, text=True).stdout
+    return [int(pid) for pid in found.split()]

@@ -1,0 +1,103 @@
+"""csrc/weave/cuda as a library for tests and benchmarks: compiled for a GPU, or with threads for kernels."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from support.paths import NATIVE, ROOT
+
+WEAVE = ROOT / "csrc" / "weave"
+KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "bf16": 30}
+
+
+class Handle(ctypes.Structure):
+    _fields_ = [("place", ctypes.c_uint32), ("generation", ctypes.c_uint32)]
+
+
+class OpenTask(ctypes.Structure):
+    _fields_ = [(n, ctypes.c_uint32) for n in ("n_layers", "max_tokens", "k_type", "v_type", "k_width", "v_width")]
+
+
+class Rows(ctypes.Structure):
+    _fields_ = [("handle", Handle), ("position", ctypes.c_uint32), ("n_rows", ctypes.c_uint32)]
+
+
+class AttendTask(ctypes.Structure):
+    _fields_ = [
+        *((n, ctypes.c_uint32) for n in ("layer", "n_rows", "n_sequences", "n_head", "n_head_kv", "d_k", "d_v")),
+        *((n, ctypes.c_float) for n in ("scale", "max_bias", "softcap")),
+        *((n, ctypes.c_uint32) for n in ("has_sinks", "tiled", "n_chunks", "n_padded")),
+    ]
+
+
+def nvcc() -> str | None:
+    return shutil.which("nvcc", path=f"{os.environ['PATH']}:/usr/local/cuda/bin")
+
+
+def places() -> list[Path]:
+    """Of headers that csrc/weave/cuda includes."""
+    csrc = ROOT / "csrc"
+    return [
+        csrc / "base",
+        WEAVE,
+        WEAVE / "cpu",
+        WEAVE / "cuda",
+        ROOT / "third_party/llama.cpp/patched/ggml/include",
+    ]
+
+
+def host_sources() -> list[Path]:
+    """What g++ compiles of csrc/weave/cuda, of the rest of the engine for it, and the functions for tests on top."""
+    return [*WEAVE.glob("cuda/*.cpp"), ROOT / "csrc" / "base" / "graph_run.cpp", *NATIVE.glob("*_for_tests_cuda.cpp")]
+
+
+def build(folder: Path, *flags: str) -> Path:
+    """csrc/weave/cuda as a library for the GPU of this machine; takes some minutes. Raises CalledProcessError."""
+    library = folder / "libweave_cuda.so"
+    sources = [*WEAVE.glob("cuda/*.cu"), *host_sources()]
+    includes = [f"-I{path}" for path in places()]
+    options = ["-arch=native", "-std=c++17", "-O2", "-lineinfo", "-use_fast_math", "-Xcompiler", "-fPIC", "--threads=0"]
+    compiler = nvcc()
+    assert compiler is not None, "no nvcc"
+    command = [compiler, *options, *includes, *flags, "-shared", *map(str, sources), "-lcuda", "-o", str(library)]
+    subprocess.run(command, check=True)
+    return library
+
+
+def load(library: Path) -> Any:
+    """The functions of tests/native/api_for_tests_cuda.cpp."""
+    lib = ctypes.CDLL(str(library))
+    lib.wc_error.restype = ctypes.c_char_p
+    lib.wc_sender_way.restype = ctypes.c_char_p
+    for name in ("wc_receiver_new", "wc_sender_new", "wc_graph_sender_new"):
+        getattr(lib, name).restype = ctypes.c_void_p
+    for name in ("wc_cold_graphs", "wc_sender_attend", "wc_task_seconds"):
+        getattr(lib, name).restype = ctypes.c_double
+    return lib
+
+
+def has_gpu() -> bool:
+    try:
+        return bool(subprocess.run(["nvidia-smi", "-L"], capture_output=True, timeout=20).stdout)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def headers() -> Path | None:
+    compiler = nvcc()
+    found = Path(compiler).resolve().parents[1] / "include" if compiler else Path("/usr/local/cuda/include")
+    return found if (found / "cuda_runtime.h").is_file() else None
+
+
+def build_fake(folder: Path) -> Path:
+    library = folder / "libweave_fake.so"
+    command = ["c++", "-std=c++17", "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-fPIC", "-shared"]
+    command += ["-isystem", str(headers()), *(f"-I{place}" for place in places())]
+    command += [str(source) for source in (NATIVE / "weave_cuda_fake.cpp", *host_sources())]
+    subprocess.run([*command, "-o", str(library)], check=True)
+    return library

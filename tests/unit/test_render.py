@@ -1,0 +1,103 @@
+"""Plans in the terminal: 80 columns, no colour needed."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from oallama.cli.profile import profile_table
+from oallama.data.plan import HOST, PlacementPlan, TensorPlacement
+from oallama.views.plan_table import ASCII, UNICODE, render_layers, render_plan, render_summary, render_times
+from support import synthetic
+from support.planned import plan, smallest
+from support.plans import make
+from support.synthetic import DEVICE, QWQ_32B, Shape, graph
+
+
+def show(renderable, width=80) -> str:
+    out = io.StringIO()
+    Console(file=out, width=width, no_color=True, legacy_windows=False).print(renderable)
+    return out.getvalue()
+
+
+def picture(result: PlacementPlan, symbols=UNICODE) -> list[str]:
+    return [line.rstrip() for line in show(render_layers(result, symbols)).splitlines()]
+
+
+def test_whole_model_on_the_device_is_one_row():
+    assert picture(plan()) == [
+        "layers KV q k v o gate up down",
+        "   0-3 █  █ █ █ █  █   █   █",
+        "token_embd ·",
+        "output █",
+        f"█ {DEVICE}   · CPU",
+    ]
+
+
+def test_runs_of_layers_and_ascii():
+    lines = picture(
+        make(on_host=["blk.3.ffn_up.weight", "blk.4.ffn_up.weight"], upload=["blk.11.ffn_up.weight"]), ASCII
+    )
+    assert lines[0] == "layers KV gate up down"
+    assert [line.split() for line in lines[1:5]] == [
+        ["0-2", "#", "#", "#", "#"],
+        ["3-4", "#", "#", ".", "#"],
+        ["5-10", "#", "#", "#", "#"],
+        ["11", "#", "#", "^", "#"],
+    ]
+    assert lines[-1] == "# GPU0   . CPU   ^ CPU, uploaded for large batches"
+    assert all(ord(c) < 128 for line in lines for c in line)
+
+
+def test_a_profile_shows_the_faster_realisation():
+    plain = synthetic.profile(graph())
+    faster = tuple(replace(t, median_s=t.median_s / 2, realisation="repacked") for t in plain.operators)
+    slower = tuple(replace(t, median_s=t.median_s * 2, realisation="repacked") for t in plain.operators)
+
+    def decode(operators) -> float:
+        line = show(profile_table(replace(plain, operators=operators), graph()), 100).splitlines()
+        return float(next(row for row in line if row.split()[:1] == [HOST]).split()[2])
+
+    assert decode(plain.operators + faster) == pytest.approx(2 * decode(plain.operators), rel=0.1)
+    assert decode(plain.operators + slower) == decode(plain.operators)
+
+
+def test_split_tensor_and_absent_kind():
+    tensors = dict(make().tensors)
+    del tensors["blk.0.ffn_up.weight"]
+    whole = TensorPlacement.whole("f16", 10, HOST, "host", 0.5)
+    tensors["blk.1.ffn_up.weight"] = TensorPlacement.divided(whole, "GPU0", 5, 10)
+    lines = picture(make(tensors=tensors))
+    assert "/" in lines[2] and lines[-1].endswith("/ split: GPU0 computes 50% of each while CPU computes the rest")
+    assert lines[1].split() == ["0", "█", "█", "█"]
+
+
+def test_baselines_without_affinity_draw_matrices_only():
+    lines = picture(plan(planner="layers", budget=smallest() + 150_000))
+    assert lines[0] == "layers KV q k v o gate up down"
+    assert "norm" not in "".join(lines) and len(lines) == 6
+
+
+@pytest.mark.parametrize("shape", [Shape(), Shape(n_expert=8), QWQ_32B])
+@pytest.mark.parametrize("planner", ["oato", "layers", "cpu"])
+def test_fits_80_columns(shape, planner):
+    model = graph(shape)
+    text = show(render_plan(plan(model, smallest(model) + model.weights_bytes // 2, planner=planner)))
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
+    assert "\x1b" not in text
+
+
+def test_summary_numbers():
+    text = show(render_summary(plan(budget="64MiB")))
+    row = next(line for line in text.splitlines() if DEVICE in line)
+    assert "64.0 MiB" in row
+    assert "synthetic, planner oato, n_ctx 4096, plan " in text
+
+
+def test_times():
+    text = show(render_times(make()))
+    assert "333.3 ms" in text and "100.0" in text and "10.0 ms" in text

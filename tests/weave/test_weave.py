@@ -1,0 +1,231 @@
+"""Guests of a receiver: the same logits as at home, whoever joins, leaves or fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from oallama.engine import runtime
+from oallama.weave import Receiver, channel_path
+from oallama.weave.sequences import Sequences
+from support.guests import play, tokens
+from support.processes import process_of
+
+MIB = 1 << 20
+names = count()
+Hot = partial(Sequences, deadline_s=5.0)  # a busy machine is no failure
+
+
+@pytest.fixture
+def path() -> Iterator[str]:
+    path = channel_path(f"test-{os.getpid()}-{next(names)}")
+    yield path
+    Path(path).unlink(missing_ok=True)  # of a receiver that was killed
+
+
+def same(a: Sequence[np.ndarray], b: Sequence[np.ndarray]) -> bool:
+    return len(a) == len(b) and all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("first_guest", [0, 2, 4, 6], ids=lambda first: f"from-{first}")
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3moe"])
+def test_guests_have_the_same_logits(arch: str, first_guest: int, tiny: Callable[..., Path], path: str) -> None:
+    model = tiny(arch)
+    with Hot(model) as hot:
+        expected = play(hot)
+        assert hot.stats["n_guests"] == 0
+    with Receiver(path, 64 * MIB) as receiver, Hot(model, channels=[path], first_guest=first_guest) as hot:
+        assert same(play(hot), expected)
+        stats = hot.stats
+        assert stats["n_lost"] == 0 and (stats["n_guests"] > 0) == (first_guest < 6)
+        assert receiver.stats()["n_refused"] == 0
+
+
+@pytest.mark.parametrize("kv_type", [0, 1, 8], ids=["f32", "f16", "q8_0"])
+def test_a_long_prompt_and_a_single_sequence(kv_type: int, tiny: Callable[..., Path], path: str) -> None:
+    """Chunks of many rows, which ggml-cpu computes in tiles, then single rows, whose tokens it cuts from 512 on."""
+    model, script = tiny("llama"), [{0: tokens(490, 1)}, *({0: tokens(1, i)} for i in range(40))]
+    found = []
+    with Receiver(path, 64 * MIB):
+        for channels in ([], [path]):
+            with Hot(model, channels=channels, n_ubatch=128, n_threads=2, kv_type=kv_type) as hot:
+                found.append([hot.step(step)[0] for step in script])
+    assert same(*found)
+
+
+RECEIVE = (
+    "import sys, time; from oallama.weave import Receiver; r = Receiver(sys.argv[1], int(sys.argv[2])); "
+    "print('ready', flush=True); time.sleep(1000)"
+)
+
+
+@contextmanager
+def receiver(path: str, quota_nbytes: int = 64 * MIB) -> Iterator[subprocess.Popen[str]]:
+    with process_of([sys.executable, "-c", RECEIVE, path, str(quota_nbytes)], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        yield process
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_lost_guests_come_home(number: int, tiny: Callable[..., Path], path: str) -> None:
+    model = tiny("llama")
+    with Hot(model, **BF16) as hot:
+        expected = play(hot, leave=True)
+    with receiver(path) as process, Sequences(model, channels=[path], first_guest=2, **BF16) as hot:
+        found = play(hot, 0, 5, leave=True)
+        os.kill(process.pid, number)
+        found += play(hot, 5, leave=True)
+        assert hot.stats["n_lost"] == 2
+    assert close(found, expected)
+
+
+BF16 = {"kv_type": 30}  # ggml-cpu adds up f16 in f16, which would hide small errors
+
+
+def close(a: Sequence[np.ndarray], b: Sequence[np.ndarray]) -> bool:
+    """Tokens that are computed anew, or have other cells, are added up in another order."""
+    x, y = np.concatenate(a), np.concatenate(b)
+    return float(((x - y) ** 2).sum() / (y**2).sum()) < 1e-6
+
+
+def test_sequences_leave_and_others_come(tiny: Callable[..., Path], path: str) -> None:
+    model = tiny("llama")
+    with Hot(model, **BF16) as hot:
+        expected = play(hot, leave=True)
+    with Receiver(path, 64 * MIB), Hot(model, channels=[path], first_guest=2, **BF16) as hot:
+        assert close(play(hot, leave=True), expected) and hot.stats["n_guests"] == 3
+
+
+def test_without_room_sequences_stay(tiny: Callable[..., Path], path: str) -> None:
+    """A quota of three blocks: the third guest outgrows its own."""
+    model = tiny("llama")
+    with Hot(model, **BF16) as hot:
+        expected = play(hot, leave=True)
+    with Receiver(path, 0), Hot(model, channels=[path], **BF16) as hot:
+        assert same(play(hot, leave=True), expected)
+        assert hot.stats["n_rows"] == 0
+    with Receiver(path, 8 * MIB) as one, Hot(model, channels=[path], **BF16) as hot:
+        hot.step({0: tokens(40, 1)})
+        a_block = 8 * MIB - one.stats()["free_nbytes"]
+    with Receiver(path, 3 * a_block), Hot(model, channels=[path], **BF16) as hot:
+        assert close(play(hot, leave=True), expected)
+        assert hot.stats["n_guests"] > 0 and hot.stats["n_lost"] > 0
+
+
+def test_a_receiver_on_a_gpu_needs_the_cache_there(
+    tiny: Callable[..., Path], path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its path is a socket. Why it is not taken is said once, and all stay at home."""
+    with socket.socket(socket.AF_UNIX) as listener, Hot(tiny("llama"), channels=[path]) as hot:
+        listener.bind(path)
+        runtime.llama_cpp()._logger.set_verbose(True)
+        play(hot, 0, 4)
+        runtime.llama_cpp()._logger.set_verbose(False)
+        assert hot.stats["n_guests"] == 0
+    assert capsys.readouterr().err.count("is on a GPU, so all of the KV cache has to be on one CUDA device") == 1
+
+
+def test_a_receiver_gets_its_memory_back(tiny: Callable[..., Path], path: str) -> None:
+    model = tiny("llama")
+    with Hot(model, **BF16) as hot:
+        expected = play(hot, leave=True)
+    with Receiver(path, 64 * MIB) as cold, Hot(model, channels=[path], **BF16) as hot:
+        found = play(hot, 0, 6, leave=True)
+        assert cold.stats()["n_sequences"] == 3
+        cold.drain()
+        found += play(hot, 6, leave=True)
+        assert cold.stats()["n_sequences"] == 0 and cold.stats()["free_nbytes"] == 64 * MIB
+        assert hot.stats["n_lost"] == 3
+        cold.drain(False)
+        hot.remove(7)
+        hot.step({7: tokens(5, 1)})
+        assert cold.stats()["n_sequences"] == 1
+    assert close(found, expected)
+
+
+def test_a_receiver_that_is_back_is_used_again(tiny: Callable[..., Path], path: str) -> None:
+    model = tiny("llama")
+    with Sequences(model, channels=[path]) as hot:
+        hot.step({0: tokens(5, 1)})
+        assert hot.stats["n_guests"] == 0  # nobody there yet
+        with receiver(path) as process:
+            wait_until(lambda: joins(hot))
+            before = hot.stats["n_guests"]
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+        hot.step({1: tokens(1, 1)})
+        with receiver(path):
+            wait_until(lambda: joins(hot))
+            assert hot.stats["n_guests"] > before
+
+
+def joins(hot: Sequences) -> bool:
+    before = hot.stats["n_guests"]
+    hot.remove(1)
+    hot.step({1: tokens(3, 2)})
+    return hot.stats["n_guests"] > before
+
+
+def wait_until(happens: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not happens():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def test_the_threads_of_the_cold_models_graphs_work(tiny: Callable[..., Path], path: str) -> None:
+    """Two models in one process: while the cold one computes, its threads do the guests' attention at its operators."""
+    hot_model, cold_model = tiny("llama"), tiny("qwen2")
+    with Hot(hot_model) as hot, Hot(cold_model, n_threads=2) as cold:
+        expected, of_cold = play(hot), play(cold)
+    found: dict[str, Any] = {}
+    with (
+        Receiver(path, 64 * MIB) as receiver,
+        receiver.serving(),
+        Hot(cold_model, n_threads=2) as cold,
+        Hot(hot_model, channels=[path]) as hot,
+    ):
+        ended = threading.Event()
+
+        def compute() -> None:
+            while not ended.is_set():
+                for seq_id in list(cold.lengths):
+                    cold.remove(seq_id)
+                found["cold"] = play(cold)
+
+        thread = threading.Thread(target=compute)
+        thread.start()
+        found["hot"] = play(hot)
+        ended.set()
+        thread.join()
+        assert hot.stats["n_lost"] == 0
+    assert same(found["hot"], expected) and same(found["cold"], of_cold)
+
+
+@pytest.mark.parametrize("kv_type", [0, 1, 8], ids=["f32", "f16", "q8_0"])
+@pytest.mark.parametrize("arch", ["llama", "qwen3moe"])
+def test_looks_inside_of_operators_change_nothing(
+    arch: str, kv_type: int, tiny: Callable[..., Path], path: str
+) -> None:
+    """The cold model's own logits, of prompts that fill no tile, with a look at every opportunity."""
+    script = [{0: tokens(100, 1)}, {1: tokens(230, 2)}, {0: tokens(1, 3), 1: tokens(1, 4), 2: tokens(70, 5)}]
+    found = []
+    with Receiver(path, MIB, part=1) as receiver:
+        for serving in (nullcontext(), receiver.serving()):
+            with serving, Hot(tiny(arch), n_ubatch=256, n_threads=2, kv_type=kv_type) as cold:
+                found.append([logits for step in script for logits in cold.step(step).values()])
+    assert same(*found)

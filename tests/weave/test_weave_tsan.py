@@ -1,0 +1,41 @@
+"""Sender, receiver and the threads of graphs on one region under ThreadSanitizer; scripts/tsan_weave.sh runs more."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from support.paths import ROOT
+from support.weave_tsan import run
+
+PROGRAM = ROOT / "build" / "tsan" / "weave_tsan"
+
+
+@pytest.fixture(scope="session")
+def program() -> Path:
+    compiler = shutil.which("clang++")
+    if compiler is None:
+        pytest.skip("clang++ is not here")
+    tried = [compiler, "-fsanitize=thread", "-x", "c++", "-", "-o", os.devnull]
+    if subprocess.run(tried, input=b"int main() {}", capture_output=True).returncode != 0:
+        pytest.skip("clang++ has no ThreadSanitizer here")
+    built = subprocess.run([ROOT / "scripts" / "tsan_weave.sh", "build"], capture_output=True, text=True)
+    assert built.returncode == 0, built.stdout + built.stderr
+    return PROGRAM
+
+
+@pytest.mark.slow
+def test_no_race(program: Path) -> None:
+    found = run(program, 20)
+    assert found["races"] == 0
+    assert found["epochs"] == 20 and found["tasks"] > 1000 and found["refused"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("word", ["tail", "done", "taken", "claim", "left"])
+def test_races_are_found(program: Path, word: str) -> None:
+    assert run(program, 20, word, "release")["races"] > 0
