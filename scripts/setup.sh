@@ -142,6 +142,7 @@ started=$SECONDS
 command -v c++ >/dev/null || fail "no C++ compiler; as root: apt-get install g++"
 install_vulkan
 make_venv
+made_from=$(fingerprint) # before the build: who edits a file meanwhile needs another
 say "build tools"
 tools=('scikit-build-core[pyproject]>=0.10' 'pybind11>=2.13')
 # A host without an index (gpu_suite.sh) brings cmake and ninja itself.
@@ -153,5 +154,5 @@ pip install "${tools[@]}"
 install_llama_cpp_python
 build_engine
 rm -f build/.setup-*
-touch "build/.setup-$(fingerprint)"
+touch "build/.setup-$made_from"
 say "done in $((SECONDS - started)) s"
