@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import queue
 import signal
 import struct
 import sys
@@ -110,7 +109,7 @@ class Cold:
         self.signal(signal.SIGUSR1 if wanted else signal.SIGUSR2)
         try:
             return self._nursery.answer() == {"drains": wanted}
-        except queue.Empty:
+        except TimeoutError:
             return False
 
     def has_guests(self) -> bool:

@@ -9,12 +9,9 @@ import ctypes
 import json
 import mmap
 import os
-import queue
 import signal
 import struct
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -23,41 +20,29 @@ from typing import Any
 
 import numpy as np
 
+from oallama.base.json_child import JsonChild
+
 HANG_S = 10.0
 N_SLOTS, TASK_NBYTES, RESULT_NBYTES = 4, 1 << 19, 1 << 18  # with a header of 128 bytes each
 SLOTS: dict[str, Any] = {"task_nbytes": TASK_NBYTES - 128, "result_nbytes": RESULT_NBYTES - 128, "n_slots": N_SLOTS}
 
 
-class Helper:
+class Helper(JsonChild):
     """This program in a process of its own; it answers a line of JSON with lines of JSON."""
 
     def __init__(self, role: str) -> None:
-        command = [sys.executable, __file__, role]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._answers: queue.Queue[dict[str, Any]] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for text in self.process.stdout:
-            self._answers.put(json.loads(text))
+        super().__init__([sys.executable, __file__, role])
 
     def ask(self, **command: Any) -> dict[str, Any]:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(command) + "\n")
-        self.process.stdin.flush()
+        self.tell(command)
         return self.answer()
 
     def answer(self) -> dict[str, Any]:
-        """Raises queue.Empty after HANG_S."""
-        return self._answers.get(timeout=HANG_S)
-
-    def __enter__(self) -> Helper:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.wait()
+        """Raises TimeoutError after HANG_S, RuntimeError when the process has ended."""
+        said = self.hear(HANG_S)
+        if said is None:
+            raise RuntimeError(f"a helper {self.death()}: {self.last_words()}")
+        return said
 
 
 def say(**answer: Any) -> None:

@@ -351,7 +351,7 @@ def test_engines_that_cannot_load_say_why_in_one_line(lib, model, tmp_path):
 def test_a_worker_that_dies_is_reported_with_its_last_words(lib, model):
     with Worker(Engine("mine", lib, CPU)) as worker:
         worker.load(model, CPU.resolved(256))
-        os.kill(worker._process.pid, 9)
+        os.kill(worker.pid, 9)
         message = one_line_error(lambda: worker.run(0, [], [1, 2], 4))
         assert "'mine'" in message and "SIGKILL, out of memory?" in message and "sched_reserve" in message
 
@@ -360,7 +360,7 @@ def test_a_worker_that_hangs_is_stopped(lib, model):
     worker = Worker(Engine("mine", lib, CPU), run_timeout_s=0.0)
     worker.load(model, CPU.resolved(256))
     assert "no answer to run within 0 s" in one_line_error(lambda: worker.run(0, [], [1, 2], 200))
-    assert worker._process.poll() is not None
+    assert worker._child.process.poll() is not None
 
 
 def test_an_engine_without_a_plan_does_not_inherit_the_caller_s(lib, model, monkeypatch):
@@ -434,7 +434,7 @@ def test_ctrl_c_leaves_no_process(lib, model, monkeypatch):
 
     with pytest.raises(KeyboardInterrupt):
         run_bench(model, [Engine("a", lib, CPU), Engine("b", lib, CPU)], Sweep((8,), gens=(2,)), interrupt)
-    assert len(started) == 2 and all(w._process.poll() is not None for w in started)
+    assert len(started) == 2 and all(w._child.process.poll() is not None for w in started)
 
 
 def test_engines_may_not_share_an_rpc_server_while_all_are_loaded(lib, model):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -38,11 +39,11 @@ def forwarded_signals(process: subprocess.Popen[Any]) -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def last_words(output: IO[bytes]) -> str:
-    """The last line that a process has written to a file."""
-    output.seek(0)
-    lines = [line.strip() for line in output.read().decode("utf-8", "replace").split("\n") if line.strip()]
-    return lines[-1] if lines else "it says nothing"
+def last_words(output: IO[bytes], n: int = 1) -> str:
+    """The last n lines that a process has written to a file, as one; llama.cpp's progress, dots alone, is left out."""
+    text = os.pread(output.fileno(), os.fstat(output.fileno()).st_size, 0)  # the place to write at is the process's
+    lines = [line.strip() for line in text.decode("utf-8", "replace").split("\n")]
+    return " | ".join([line for line in lines if line.strip(".")][-n:]) or "it says nothing"
 
 
 def run_server(command: list[str], environment: dict[str, str]) -> int:

@@ -6,21 +6,16 @@ process never outlives the `with` block or the Worker's `stop`.
 
 from __future__ import annotations
 
-import json
 import os
-import select
-import signal
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from oallama.base.environment import BACKEND_MAP
+from oallama.base.json_child import JsonChild
 
 from ..errors import OallamaError
 from .machine import gpu_process_bytes, peak_rss_bytes
@@ -97,24 +92,18 @@ class Worker:
         if not (lib_dir / "libllama.so").exists():
             raise OallamaError(f"engine {engine.name!r}: no libllama.so in {lib_dir}; build the engine first")
         self._folder = tempfile.TemporaryDirectory(prefix="oallama-bench-")
-        self._log, table = Path(self._folder.name, "log"), Path(self._folder.name, "backend.map")
+        table = Path(self._folder.name, "backend.map")
         # OALLAMA_* of the caller must not reach an engine that was not given them: a baseline would not be one.
         env = {k: v for k, v in os.environ.items() if not k.startswith("OALLAMA_")}
         env |= {"LLAMA_CPP_LIB_PATH": str(lib_dir), "GGML_NO_BACKTRACE": "1"}
         if engine.backend_map is not None:
             table.write_text(engine.backend_map)
             env[BACKEND_MAP.name] = str(table)
-        self._buffer = b""
-        # A session of its own: a Ctrl-C in the terminal reaches the parent only, which then kills the worker.
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, str(WORKER)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=env | engine.env,
-                start_new_session=True,
-            )
+        self._child = JsonChild([sys.executable, str(WORKER)], env | engine.env)
+
+    @property
+    def pid(self) -> int:
+        return self._child.process.pid
 
     def __enter__(self) -> Worker:
         return self
@@ -158,63 +147,27 @@ class Worker:
 
     def observe(self, loaded: Loaded) -> None:
         """Note the process's peak memory so far in `loaded`."""
-        loaded.peak_rss_bytes = peak_rss_bytes(self._process.pid) or loaded.peak_rss_bytes
-        on_gpu = gpu_process_bytes(self._process.pid)
+        loaded.peak_rss_bytes = peak_rss_bytes(self.pid) or loaded.peak_rss_bytes
+        on_gpu = gpu_process_bytes(self.pid)
         if on_gpu is not None:
             loaded.gpu_process_bytes = max(on_gpu, loaded.gpu_process_bytes or 0)
 
     def stop(self) -> None:
         """Kill the process if it still lives and remove its files; may be called twice."""
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
+        self._child.end()
         self._folder.cleanup()
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                with suppress(BrokenPipeError):  # a request that the dead process never read
-                    stream.close()
 
     def _request(self, command: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
-        line = json.dumps({"command": command, **fields}) + "\n"
+        self._child.tell({"command": command, **fields})
         try:
-            assert self._process.stdin is not None
-            self._process.stdin.write(line.encode())
-            self._process.stdin.flush()
-            reply = self._read_line(command, timeout_s)
-        except BrokenPipeError:
-            reply = b""
-        if not reply:
-            raise OallamaError(f"engine {self.engine.name!r} {self._death()} during {command}: {self._tail()}")
-        answer = json.loads(reply)
+            answer = self._child.hear(timeout_s)
+        except TimeoutError:
+            self.stop()
+            silent = f"gave no answer to {command} within {timeout_s:g} s and was stopped"
+            raise OallamaError(f"engine {self.engine.name!r} {silent}: {self._child.last_words(LOG_TAIL)}") from None
+        if answer is None:
+            how, words = self._child.death(), self._child.last_words(LOG_TAIL)
+            raise OallamaError(f"engine {self.engine.name!r} {how} during {command}: {words}")
         if "error" in answer:
             raise OallamaError(f"engine {self.engine.name!r}: {answer['error']}")
         return answer
-
-    def _read_line(self, command: str, timeout_s: float) -> bytes:
-        """The next line of the worker, or nothing when it died."""
-        assert self._process.stdout is not None
-        pipe, end = self._process.stdout.fileno(), time.monotonic() + timeout_s
-        while b"\n" not in self._buffer:
-            if not select.select([pipe], [], [], max(0.0, end - time.monotonic()))[0]:
-                tail = self._tail()
-                self.stop()
-                silent = f"gave no answer to {command} within {timeout_s:g} s and was stopped"
-                raise OallamaError(f"engine {self.engine.name!r} {silent}: {tail}")
-            data = os.read(pipe, 1 << 16)
-            if not data:
-                return b""
-            self._buffer += data
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        return line
-
-    def _death(self) -> str:
-        code = self._process.wait()
-        if code >= 0:
-            return f"ended with exit code {code}"
-        hint = ", out of memory?" if -code == signal.SIGKILL else ""
-        return f"was killed by {signal.Signals(-code).name}{hint}"
-
-    def _tail(self) -> str:
-        """The last lines of the worker's log as one line; llama.cpp's progress dots left out."""
-        lines = [line.strip() for line in self._log.read_text("utf-8", "replace").splitlines()]
-        return " | ".join([line for line in lines if line.strip(".")][-LOG_TAIL:]) or "it left no log"

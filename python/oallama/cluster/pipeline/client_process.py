@@ -1,8 +1,8 @@
-"""The client's process of `oallama cluster run --plan`: started by pipeline.py.
+"""The client's process of `oallama cluster run --plan`, started by pipeline.py.
 
-The job is the first line of standard input. Events are lines of JSON on standard output: "loaded", then every "token",
-at last "done"; or an "error", or "lost" when a server is. A line `save PATH` on standard input is obeyed between two
-tokens, by writing the KV cache and ending.
+The first line of standard input is the job. Events are lines of JSON on standard output: "loaded", then every "token",
+at last "done"; or an "error", or "lost" when a server is. A second line, {"save": PATH}, is obeyed between two tokens:
+the KV cache is written and the process ends.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def main() -> None:
 def _asked_to_save() -> str | None:
     if not select.select([sys.stdin], [], [], 0)[0]:
         return None
-    word, _, path = sys.stdin.readline().strip().partition(" ")
-    return path if word == "save" else None
+    line = sys.stdin.readline()
+    return str(json.loads(line)["save"]) if line else None
 
 
 if __name__ == "__main__":

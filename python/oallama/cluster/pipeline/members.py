@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
-import queue
-import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from oallama.base.children import last_words
 from oallama.base.environment import RPC_HASH_BYTES, RPC_TIMEOUT, RPC_TOKEN_FILE
 from oallama.errors import OallamaError
 
@@ -28,6 +24,7 @@ Progress = Callable[[float, float, str], None]
 
 START_S = 60.0
 REQUEST_S = 60.0
+END_S = 1.0
 PROFILE_S = 1800.0
 BEAT_S = 0.5
 # Smaller tensors are sent faster than asked for (ggml's own limit is 10 MiB).
@@ -52,21 +49,11 @@ class Member:
         self.entry, self.name, self.endpoint, self.server_pid = entry, entry.name, "", 0
         self._token = token
         self._stack = ExitStack()
-        self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
-        self._lock, self._writing = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
         self._number = 0  # of the last request
-        self._words = self._stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 (the stack closes it)
-        self._process = remote.start(
-            entry,
-            ["-m", "oallama.cluster.pipeline.agent"],
-            agent,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._words,
-        )
-        self._stack.callback(self._end)
-        for work in (self._read, self._show_life):
-            threading.Thread(target=work, daemon=True).start()
+        self._agent = remote.start(entry, ["-m", "oallama.cluster.pipeline.agent"], agent)
+        self._stack.callback(self._agent.end, END_S)
+        threading.Thread(target=self._show_life, daemon=True).start()
         try:
             self.hello: dict[str, Any] = self._request("hello", timeout_s=START_S, device=entry.device)
             self._check_engine()
@@ -169,18 +156,17 @@ class Member:
         """Raises OallamaError for the agent's own errors, and when it does not answer."""
         with self._lock:
             self._number += 1
-            line = json.dumps({"number": self._number, "command": command, **arguments}).encode() + b"\n"
+            request = {"number": self._number, "command": command, **arguments}
             # A stopped agent takes no more than a pipe holds: whoever writes must not be the one who waits for it.
-            threading.Thread(target=self._send, args=(line,), daemon=True).start()
+            threading.Thread(target=self._agent.tell, args=(request,), daemon=True).start()
             end = time.monotonic() + timeout_s
             while True:
                 try:
-                    said = self._answers.get(timeout=max(0.0, end - time.monotonic()))
-                except queue.Empty:
+                    said = self._agent.hear(max(0.0, end - time.monotonic()))
+                except TimeoutError:
                     raise OallamaError(f"{self._where()} did not answer within {timeout_s:g} s ({command})") from None
                 if said is None:
-                    self._answers.put(None)
-                    raise OallamaError(f"{self._where()} cannot be used: {last_words(self._words)}")
+                    raise OallamaError(f"{self._where()} cannot be used: {self._agent.last_words()}")
                 if said.get("number", self._number) != self._number:
                     continue  # the answer to a request that was given up
                 if "progress" in said:
@@ -194,24 +180,9 @@ class Member:
                     return answer
 
     def _show_life(self) -> None:
-        while self._process.poll() is None:
-            self._send(b"\n")
+        while self._agent.process.poll() is None:
+            self._agent.show_life()
             time.sleep(ALIVE_S)
-
-    def _send(self, line: bytes) -> None:
-        assert self._process.stdin is not None
-        with suppress(OSError, ValueError), self._writing:  # it has ended: the reader says so
-            self._process.stdin.write(line)
-            self._process.stdin.flush()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        with suppress(OSError, ValueError):
-            for line in self._process.stdout:
-                with suppress(ValueError):  # a login shell's greeting
-                    if isinstance(said := json.loads(line), dict):
-                        self._answers.put(said)
-        self._answers.put(None)
 
     def _check_engine(self) -> None:
         from oallama.engine import engine
@@ -225,16 +196,6 @@ class Member:
 
     def _where(self) -> str:
         return f"device {self.name}" + ("" if self.entry.is_local else f" on {self.entry.host}")
-
-    def _end(self) -> None:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        with suppress(OSError):
-            self._process.stdin.close()
-        try:
-            self._process.wait(1.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import queue
 import subprocess
 import sys
@@ -11,11 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from oallama.base.children import die_with_parent, forwarded_signals, last_words
+from oallama.base.children import forwarded_signals
+from oallama.base.json_child import JsonChild
 from oallama.errors import OallamaError
 
 from ..allocation.allocation import DoesNotFit
@@ -284,22 +284,12 @@ class _Run:
     def __iter__(self) -> Iterator[list[int] | Token]:
         pipeline, job = self._pipeline, self._job
         with ExitStack() as stack:
-            words = stack.enter_context(tempfile.TemporaryFile())
-            process = subprocess.Popen(
-                [sys.executable, "-m", PROGRAM],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=words,
-                preexec_fn=die_with_parent,
-                start_new_session=True,
-            )
-            stack.callback(_end, process)
-            threading.Thread(target=self._read, args=(process,), daemon=True).start()
+            child = stack.enter_context(JsonChild([sys.executable, "-m", PROGRAM], events=self._events))
             watch = stack.enter_context(pipeline.watch(self._events))
             n_left, leaving = job.n_generate, False
-            _tell(process, job.dumps())
+            child.tell(asdict(job))
             while True:
-                event = self._next(words)
+                event = self._next(child)
                 if self.crashed:
                     return
                 if isinstance(event, Lost):
@@ -310,7 +300,7 @@ class _Run:
                 elif isinstance(event, Measured):
                     if not leaving and pipeline.is_worth_moving(event.problem, n_left):
                         leaving = True
-                        _tell(process, f"save {self._state}")
+                        child.tell({"save": self._state})
                 elif "loaded" in event:
                     pipeline.loaded(event["loaded"], event["memory"])
                     watch.begin()
@@ -332,40 +322,17 @@ class _Run:
                     self.done = True
                     return
 
-    def _next(self, words: Any) -> Any:
+    def _next(self, child: JsonChild) -> Any:
         """The next event; when the process has ended without a word, what the watch says of it."""
         event = self._events.get()
         if event is not None:
             return event
-        otherwise = f"the client's process ended: {last_words(words)}"
+        otherwise = f"the client's process ended: {child.last_words()}"
         try:
             return self._pipeline.verdict(self._events, otherwise)
         except OallamaError as error:
             self.crashed = str(error)
             return None
-
-    def _read(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdout is not None
-        with suppress(ValueError):
-            for line in process.stdout:
-                self._events.put(json.loads(line))
-        self._events.put(None)
-
-
-def _tell(process: subprocess.Popen[bytes], line: str) -> None:
-    assert process.stdin is not None
-    with suppress(OSError):  # it has ended: the reader says so
-        process.stdin.write(line.encode() + b"\n")
-        process.stdin.flush()
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
-    for stream in (process.stdin, process.stdout):
-        if stream is not None:
-            with suppress(OSError):
-                stream.close()
 
 
 __all__ = ["Options", "Pipeline", "Token"]

@@ -9,9 +9,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from oallama.base.children import die_with_parent, last_words
+from oallama.base.json_child import JsonChild
 from oallama.engine.rpc import free_port
 from oallama.errors import OallamaError
 
@@ -24,12 +24,10 @@ _SSH = ("ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S}", "-o",
 _ALIVE = ("-o", "ServerAliveCountMax=2")
 
 
-def start(
-    entry: DeviceEntry, arguments: Sequence[str], agent: str | None = None, **options: Any
-) -> subprocess.Popen[Any]:
+def start(entry: DeviceEntry, arguments: Sequence[str], agent: str | None = None) -> JsonChild:
     """Start `python ARGUMENTS` on the device's host; it ends with this process or when its standard input does.
 
-    agent: a program that is called as `AGENT HOST COMMAND` in place of ssh. options: of subprocess.Popen.
+    agent: a program that is called as `AGENT HOST COMMAND` in place of ssh.
 
     Raises:
         OallamaError: when there is no ssh here.
@@ -39,7 +37,7 @@ def start(
         way = [agent] if agent else [*_SSH, *_ALIVE, *entry.ssh_options, "--"]
         command = [*way, entry.host, shlex.join(command)]
     try:
-        return subprocess.Popen(command, start_new_session=True, preexec_fn=die_with_parent, **options)
+        return JsonChild(command)
     except FileNotFoundError:
         raise OallamaError(f"there is no {command[0]} here, which starts programs on {entry.host}") from None
 

@@ -58,11 +58,9 @@ class StageJob:
     state: str | None = None
     dry: bool = False
 
-    def dumps(self) -> str:
-        return json.dumps(asdict(self))
-
     @classmethod
     def loads(cls, text: str) -> StageJob:
+        """A job (`asdict`) from JSON."""
         content = json.loads(text)
         for name in ("names", "endpoints", "budgets", "layers", "tokens"):
             content[name] = tuple(content[name])
