@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -11,7 +12,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import pytest
 from oallama import Llama
 from oallama.cluster.allocation.allocation import allocate
 from oallama.cluster.allocation.cluster_plan import ClusterPlan
-from oallama.cluster.allocation.devices import ClusterFile, load_devices
+from oallama.cluster.allocation.devices import ClusterFile, DeviceEntry, load_devices
 from oallama.cluster.allocation.network import LinkQuality, Network
 from oallama.cluster.allocation.problem import Device, Layer, Problem
 from oallama.cluster.pipeline.measure import Model, read_model
@@ -48,8 +49,18 @@ def cluster_file(folder: Path, devices: dict[str, str], more: str = "") -> Path:
     return path
 
 
+def port_pair() -> int:
+    """A port for an agent's RPC server whose probe's port is free, too; below those that outgoing connections take."""
+    while True:
+        port = random.randrange(10_000, 22_000)
+        with suppress(OSError), socket.socket() as server, socket.socket() as probe:
+            server.bind(("127.0.0.1", port))
+            probe.bind(("127.0.0.1", DeviceEntry("a", "local", ("127.0.0.1", port), 1).echo_port))
+            return port
+
+
 def local(memory: str) -> str:
-    return f'address = "127.0.0.1:{free_port()}"\nmemory = "{memory}"'
+    return f'address = "127.0.0.1:{port_pair()}"\nmemory = "{memory}"'
 
 
 def plan_for(model: Model, cluster: ClusterFile, **flops: float) -> ClusterPlan:
@@ -312,21 +323,21 @@ def test_plan_measures_solves_and_explains(tiny: Callable[..., Path], tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("devices", "more", "message"),
+    ("memory", "entry", "more", "message"),
     [
-        ({"a": 'host = "nowhere.invalid"\naddress = "127.0.0.1:50052"\nmemory = "1GiB"'}, [], "device a on nowhere"),
-        ({"a": 'address = "127.0.0.1:50052"\nmemory = "900GiB"'}, [], "devices.toml promises 900.0 GiB"),
-        ({"a": 'address = "127.0.0.1:50052"\nmemory = "7MiB"'}, [], "too few"),
-        ({"a": 'address = "127.0.0.1:50052"\nmemory = "1MiB"'}, [], "its compute buffers alone take"),
-        ({"a": 'address = "127.0.0.1:50052"\nmemory = "1GiB"\ndevice = "CUDA7"'}, [], "unknown device 'CUDA7'"),
-        ({"a": 'address = "127.0.0.1:50052"\nmemory = "1GiB"'}, ["--solver", "luck"], "unknown --solver 'luck'"),
+        ("1GiB", 'host = "nowhere.invalid"', [], "device a on nowhere"),
+        ("900GiB", "", [], "devices.toml promises 900.0 GiB"),
+        ("7MiB", "", [], "too few"),
+        ("1MiB", "", [], "its compute buffers alone take"),
+        ("1GiB", 'device = "CUDA7"', [], "unknown device 'CUDA7'"),
+        ("1GiB", "", ["--solver", "luck"], "unknown --solver 'luck'"),
     ],
     ids=["unreachable", "more memory than there is", "does not fit", "not even buffers", "unknown device", "solver"],
 )
 def test_what_is_wrong_is_one_line(
-    devices: dict[str, str], more: list[str], message: str, tiny: Callable[..., Path], tmp_path: Path
+    memory: str, entry: str, more: list[str], message: str, tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
-    cluster = cluster_file(tmp_path, devices)
+    cluster = cluster_file(tmp_path, {"a": f"{local(memory)}\n{entry}"})
     done = oallama("cluster", "plan", tiny("llama"), "--devices", cluster, "--ctx", "512", *more)
     assert done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
 

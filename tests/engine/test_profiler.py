@@ -22,12 +22,6 @@ from oallama.profiling.workload import depths_for, tasks_for
 DEPTHS = (256, 1024)
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiler, "_MAX_SECONDS", 0.02)
-    monkeypatch.setattr(profiler, "_MAX_COLD_BYTES", 1 << 20)
-
-
 def graph_of(path: Path) -> OperatorGraph:
     return autoplan.read_graph(path, engine.Settings(n_ctx=512))
 
@@ -97,6 +91,21 @@ def test_an_interruption_leaves_a_usable_partial_cache(tiny: Callable[..., Path]
     _, rest = measure(graph, [], tmp_path)
     total = len(tasks_for(graph, depths=DEPTHS, type_k="f16", type_v="f16", accelerator=False))
     assert len(rest) == total - 3
+
+
+def test_two_processes_at_once_keep_each_others_times(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    """The second begins before the first has saved, and saves after it."""
+    mine, theirs = graph_of(tiny("llama")), graph_of(tiny("qwen3moe"))
+    begun = False
+
+    def another_process(*_: object) -> None:
+        nonlocal begun
+        if not begun:
+            begun = True
+            measure(theirs, [], tmp_path)
+
+    profiler.profile_machine(mine, [], depths=DEPTHS, cache=tmp_path, progress=another_process)
+    assert begun and [measure(graph, [], tmp_path)[1] for graph in (mine, theirs)] == [[], []]
 
 
 def test_a_damaged_cache_is_measured_anew(tiny: Callable[..., Path], tmp_path: Path) -> None:
@@ -182,6 +191,7 @@ def test_what_does_not_fit_is_noted_and_tried_again(
 
 def test_weights_are_colder_than_a_gpus_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """72 MB on an RTX 4090, 126 MB on a B200; on the CPU and what computes there the host's cache counts."""
+    monkeypatch.delenv("OALLAMA_QUICK_PROFILE")
     cpu = engine.device("CPU")
     gpu = replace(cpu, name="CUDA0", description="NVIDIA GeForce RTX 4090", type="gpu", backend="CUDA")
     assert profiler.cold_bytes(gpu) >= 4 * (126 << 20)

@@ -100,8 +100,14 @@ def test_two_devices_of_a_map_share_one_copy_of_the_inputs(
 
 
 @pytest.mark.skipif(not has_vulkan(), reason="needs Vulkan with lavapipe")
-@pytest.mark.parametrize("arch", ON_VULKAN)
-@pytest.mark.parametrize(("slots", "jitter_us", "prompts"), [(2, 0, PROMPTS), (4, 400, FEWER)])
+@pytest.mark.parametrize(
+    ("arch", "slots", "jitter_us", "prompts"),
+    [
+        ("minicpm3", 4, 400, FEWER),
+        *(pytest.param(arch, 2, 0, PROMPTS, marks=pytest.mark.slow) for arch in ON_VULKAN),
+        *(pytest.param(arch, 4, 400, FEWER, marks=pytest.mark.slow) for arch in ON_VULKAN if arch != "minicpm3"),
+    ],
+)
 def test_streamed_is_resident_on_vulkan(
     arch: str,
     slots: int,

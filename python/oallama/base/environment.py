@@ -87,6 +87,13 @@ MMVQ_LIMITS = Variable(
     "Most columns that a CUDA device multiplies by MMVQ, by weight type (1 to 8). "
     "`oallama serve` sets it from what `oallama tune` recorded.",
 )
+QUICK_PROFILE = Variable(
+    "OALLAMA_QUICK_PROFILE",
+    "any text",
+    "unset",
+    "python/oallama/profiling/fingerprint.py",
+    "Profiles take a fraction of the time and are too inexact to plan by. Tests use it.",
+)
 PIN_LIMIT = Variable(
     "OALLAMA_PIN_LIMIT",
     "bytes",

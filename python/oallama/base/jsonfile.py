@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -68,3 +70,22 @@ def write_text_atomic(path: str | os.PathLike[str], text: str, what: str) -> Non
         # After a success the name is gone; after an error or Ctrl-C it must not stay behind.
         with contextlib.suppress(OSError):
             aside.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def locked(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Within the block no other process is in one for the same file: read it, change it, write it.
+
+    The lock is a file beside it, which stays; its folder is made as needed. Raises OallamaError as `write_text_atomic`.
+    """
+    lock = Path(f"{os.fspath(path)}.lock")
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        file = open(lock, "w")  # noqa: SIM115 (the with below closes it)
+    except OSError as e:
+        raise OallamaError(
+            f"cannot write {lock}: {e.strerror}; choose a folder you may write to that has free space"
+        ) from None
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

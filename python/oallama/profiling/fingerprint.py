@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from oallama.base.environment import QUICK_PROFILE
 from oallama.engine import engine, runtime
 
 _LOOPBACK = re.compile(r"(127\.0\.0\.1|localhost|\[::1\]):\d+")
@@ -20,7 +21,8 @@ _LOOPBACK = re.compile(r"(127\.0\.0\.1|localhost|\[::1\]):\d+")
 
 def fingerprint(devices: Sequence[str], n_threads: int) -> dict[str, Any]:
     """Everything that makes measured times invalid when it changes, as JSON-able values."""
-    return {
+    quick: dict[str, Any] = {"quick": True} if is_quick() else {}
+    return quick | {
         "cpu": cpu_model(),
         "machine": platform.machine(),
         "n_threads": n_threads,
@@ -28,6 +30,11 @@ def fingerprint(devices: Sequence[str], n_threads: int) -> dict[str, Any]:
         "driver": nvidia_driver(),
         "engine": engine_version(),
     }
+
+
+def is_quick() -> bool:
+    """Whether this process measures in a fraction of the time: its profiles hold for processes of this kind alone."""
+    return bool(os.environ.get(QUICK_PROFILE.name))
 
 
 def computes_on_host(description: str) -> bool:

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from oallama.base.jsonfile import locked
 from oallama.data.entries import (
     KV_ROWS,
     OTHER,
@@ -34,14 +35,15 @@ from oallama.data.operators import OperatorGraph
 from oallama.data.profile import Profile
 from oallama.engine import engine
 from oallama.errors import OallamaError
-from oallama.profiling.fingerprint import cpu_set, fingerprint
+from oallama.profiling.fingerprint import cpu_set, fingerprint, is_quick
 from oallama.profiling.workload import DEPTHS, LINK_SIZES, UNFUSED_V_TYPES, Task, tasks_for
 
 Progress = Callable[[float, float, str], None]  # done, total (arbitrary units), what comes next
 
-_MAX_SECONDS = 0.6  # per task, warm-up excluded
+_MAX_SECONDS, _QUICK_SECONDS = 0.6, 0.02  # per task, warm-up excluded
 _MIN_COLD_BYTES = 64 << 20
 _MAX_COLD_BYTES = 1 << 30
+_QUICK_COLD_BYTES = 1 << 20
 # Four times the second-level cache of the largest GPUs (126 MB on a B200); ggml's interface does not tell its size.
 _GPU_COLD_BYTES = 512 << 20
 _SAVE_EVERY = 8
@@ -171,12 +173,18 @@ def _cache_file(mark: dict[str, Any], cache: Path | None) -> Path:
     return (cache or cache_dir()) / f"profile-{short}.json"
 
 
-def _cached(path: Path, mark: dict[str, Any], names: Sequence[str]) -> Profile:
+def _saved(path: Path, mark: Mapping[str, Any]) -> Profile | None:
     if path.is_file():
         with suppress(OallamaError):  # a damaged cache is measured anew
             profile = Profile.load(path)
             if not profile.is_stale(mark):
                 return profile
+    return None
+
+
+def _cached(path: Path, mark: dict[str, Any], names: Sequence[str]) -> Profile:
+    if there := _saved(path, mark):
+        return there
     infos = tuple(
         DeviceInfo(d.name, d.description, d.type, d.memory_total, d.backend, d.op_offload)
         for d in map(engine.device, names)
@@ -225,9 +233,25 @@ class _Recorder:
         self.profile = replace(self.profile, notes=kept + notes)
 
     def save(self) -> None:
-        if self._unsaved:
+        """Write what is new, beside what another process has added meanwhile."""
+        if not self._unsaved:
+            return
+        with locked(self._path):
+            there = _saved(self._path, self.profile.fingerprint)
+            if there:
+                self._adopt(there)
             self.profile.save(self._path)
-            self._unsaved = 0
+        self._unsaved = 0
+
+    def _adopt(self, other: Profile) -> None:
+        grown: dict[str, Any] = {}
+        for name in _FIELDS.values():
+            new = tuple(entry for entry in getattr(other, name) if _key(entry) not in self._keys)
+            grown[name] = (*getattr(self.profile, name), *new)
+            self._keys.update(map(_key, new))
+        noted = {(note.device, note.task) for note in self.profile.notes}
+        notes = tuple(note for note in other.notes if (note.device, note.task) not in noted)
+        self.profile = replace(self.profile, **grown, notes=(*self.profile.notes, *notes))
 
 
 def _key(entry: Any) -> tuple[Any, ...]:
@@ -273,7 +297,7 @@ class Probe:
 
     def __init__(self, device: str, n_threads: int, max_s: float | None = None) -> None:
         self._device = device
-        self._max_s = _MAX_SECONDS if max_s is None else max_s
+        self._max_s = (_QUICK_SECONDS if is_quick() else _MAX_SECONDS) if max_s is None else max_s
         self._n_threads = n_threads
         self.notes: tuple[Note, ...] = ()
         try:
@@ -335,6 +359,8 @@ def cold_bytes(device: engine.Device) -> int:
     Four times the largest cache of a GPU. Twice the last-level cache of the host for the CPU and for devices that
     compute on it (RPC on loopback, lavapipe); bounded, because a virtual machine reports the cache of the whole socket.
     """
+    if is_quick():
+        return _QUICK_COLD_BYTES
     hosted = device.backend.startswith("RPC") or "llvmpipe" in device.description
     if device.type in engine.ACCELERATOR_TYPES and not hosted:
         return _GPU_COLD_BYTES
