@@ -73,19 +73,20 @@ def write_text_atomic(path: str | os.PathLike[str], text: str, what: str) -> Non
 
 
 @contextlib.contextmanager
-def locked(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Within the block no other process is in one for the same file: read it, change it, write it.
+def locked(folder: str | os.PathLike[str], what: str) -> Iterator[None]:
+    """Within the block no other process is in one for this folder: read its files, change them, write them.
 
-    The lock is a file beside it, which stays; its folder is made as needed. Raises OallamaError as `write_text_atomic`.
+    The folder is made as needed. Raises OallamaError, for `what` that cannot be written, where it cannot be.
     """
-    lock = Path(f"{os.fspath(path)}.lock")
     try:
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        file = open(lock, "w")  # noqa: SIM115 (the with below closes it)
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
     except OSError as e:
         raise OallamaError(
-            f"cannot write {lock}: {e.strerror}; choose a folder you may write to that has free space"
+            f"cannot write {what} in {folder}: {e.strerror}; choose a folder you may write to that has free space"
         ) from None
-    with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(handle)

@@ -210,6 +210,7 @@ class _Recorder:
         self.profile = profile
         self._path = path
         self._unsaved = 0
+        self._tried: set[tuple[str, str]] = set()  # device and task, with or without a note
         self._keys = {_key(e) for field in _FIELDS.values() for e in getattr(profile, field)}
 
     def missing(self, device: str, tasks: Sequence[Task]) -> list[Task]:
@@ -228,6 +229,7 @@ class _Recorder:
     def note(self, device: str, task: Task, *notes: Note) -> None:
         """Add them in place of older ones on the same task."""
         same = (device, task.describe())
+        self._tried.add(same)
         kept = tuple(note for note in self.profile.notes if (note.device, note.task) != same)
         self._unsaved += kept + notes != self.profile.notes
         self.profile = replace(self.profile, notes=kept + notes)
@@ -236,7 +238,7 @@ class _Recorder:
         """Write what is new, beside what another process has added meanwhile."""
         if not self._unsaved:
             return
-        with locked(self._path):
+        with locked(self._path.parent, "profile"):
             there = _saved(self._path, self.profile.fingerprint)
             if there:
                 self._adopt(there)
@@ -249,9 +251,9 @@ class _Recorder:
             new = tuple(entry for entry in getattr(other, name) if _key(entry) not in self._keys)
             grown[name] = (*getattr(self.profile, name), *new)
             self._keys.update(map(_key, new))
-        noted = {(note.device, note.task) for note in self.profile.notes}
-        notes = tuple(note for note in other.notes if (note.device, note.task) not in noted)
-        self.profile = replace(self.profile, **grown, notes=(*self.profile.notes, *notes))
+        notes = tuple(note for note in other.notes if (note.device, note.task) not in self._tried)
+        kept = tuple(note for note in self.profile.notes if (note.device, note.task) in self._tried)
+        self.profile = replace(self.profile, **grown, notes=kept + notes)
 
 
 def _key(entry: Any) -> tuple[Any, ...]:
