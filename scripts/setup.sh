@@ -137,11 +137,7 @@ build_engine() {
     done
     settings+=(--config-settings "cmake.define.OALLAMA_VULKAN=$(vulkan)")
     settings+=(--config-settings "cmake.define.OALLAMA_TOOLS=$([ "$parts" = all ] && echo ON || echo OFF)")
-    if [ "$parts" = demo ]; then
-        say "building the engine for the demo (about 5 minutes the first time on 2 cores)"
-    else
-        say "building the engine (about 15 minutes the first time on 2 cores)"
-    fi
+    say "building the engine"
     # ninja and cmake of the build tools, not those of the system: Debian's cmake is 3.25.
     PATH="$PWD/.venv/bin:$PATH" pip install -v --no-build-isolation "${settings[@]}" \
         -e ".[${OALLAMA_EXTRAS:-test,plot,cluster,dev}]"
@@ -174,6 +170,10 @@ if [ -x .venv/bin/oallama ] && [ -e "build/.setup-$parts-$(fingerprint)" ]; then
 fi
 : >"$log"
 started=$SECONDS
+if [ ! -x .venv/bin/oallama ]; then
+    [ "$parts" = demo ] && minutes=6 || minutes=12
+    say "takes about $minutes minutes the first time (2 cores)"
+fi
 command -v c++ >/dev/null || fail "no C++ compiler; as root: apt-get install g++"
 install_ccache
 install_vulkan
