@@ -1,7 +1,8 @@
 # `make demo`, `make check` and `make test` do all the set-up they need; see README.md. `make help` lists the targets.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-long test-all baseline lint bench bundle clean
+.NOTPARALLEL: # setup and engine build in one folder
+.PHONY: help setup engine demo check test test-long test-all baseline lint bench bundle clean
 
 MODEL ?=
 VRAM ?=
@@ -21,10 +22,13 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo '  MODEL=path.gguf VRAM=8GiB for demo and bench; ARGS="..." for demo, test and bench'
 
-setup: ## system packages (as root), .venv, the engine; seconds when nothing changed
+setup: ## system packages (as root), .venv, the engine with all programs; seconds when nothing changed
 	@scripts/setup.sh
 
-demo: setup baseline ## every step once, from a model to the TTFT/TPOT table
+engine: ## as setup, without what `make demo` does not use: llama-server, other programs, Vulkan without a GPU
+	@scripts/setup.sh demo
+
+demo: engine baseline ## every step once, from a model to the TTFT/TPOT table
 	@$(bin)/oallama demo $(if $(MODEL),--model "$(MODEL)") $(options)
 
 check: lint ## linters, types, tests that need no engine: under a minute
@@ -41,14 +45,14 @@ test-long: setup baseline ## what `make test` leaves out: soaks, ThreadSanitizer
 
 test-all: test test-long ## all tests
 
-baseline: setup ## unpatched llama.cpp from the same pin
+baseline: engine ## unpatched llama.cpp from the same pin
 	@scripts/baseline.sh
 
-bench: setup baseline ## TTFT and TPOT of MODEL against llama.cpp
+bench: engine baseline ## TTFT and TPOT of MODEL against llama.cpp
 	@test -n "$(MODEL)" || { echo 'make bench: expected MODEL=path.gguf' >&2; exit 2; }
 	@$(bin)/oallama bench "$(MODEL)" --baseline $(options)
 
-lint: setup ## formatters, linters, types, the patch series
+lint: engine ## formatters, linters, types, the patch series
 	$(bin)/ruff check .
 	$(bin)/ruff format --check .
 	$(bin)/mypy

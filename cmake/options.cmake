@@ -39,10 +39,4 @@ oallama_backend(CUDA   "NVIDIA GPUs"           ${has_cuda})
 oallama_backend(VULKAN "Vulkan devices"        ${has_vulkan})
 oallama_backend(RPC    "remote and loopback devices" ON)
 
-find_program(CCACHE ccache)
-if (CCACHE)
-    foreach (lang C CXX CUDA)
-        set(CMAKE_${lang}_COMPILER_LAUNCHER ${CCACHE} CACHE STRING "")
-    endforeach()
-endif()
-set(GGML_CCACHE OFF CACHE BOOL "" FORCE) # ours is set above
+option(OALLAMA_TOOLS "llama.cpp's programs (llama-server and others) and libmtmd; `make demo` needs none of them" ON)

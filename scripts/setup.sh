@@ -1,6 +1,9 @@
 #!/usr/bin/env bash
-# Everything that `make demo` and `make test` need: system packages (as root), .venv, the engine. Safe to repeat; when
-# nothing it depends on has changed it ends within a second.
+# Everything that `make test` and `oallama serve` need: system packages (as root), .venv, the engine. Safe to repeat;
+# when nothing it depends on has changed it ends within a second.
+#
+# usage: scripts/setup.sh [demo]     demo: without what `make demo` does not use: llama.cpp's programs, libmtmd, and
+#        Vulkan on a machine without a GPU. A later `scripts/setup.sh` builds what is missing, and then all is kept.
 #
 # Environment: PYTHON (interpreter for .venv), OALLAMA_CUDA / OALLAMA_VULKAN / OALLAMA_RPC / OALLAMA_MPI = AUTO|ON|OFF (OALLAMA_VULKAN=OFF
 # also installs no Vulkan packages), OALLAMA_EXTRAS (default test,plot,cluster,dev), CMAKE_ARGS (more options for the engine).
@@ -9,7 +12,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 llama_cpp=third_party/llama.cpp
 log=build/setup.log
-export CCACHE_BASEDIR="$PWD" CCACHE_NOHASHDIR=1 # a second clone finds the objects of the first
+parts=${1:-all}
+# The baseline and a second clone find the objects of the engine.
+export CCACHE_BASEDIR="$PWD" CCACHE_NOHASHDIR=1
 
 say() { printf 'setup: %s\n' "$*"; }
 
@@ -35,16 +40,32 @@ missing_vulkan() {
     [ -e /usr/include/spirv/unified1/spirv.hpp ] || echo spirv-headers
 }
 
+# ON, OFF or AUTO: where its packages are, but not for the demo on a machine without a GPU.
+vulkan() {
+    local wanted=${OALLAMA_VULKAN:-AUTO}
+    if [ "$wanted $parts" = "AUTO demo" ] && ! compgen -G '/dev/dri/renderD*' >/dev/null && [ ! -e /dev/nvidia0 ]; then
+        wanted=OFF
+    fi
+    echo "$wanted"
+}
+
 install_vulkan() {
     local missing
     mapfile -t missing < <(missing_vulkan)
-    if [ "${OALLAMA_VULKAN:-AUTO}" = OFF ] || [ ${#missing[@]} = 0 ]; then
+    if [ "$(vulkan)" = OFF ] || [ ${#missing[@]} = 0 ]; then
         return
     fi
     if ! may_use_apt; then
         say "Vulkan is left out; with it: apt-get install ${missing[*]} (as root), then again"
     elif ! apt_install "${missing[@]}"; then
         say "Vulkan is left out: apt-get could not install ${missing[*]} (see $log)"
+    fi
+}
+
+# With it the baseline takes what it has in common with the engine from there.
+install_ccache() {
+    if ! command -v ccache >/dev/null && may_use_apt; then
+        apt_install ccache || say "without ccache: apt-get could not install it (see $log)"
     fi
 }
 
@@ -110,11 +131,13 @@ install_llama_cpp_python() {
 
 build_engine() {
     local settings=() option name
-    for option in CUDA VULKAN RPC MPI; do
+    for option in CUDA RPC MPI; do
         name=OALLAMA_$option
         settings+=(--config-settings "cmake.define.$name=${!name:-AUTO}")
     done
-    say "building the engine (10 to 25 minutes the first time on 2 cores)"
+    settings+=(--config-settings "cmake.define.OALLAMA_VULKAN=$(vulkan)")
+    settings+=(--config-settings "cmake.define.OALLAMA_TOOLS=$([ "$parts" = all ] && echo ON || echo OFF)")
+    say "building the engine"
     # ninja and cmake of the build tools, not those of the system: Debian's cmake is 3.25.
     PATH="$PWD/.venv/bin:$PATH" pip install -v --no-build-isolation "${settings[@]}" \
         -e ".[${OALLAMA_EXTRAS:-test,plot,cluster,dev}]"
@@ -133,13 +156,26 @@ fingerprint() {
     } 2>/dev/null | sha256sum | cut -c1-16
 }
 
+case $parts in
+    all | demo) ;;
+    *) fail "unknown part $parts; expected demo, or nothing for all" ;;
+esac
 mkdir -p build
-if [ -x .venv/bin/oallama ] && [ -e "build/.setup-$(fingerprint)" ]; then
+# What was once built stays.
+if compgen -G 'build/.setup-all-*' >/dev/null; then
+    parts=all
+fi
+if [ -x .venv/bin/oallama ] && [ -e "build/.setup-$parts-$(fingerprint)" ]; then
     exit 0
 fi
 : >"$log"
 started=$SECONDS
+if [ ! -x .venv/bin/oallama ]; then
+    [ "$parts" = demo ] && minutes=6 || minutes=12
+    say "takes about $minutes minutes the first time (2 cores)"
+fi
 command -v c++ >/dev/null || fail "no C++ compiler; as root: apt-get install g++"
+install_ccache
 install_vulkan
 make_venv
 made_from=$(fingerprint) # before the build: who edits a file meanwhile needs another
@@ -154,5 +190,5 @@ pip install "${tools[@]}"
 install_llama_cpp_python
 build_engine
 rm -f build/.setup-*
-touch "build/.setup-$made_from"
+touch "build/.setup-$parts-$made_from"
 say "done in $((SECONDS - started)) s"

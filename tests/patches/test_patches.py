@@ -342,3 +342,10 @@ def test_the_real_series_is_in_order():
     if trees.read_stamp(layout.upstream)["files"] and trees.edits(layout.upstream):
         pytest.skip("upstream/ is trimmed (a bundle): patches to the backends left out cannot be tried")
     assert upstream.check(layout) == []
+
+
+def test_no_header_is_patched_that_engine_and_baseline_compile_with():
+    """Every file that includes it would be compiled for the baseline again, in place of taken from ccache."""
+    files = {file for patch in patchset.read_series(LLAMA_CPP / "patches") for file in patch.files}
+    folders = ("src/", "ggml/", "include/")
+    assert not [file for file in files if file.startswith(folders) and file.endswith((".h", ".cuh"))]

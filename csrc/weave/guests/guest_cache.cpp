@@ -1,5 +1,6 @@
 #include "guest_cache.h"
 
+#include "guest_rows.h"
 #include "llama-hparams.h"
 #include "llama-impl.h"
 
@@ -56,15 +57,15 @@ llama_memory_context_ptr GuestCache::init_batch(llama_batch_allocr & balloc, uin
         }
     }
 
-    const std::function<int32_t(llama_seq_id)> order = [this](llama_seq_id seq_id) { return order_of(seq_id); };
-    std::vector<GuestBatch>                    batches;
-    std::vector<llama_ubatch>                  locals;
+    std::vector<GuestBatch>   batches;
+    std::vector<llama_ubatch> locals;
     balloc.split_reset();
     while (all_here) {
-        auto ubatch = balloc.split_simple(n_ubatch, &order);
+        auto ubatch = balloc.split_simple(n_ubatch);
         if (ubatch.n_tokens == 0) {
             break;
         }
+        sort_rows(ubatch, balloc.get_out_ids(), [this](llama_seq_id seq_id) { return order_of(seq_id); });
         uint32_t n_local = 0;
         while (n_local < ubatch.n_tokens && !is_guest(ubatch.seq_id[n_local][0])) {
             ++n_local;

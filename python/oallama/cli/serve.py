@@ -11,6 +11,7 @@ import typer
 from oallama.base.children import run_server
 from oallama.base.printing import say
 from oallama.data.plan import HOST, PlacementPlan
+from oallama.engine import runtime
 from oallama.engine.engine import Settings
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
@@ -89,6 +90,7 @@ def serve(
         raise OallamaError("give MODEL, or --hot MODEL with --cold MODEL")
     if woven.lend is not None or woven.guests is not None or woven.weave is not None:
         raise OallamaError("--guests, --lend and --weave are for --hot MODEL with --cold MODEL; leave them out")
+    runtime.program("llama-server")  # before minutes of profiling
     connection = hardware.connect()
     made = wanted = None
     chosen = connection.device or autoplan.find_accelerator()

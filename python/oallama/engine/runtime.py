@@ -46,7 +46,7 @@ def program(name: str) -> Path:
         path = folder / name
         if path.is_file():
             return path
-    raise OallamaError(f"the program {name} is not part of this build (looked beside {lib_dir()})")
+    raise OallamaError(f"the program {name} is not built (looked beside {lib_dir()}): build it with `make setup`")
 
 
 def _package_dir() -> Path:
@@ -73,7 +73,9 @@ def llama_cpp() -> ModuleType:
     make_loadable(lib_dir())
     with _environment(LLAMA_CPP_LIB_PATH=str(lib_dir()), MTMD_CPP_LIB=str(lib_dir())):
         import llama_cpp
-        import llama_cpp.mtmd_cpp  # reads its variable at import, too
+
+        if (lib_dir() / "libmtmd.so").is_file():  # `make demo` builds none
+            import llama_cpp.mtmd_cpp  # reads its variable at import, too
     return llama_cpp
 
 
