@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from oallama.bench.machine import describe, save_lines
+from oallama.bench.machine import describe
+from oallama.bench.script import arguments, record, words
 from oallama.cluster.allocation.allocation import allocate
 from oallama.cluster.allocation.network import LinkQuality, Network
 from oallama.cluster.allocation.problem import LINK_MODELS, Device, Layer, Problem
@@ -63,25 +63,26 @@ def make_problem(rng: np.random.Generator, n_layers: int, n_devices: int, tightn
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path)
+    parser = arguments(__doc__, "allocation")
     parser.add_argument("--repeats", type=int, default=20, help="clusters per case")
     parser.add_argument("--draws", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", type=int, default=1)
-    parser.add_argument("--links", default=",".join(LINK_MODELS))
+    parser.add_argument("--links", type=words, default=LINK_MODELS)
     parser.add_argument("--time-limit", type=float, default=20.0)
     parser.add_argument("--only", choices=("speed", "robustness"))
     options = parser.parse_args()
-    lines = []
-    for links in options.links.split(","):
-        if options.only != "robustness":
-            lines += [speed(case, links, "grouped", options) for case in SPEED]
-            lines.append(speed(REFERENCE, links, "grouped", options))
-            lines.append(speed(REFERENCE, links, "milp", options))
+    record(cases(options), options.out, each={"machine": describe()}, quiet=True)
+
+
+def cases(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    if options.only != "robustness":
+        for links in options.links:
+            yield from (speed(case, links, "grouped", options) for case in (*SPEED, REFERENCE))
+            yield speed(REFERENCE, links, "milp", options)
     if options.only != "speed":
-        lines += [line for case in ROBUST for line in robust(case, options)]
-    save_lines(({**line, "machine": describe(sys.argv)} for line in lines), options.out, append=True)
+        for case in ROBUST:
+            yield from robust(case, options)
 
 
 def speed(case: tuple[int, int, float], links: Any, solver: Any, options: argparse.Namespace) -> dict[str, Any]:
@@ -111,10 +112,9 @@ def speed(case: tuple[int, int, float], links: Any, solver: Any, options: argpar
     return line
 
 
-def robust(case: tuple[int, int, float], options: argparse.Namespace) -> list[dict[str, Any]]:
+def robust(case: tuple[int, int, float], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """How the nominal plan, one made without QoS terms, one by memory and robust ones fare in the same draws."""
     n_layers, n_devices, tightness = case
-    lines = []
     for repeat in range(5):
         problem = make_problem(np.random.default_rng([options.seed, repeat]), *case, options.kinds)
         blind = replace(problem, settings=replace(problem.settings, wq1=0.0, wq2=0.0, wq3=0.0))
@@ -131,22 +131,13 @@ def robust(case: tuple[int, int, float], options: argparse.Namespace) -> list[di
         ratios = {
             name: {"mean": one.mean, "p95": one.p95, "worst": one.worst} for name, one in zip(plans, found, strict=True)
         }
-        lines.append(
-            {
-                "what": "robustness",
-                "layers": n_layers,
-                "devices": n_devices,
-                "tightness": tightness,
-                "kinds": options.kinds,
-                "factor": FACTOR,
-                "draws": options.draws,
-                "seed": [options.seed, repeat],
-                "ratios": ratios,
-            }
-        )
+        yield {
+            "what": "robustness", "layers": n_layers, "devices": n_devices, "tightness": tightness,
+            "kinds": options.kinds, "factor": FACTOR, "draws": options.draws, "seed": [options.seed, repeat],
+            "ratios": ratios,
+        }  # fmt: skip
         shown = ", ".join(f"{name} {r['mean']:.3f}/{r['p95']:.3f}/{r['worst']:.3f}" for name, r in ratios.items())
         print(f"{n_layers} x {n_devices}, {tightness} (mean/p95/worst): {shown}", flush=True)
-    return lines
 
 
 def by_memory(problem: Problem) -> tuple[str, ...]:

@@ -22,11 +22,11 @@ GPU_QUERY = "name,memory.total,driver_version,pcie.link.gen.max,pcie.link.width.
 ENGINE_VARIABLES = ("GGML_", "CUDA_", "OMP_", "GOMP_", "OALLAMA_")
 
 
-def describe(argv: list[str]) -> dict[str, Any]:
-    """All of a report's lines have in common; argv is the command line that asked for the measurement."""
+def describe(argv: list[str] | None = None) -> dict[str, Any]:
+    """All of a report's lines have in common; argv: the command line that asked for it (default: this process's)."""
     return {
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "argv": [portable(argument) for argument in argv],
+        "argv": [portable(argument) for argument in (sys.argv if argv is None else argv)],
         **repository(),
         "hardware": hardware(),
         "versions": versions(),
