@@ -146,7 +146,7 @@ def test_as_many_layers_as_there_is_time_for(tmp_path: Path, monkeypatch: pytest
         to_backend_map=lambda: "", context="", tensors={"x": SimpleNamespace(nbytes=40e9)},
         predicted=SimpleNamespace(ttft_s={32: 1.0}, tpot_s={32: 0.025}),
     )  # fmt: skip
-    monkeypatch.setattr(oato, "plans", lambda *_: {"auto": plan, "exact": plan})
+    monkeypatch.setattr(oato, "plans", lambda *_: ({"auto": plan, "exact": plan}, {}))
     options: Any = SimpleNamespace(
         make=tmp_path, layers=(32, 16, 8), budgets=["25%", "50%", "75%"], prompts=(32, 64, 128, 512), n_generate=64,
         repeats=5,
