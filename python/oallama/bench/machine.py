@@ -34,14 +34,9 @@ def describe(argv: list[str] | None = None) -> dict[str, Any]:
     }
 
 
-def save_lines(lines: Iterable[dict[str, Any]], out: Path | None, *, append: bool = False) -> None:
-    """Write measurements as lines of JSON: to a new file, to the end of one, or (None) to standard output."""
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    if out is None:
-        sys.stdout.write(text)
-        return
-    with out.open("a" if append else "w", encoding="utf-8") as file:
-        file.write(text)
+def save_lines(lines: Iterable[dict[str, Any]], out: Path) -> None:
+    """Write measurements as lines of JSON to a new file."""
+    out.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
 
 def portable(argument: str) -> str:
