@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import secrets
 import statistics
 import subprocess
 import sys
@@ -91,7 +93,7 @@ def start_servers(lab: NetLab, options: Any) -> list[str]:
     for host in range(options.hosts):
         for slot in range(options.slots):
             port = PORT + slot
-            server = [str(runtime.program("ggml-rpc-server")), "--host", lab.address(host), "--port", str(port)]
+            server = [str(runtime.program("ggml-rpc-server")), "--listen", lab.address(host), "-p", str(port)]
             lab.popen(host, [*server, "--device", "CPU", "--threads", "1"], stdout=subprocess.DEVNULL)
             endpoints.append(f"{lab.address(host)}:{port}")
     return endpoints
@@ -177,6 +179,10 @@ def main() -> None:
         return
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="oallama-")))
+        token = folder / "rpc.token"  # of the servers and their client
+        token.touch(0o600)
+        token.write_text(secrets.token_hex(32))
+        os.environ["OALLAMA_RPC_TOKEN_FILE"] = str(token)
         model = options.model or paper_model(folder / "model.gguf", options.layers)
         setting = {k: v for k, v in vars(options).items() if k not in ("model", "out", "rpc_client")}
         lines = ({**setting, "model_nbytes": model.stat().st_size, **e} for e in measure(model, folder, options))
