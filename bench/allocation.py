@@ -1,36 +1,31 @@
-"""The pipeline allocator: how long it takes, what it proves, and how its plans fare when their numbers are wrong.
+"""The pipeline allocator: how long it takes, and what it proves.
 
-python bench/allocation.py [--out FILE.jsonl] [--repeats 20] [--draws 200] [--only speed|robustness]
+python bench/allocation.py [--out FILE.jsonl] [--repeats 20]
 
 Random clusters, hosts spread log-normally on a gigabit network, and the layers of a 70B model, all equal (--kinds: in
-as many runs of different ones). "speed" takes a problem from its description to the plan, one thread. "robustness"
-multiplies every speed and link by a factor of its own in [1/1.5, 1.5] and compares plans with the best plan of each
-draw. One JSON line per case.
+as many runs of different ones). Timed from the problem's description to the plan, one thread. One JSON line per case.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from oallama.bench.machine import describe, save_lines
+from oallama.bench.machine import describe
+from oallama.bench.script import arguments, record, words
 from oallama.cluster.allocation.allocation import allocate
 from oallama.cluster.allocation.network import LinkQuality, Network
 from oallama.cluster.allocation.problem import LINK_MODELS, Device, Layer, Problem
-from oallama.cluster.allocation.robust import allocate_robust, perturb, robustness
 
 # layers, devices beside the client, memory of all over what the layers need
 SPEED = ((32, 4, 1.5), (80, 8, 1.5), (80, 32, 1.5), (80, 32, 2.5), (80, 32, 5.0))
 REFERENCE = (16, 4, 1.5)
-ROBUST = ((32, 4, 2.0), (80, 8, 1.5), (80, 8, 3.0), (80, 16, 3.0))
-FACTOR = 1.5
 
 
 def make_problem(rng: np.random.Generator, n_layers: int, n_devices: int, tightness: float, kinds: int = 1) -> Problem:
@@ -63,25 +58,20 @@ def make_problem(rng: np.random.Generator, n_layers: int, n_devices: int, tightn
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path)
+    parser = arguments(__doc__, "allocation")
     parser.add_argument("--repeats", type=int, default=20, help="clusters per case")
-    parser.add_argument("--draws", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", type=int, default=1)
-    parser.add_argument("--links", default=",".join(LINK_MODELS))
+    parser.add_argument("--links", type=words, default=LINK_MODELS)
     parser.add_argument("--time-limit", type=float, default=20.0)
-    parser.add_argument("--only", choices=("speed", "robustness"))
     options = parser.parse_args()
-    lines = []
-    for links in options.links.split(","):
-        if options.only != "robustness":
-            lines += [speed(case, links, "grouped", options) for case in SPEED]
-            lines.append(speed(REFERENCE, links, "grouped", options))
-            lines.append(speed(REFERENCE, links, "milp", options))
-    if options.only != "speed":
-        lines += [line for case in ROBUST for line in robust(case, options)]
-    save_lines(({**line, "machine": describe(sys.argv)} for line in lines), options.out, append=True)
+    record(cases(options), options.out, each={"machine": describe()}, quiet=True)
+
+
+def cases(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    for links in options.links:
+        yield from (speed(case, links, "grouped", options) for case in (*SPEED, REFERENCE))
+        yield speed(REFERENCE, links, "milp", options)
 
 
 def speed(case: tuple[int, int, float], links: Any, solver: Any, options: argparse.Namespace) -> dict[str, Any]:
@@ -109,53 +99,6 @@ def speed(case: tuple[int, int, float], links: Any, solver: Any, options: argpar
         flush=True,
     )
     return line
-
-
-def robust(case: tuple[int, int, float], options: argparse.Namespace) -> list[dict[str, Any]]:
-    """How the nominal plan, one made without QoS terms, one by memory and robust ones fare in the same draws."""
-    n_layers, n_devices, tightness = case
-    lines = []
-    for repeat in range(5):
-        problem = make_problem(np.random.default_rng([options.seed, repeat]), *case, options.kinds)
-        blind = replace(problem, settings=replace(problem.settings, wq1=0.0, wq2=0.0, wq3=0.0))
-        plans = {
-            "nominal": allocate(problem).layers,
-            "no-qos": allocate(blind).layers,
-            "by-memory": by_memory(problem),
-            "robust-worst": allocate_robust(problem, criterion="worst", seed=1)[0].layers,
-            "robust-mean": allocate_robust(problem, criterion="mean", seed=1)[0].layers,
-        }
-        # Other draws than the robust plans were chosen with.
-        rng = np.random.default_rng([options.seed, repeat, 2])
-        found = robustness(list(plans.values()), [perturb(problem, rng, FACTOR) for _ in range(options.draws)])
-        ratios = {
-            name: {"mean": one.mean, "p95": one.p95, "worst": one.worst} for name, one in zip(plans, found, strict=True)
-        }
-        lines.append(
-            {
-                "what": "robustness",
-                "layers": n_layers,
-                "devices": n_devices,
-                "tightness": tightness,
-                "kinds": options.kinds,
-                "factor": FACTOR,
-                "draws": options.draws,
-                "seed": [options.seed, repeat],
-                "ratios": ratios,
-            }
-        )
-        shown = ", ".join(f"{name} {r['mean']:.3f}/{r['p95']:.3f}/{r['worst']:.3f}" for name, r in ratios.items())
-        print(f"{n_layers} x {n_devices}, {tightness} (mean/p95/worst): {shown}", flush=True)
-    return lines
-
-
-def by_memory(problem: Problem) -> tuple[str, ...]:
-    """llama.cpp's own split: layers in proportion to memory, within the room of each device."""
-    size = max(layer.memory_bytes for layer in problem.layers)
-    rooms = [int(problem.settings.beta * device.memory_bytes) // size for device in problem.devices]
-    n, shares = len(problem.layers), np.cumsum(rooms) / sum(rooms)
-    ends = np.rint(shares * n).astype(int)
-    return tuple(problem.devices[int(np.searchsorted(ends, at, side="right"))].name for at in range(n))
 
 
 if __name__ == "__main__":

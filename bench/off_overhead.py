@@ -1,23 +1,21 @@
 """What the hooks cost when nothing is planned: patched against unpatched libllama on the CPU, interleaved.
 
-python bench/off_overhead.py [--out bench/results/NAME] [--shape small] [--type Q8_0]
+python bench/off_overhead.py [--out STEM] [--shape small] [--type Q8_0]
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 import tempfile
 from pathlib import Path
 
 from oallama.bench import Engine, LoadParams, Sweep, find_baseline_lib, print_table, run_bench, write_reports
+from oallama.bench.script import arguments
 from oallama.engine import runtime
 from oallama.modelmaker import make_model
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("bench/results/off_overhead"))
+    parser = arguments(__doc__, "off-overhead", suffix="")
     parser.add_argument("--shape", default="small")
     parser.add_argument("--type", default="Q8_0")
     parser.add_argument("--repeats", type=int, default=15)
@@ -32,7 +30,7 @@ def main() -> None:
         model = make_model(Path(folder) / f"llama-{options.shape}-{options.type}.gguf", shape=options.shape,
                            file_type=options.type)  # fmt: skip
         sweep = Sweep(prompts=(128,), gens=(128,), repeats=options.repeats)
-        results = run_bench(model, engines, sweep, argv=sys.argv)
+        results = run_bench(model, engines, sweep)
     print_table(results)
     write_reports(results, options.out)
 

@@ -9,16 +9,14 @@ package's NotFoundError, malformed requests its BadRequestError. Writes the mach
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import openai
 
-from oallama.bench.machine import describe, save_lines
+from oallama.bench.machine import describe
+from oallama.bench.script import arguments, record
 
 N_CHAT, N_PLAIN = 16, 8
 
@@ -65,19 +63,21 @@ def refusals(client: openai.OpenAI, model: str) -> dict[str, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, "openai-client")
     parser.add_argument("url")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    client = openai.OpenAI(base_url=args.url, api_key="none", max_retries=0)
-    lines: list[dict[str, Any]] = [{"machine": describe(sys.argv), "openai": openai.__version__}]
-    for _ in range(args.rounds):
+    head = {"machine": describe(), "openai": openai.__version__}
+    record(rounds(args.url, args.rounds), args.out, head=head, quiet=True)
+
+
+def rounds(url: str, n: int) -> Iterator[dict[str, Any]]:
+    client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+    for _ in range(n):
         models = sorted(model.id for model in client.models.list())
-        lines.append({"models": {model: answers(client, model) for model in models}, **refusals(client, models[0])})
-        print(json.dumps(lines[-1], indent=1))
-    if args.out:
-        save_lines(lines, args.out)
+        line = {"models": {model: answers(client, model) for model in models}, **refusals(client, models[0])}
+        print(json.dumps(line, indent=1))
+        yield line
 
 
 if __name__ == "__main__":

@@ -11,26 +11,22 @@ the machine, then one JSON line per plan with every sample.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
-import sys
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from oallama.bench.machine import describe, save_lines
+from cluster import OALLAMA, answer, paper_model, prompt_text
+from oallama.bench.machine import describe
+from oallama.bench.script import arguments, note, record
 from oallama.cluster.allocation.allocation import allocate
 from oallama.cluster.allocation.cluster_plan import ClusterPlan
 from oallama.cluster.pipeline.measure import read_model
 from oallama.engine.engine import Settings
-from oallama.modelmaker import make_model
 from oallama.netlab import Conditions, NetLab
 
-SHAPE = {"n_layer": 6, "n_embd": 3200, "n_ff": 8640, "n_head": 32, "n_head_kv": 32}
-OALLAMA = str(Path(sys.executable).parent / "oallama")
 CTX = 1024
 
 
@@ -77,7 +73,7 @@ def measure(
         plans = {"as priced": folder / "plan.json"}
         command = [OALLAMA, "cluster", "plan", str(model), "--devices", str(devices), "-o", str(plans["as priced"])]
         command += ["--ctx", str(CTX), "--ssh-agent", str(lab.ssh_agent()), "--json"]
-        _run(lab, command)
+        answer(lab, command)
         if setting.without_qos:
             plans["without QoS terms"] = folder / "blind.json"
             _without_qos(ClusterPlan.load(plans["as priced"])).save(plans["without QoS terms"])
@@ -85,12 +81,12 @@ def measure(
         for number in range(options.rounds):
             for name, path in plans.items():
                 entry = found.setdefault(name, _entry(setting, name, ClusterPlan.load(path)))
-                said = _run(lab, _command(lab, model, path, options))
+                said = answer(lab, _command(lab, model, path, options))
                 assert not said["changes"], said["changes"]
                 sample = {key: said[key] for key in ("ttft_s", "tpot_s", "n_prompt", "n_generated")}
                 entry["samples"].append(sample)
                 entry["predicted"] = said["predicted"]
-                print(f"{setting.name}, {name}, round {number}: {sample} {said['predicted']}", file=sys.stderr)
+                note(f"{setting.name}, {name}, round {number}: {sample} {said['predicted']}")
     for entry in found.values():
         for key in ("ttft_s", "tpot_s"):
             entry[f"median_{key}"] = statistics.median(sample[key] for sample in entry["samples"])
@@ -99,17 +95,20 @@ def measure(
 
 
 def _command(lab: NetLab, model: Path, plan: Path, options: Any) -> list[str]:
-    prompt = " ".join(["the"] * (options.prompt - 1))
-    command = [OALLAMA, "cluster", "run", str(model), prompt, "--plan", str(plan), "--json", "--temperature", "0"]
+    command = [
+        OALLAMA,
+        "cluster",
+        "run",
+        str(model),
+        prompt_text(options.prompt),
+        "--plan",
+        str(plan),
+        "--json",
+        "--temperature",
+        "0",
+    ]
     command += ["--n-generate", str(options.generate), "--ssh-agent", str(lab.ssh_agent())]
     return [*command, "--threshold", "1000"]  # the plan as it is
-
-
-def _run(lab: NetLab, command: list[str]) -> dict[str, Any]:
-    done = lab.run(0, command, capture_output=True, text=True, timeout=1800)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command[:4])}: {done.stderr[-2000:]}")
-    return dict(json.loads(done.stdout))
 
 
 def _without_qos(plan: ClusterPlan) -> ClusterPlan:
@@ -127,27 +126,22 @@ def _entry(setting: Setting, name: str, plan: ClusterPlan) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, "pipeline")
     parser.add_argument("--model", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--prompt", type=int, default=64)
     parser.add_argument("--generate", type=int, default=32)
     parser.add_argument("--only", default="", help="names of settings, or their beginnings")
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     chosen = [s for s in SETTINGS if not options.only or s.name.startswith(tuple(options.only.split(",")))]
     with tempfile.TemporaryDirectory(prefix="oallama-") as name:
         folder = Path(name)
         os.environ["XDG_CACHE_HOME"] = str(folder / "cache")  # times of this hour, not of a cached one
-        model = options.model
-        if model is None:
-            model = make_model(folder / "model.gguf", arch="llama", shape="small", file_type="Q8_0", overrides=SHAPE)
+        model = options.model or paper_model(folder / "model.gguf")
         read = read_model(model, Settings(n_ctx=CTX))
         layers = sum(t.nbytes for t in read.graph.tensors if t.layer is not None) + read.kv_bytes * read.graph.n_layer
-        lines = [describe(["python", "bench/pipeline.py", *sys.argv[1:]])]
-        for setting in chosen:
-            lines += measure(setting, model, layers, read.compute_bytes, folder, options)
-    save_lines(lines, options.out)
+        every = (line for s in chosen for line in measure(s, model, layers, read.compute_bytes, folder, options))
+        record(every, options.out, head=describe())
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 python bench/planner_speed.py [--out FILE.jsonl] [--repeats 3]
 
 Published shapes in sparse files (no weight is stored), a profile computed from a datasheet, dry runs on a
-stand-in device. One JSON line per model and planner, at the end of FILE or printed: the seconds of everything
+stand-in device. One JSON line per model and planner: the seconds of everything
 (medians), of them in dry runs, and the gap that was proven. Reading the model's graph is timed apart.
 """
 
@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from oallama.bench.machine import describe, save_lines
+from oallama.bench.machine import describe
+from oallama.bench.script import arguments, record
 from oallama.engine import engine
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices
@@ -46,11 +46,14 @@ class Stopwatch:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path)
+    parser = arguments(__doc__, "planner-speed")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--datasheet", default="rtx4090-xeon4314")
     options = parser.parse_args()
+    record(measured(options), options.out, each={"machine": describe()})
+
+
+def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     sheet, dry_run = Datasheet.load(options.datasheet), engine.dry_run
     for shape, file_type, budget, n_ctx in MODELS:
         with tempfile.TemporaryDirectory() as folder:
@@ -68,7 +71,7 @@ def main() -> None:
                     choices = Choices(planner=planner, profile=profile, elsewhere=True)  # type: ignore[arg-type]
                     plan = autoplan.plan_graph(path, graph, budget, settings, choices)
                     runs.append((time.perf_counter() - start, watch.seconds, watch.calls))
-                line = {
+                yield {
                     "shape": shape, "file_type": file_type, "budget": budget, "n_ctx": n_ctx, "planner": planner,
                     "datasheet": options.datasheet, "targets": len(graph.targets(1)), "layers": graph.n_layer,
                     "read_graph_s": read_s, "seconds": [run[0] for run in runs],
@@ -76,8 +79,6 @@ def main() -> None:
                     "dry_runs_s": statistics.median(run[1] for run in runs), "dry_runs": runs[0][2],
                     "chosen": plan.planner, "request_s": plan.predicted.request_s,
                 }  # fmt: skip
-                print({k: v for k, v in line.items() if k != "chosen"}, plan.planner, flush=True)
-                save_lines([{**line, "machine": describe(sys.argv)}], options.out, append=True)
     engine.dry_run = dry_run
 
 

@@ -5,7 +5,6 @@ python bench/promises.py [--out FILE.jsonl]: NMSE of random placements, predicte
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 import tempfile
@@ -13,7 +12,8 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
-from oallama.bench.machine import describe, save_lines
+from oallama.bench.machine import describe
+from oallama.bench.script import arguments, record
 
 TESTS = (
     "tests/patches/test_off_equals_upstream.py",
@@ -25,16 +25,13 @@ TESTS = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("bench/results/promises.jsonl"))
-    options = parser.parse_args()
+    options = arguments(__doc__, "promises").parse_args()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", *TESTS, f"--junitxml={report}", "-o", "junit_family=xunit1"]
         subprocess.run(command, check=False)
         cases = list(ET.parse(report).iter("testcase"))
-    machine = describe(sys.argv)
-    save_lines([*map(line, cases), {"machine": machine}], options.out)
+    record([*map(line, cases), {"machine": describe()}], options.out)
 
 
 def line(case: ET.Element) -> dict[str, Any]:

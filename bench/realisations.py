@@ -12,9 +12,7 @@ above 1: what was chosen is faster. Losing cells are kept.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -23,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from oallama.bench.engines import LoadParams
-from oallama.bench.machine import describe, save_lines
+from oallama.bench.machine import describe
 from oallama.bench.planned import planned
 from oallama.bench.results import Result
+from oallama.bench.script import arguments, record, words
 from oallama.bench.sweep import Sweep, order, run_bench
 from oallama.data.entries import DeviceInfo, OperatorTime
 from oallama.data.plan import HOST, PlacementPlan
@@ -131,7 +130,7 @@ def plans(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def compared(results: list[Result], metric: str) -> dict[str, Any]:
-    samples = {result.engine: [getattr(s, metric) for s in result.samples] for result in results}
+    samples = {result.engine: result.values(metric) for result in results}
     seconds = {name: statistics.median(times) for name, times in samples.items()}
     cell = results[0].cell
     return {
@@ -141,14 +140,14 @@ def compared(results: list[Result], metric: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, "realisations")
     parser.add_argument("what", choices=("operators", "plans"))
     parser.add_argument("--shape", type=lambda text: tuple(map(int, text.split("x"))), default=(4096, 4096))
-    parser.add_argument("--weights", type=lambda text: text.split(","), default=TYPES)
+    parser.add_argument("--weights", type=words, default=TYPES)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--threads", type=int, default=len(cpu_set()))
     parser.add_argument("--device", default="RPC0", help="RPC0 starts a loopback server of one thread")
-    parser.add_argument("--types", type=lambda text: text.split(","), default=("Q4_0", "Q4_K_M"))
+    parser.add_argument("--types", type=words, default=("Q4_0", "Q4_K_M"))
     parser.add_argument("--model-shape", default="small")
     parser.add_argument("--budget", default="50%")
     parser.add_argument("--prompt", type=int, default=128)
@@ -156,14 +155,8 @@ def main() -> None:
     parser.add_argument("--load-mode", default="auto")
     parser.add_argument("--interleave", default="loaded", choices=("loaded", "reload"))
     parser.add_argument("--no-streams", dest="streams", action="store_false")
-    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    lines: list[dict[str, Any]] = [{"machine": describe(sys.argv)}]
-    for line in {"operators": operators, "plans": plans}[args.what](args):
-        lines.append(line)
-        print(json.dumps({k: v for k, v in line.items() if k not in ("samples", "notes")}), flush=True)
-    if args.out:
-        save_lines(lines, args.out, append=True)
+    record({"operators": operators, "plans": plans}[args.what](args), args.out, head={"machine": describe()})
 
 
 if __name__ == "__main__":

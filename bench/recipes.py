@@ -13,9 +13,7 @@ slow, to which megabytes are what gigabytes are to the real one. Bytes are of th
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -23,7 +21,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from oallama.bench.machine import describe, save_lines
+from oallama.bench.machine import describe
+from oallama.bench.script import arguments, progress, record
 from oallama.engine.engine import Settings
 from oallama.engine.rpc import LocalRpcServer
 from oallama.errors import OallamaError
@@ -162,10 +161,10 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             yield line
     lab, score = Laboratory(args.model, reference), Laboratory(args.model, scores)
     start = time.perf_counter()
-    importance = measure_importance(lab, args.types.split(","), args.group, say)
+    importance = measure_importance(lab, args.types.split(","), args.group, progress)
     measured_s = time.perf_counter() - start
     machine = made_machine(args, importance.types) if args.vram else None
-    search = Search(lab, importance, machine, say)
+    search = Search(lab, importance, machine, progress)
     uniform = [lab.file_bytes(types) for type in importance.types if (types := lab.uniform(type)) is not None]
     middle = [(a + b) // 2 for a, b in zip(sorted(uniform), sorted(uniform)[1:], strict=False)]
     search.run(sorted({*uniform, *middle}) if machine is None else [max(uniform)], args.points)
@@ -188,12 +187,8 @@ def table(importance: Any) -> dict[str, dict[str, float]]:
     }
 
 
-def say(done: int, total: int, what: str) -> None:
-    print(f"{done}/{total} {what}", file=sys.stderr)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, "recipes")
     parser.add_argument("model", type=Path)
     parser.add_argument("text", type=Path)
     parser.add_argument("--types", default=",".join(DEFAULT_TYPES))
@@ -205,16 +200,9 @@ def main() -> None:
     parser.add_argument("--slower", type=float, default=1.0, help="divides bandwidths and flop/s of the datasheet")
     parser.add_argument("--points", type=int, default=6)
     parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--out", type=Path)
     parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
-    lines = [{"machine": describe(sys.argv)}]
-    for line in measure(args):
-        lines.append(line)
-        shown = {k: v for k, v in line.items() if k not in ("kld", "trials", "memory") or isinstance(v, float)}
-        print(json.dumps(shown), flush=True)
-    if args.out:
-        save_lines(lines, args.out, append=True)
+    record(measure(args), args.out, head={"machine": describe()})
 
 
 if __name__ == "__main__":

@@ -10,11 +10,9 @@ the held-out text, right answers by kind of question, true sentences and answers
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -23,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from oallama import Llama, demo_model
-from oallama.bench.machine import describe, save_lines
+from oallama.bench.machine import describe
+from oallama.bench.script import arguments, note, record
 from oallama.engine import runtime
 from oallama.storyteller import Author, held_out_text
 from oallama.storyteller.exam import mark, right_answers, tell
@@ -34,14 +33,13 @@ N_CTX = 512
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, "storyteller")
     parser.add_argument("--train", type=Path)
     parser.add_argument("--model", type=Path, default=demo_model())
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if options.train:
-        save_lines([{**train(options.train), **describe(sys.argv)}], options.out, append=True)
-    save_lines([{**knowledge(options.train or options.model), **describe(sys.argv)}], options.out, append=True)
+        record([train(options.train)], options.out, each=describe())
+    record([knowledge(options.train or options.model)], options.out, each=describe())
 
 
 def train(path: Path) -> dict[str, Any]:
@@ -54,7 +52,7 @@ def train(path: Path) -> dict[str, Any]:
 
     def report(step: int, loss: float) -> None:
         losses.append(loss)
-        print(f"step {step + 1} of {steps}: loss {loss:.4f}", file=sys.stderr, flush=True)
+        note(f"step {step + 1} of {steps}: loss {loss:.4f}")
 
     words = trainer.make_tokenizer()
     weights = trainer.train(words, trainer.SEED, report)
@@ -123,20 +121,9 @@ def perplexity(path: Path) -> float:
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write(held_out_text())
         file.flush()
-        command = [
-            runtime.program("llama-perplexity"),
-            "-m",
-            path,
-            "-f",
-            file.name,
-            "-c",
-            "512",
-            "-t",
-            "1",
-            "-fit",
-            "off",
-        ]
-        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True)
+        command = [str(runtime.program("llama-perplexity")), "-m", str(path), "-f", file.name]
+        command += ["-c", "512", "-t", "1", "-fit", "off"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
     return float(re.findall(r"Final estimate: PPL = ([\d.]+)", done.stdout + done.stderr)[0])
 
 

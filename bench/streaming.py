@@ -12,9 +12,7 @@ Without --device a loopback RPC server of one thread is used. Writes the machine
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -23,10 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from oallama.bench.engines import Engine, LoadParams, Worker
-from oallama.bench.machine import describe, save_lines
+from oallama.bench.machine import describe
+from oallama.bench.maps import backend_map
 from oallama.bench.results import Result
+from oallama.bench.script import arguments, numbers, progress, record
 from oallama.bench.sweep import Sweep, run_bench
-from oallama.data.operators import OperatorGraph, layer_of
+from oallama.data.operators import TOKEN_EMBEDDING, OperatorGraph, TensorInfo, layer_of
 from oallama.engine import engine, runtime
 from oallama.engine.rpc import LocalRpcServer
 from oallama.loading import autoplan
@@ -48,16 +48,13 @@ def table(graph: OperatorGraph, device: str, mode: str, *, all_of_them: bool = F
     """
     targets = {op.weight for op in graph.targets(1)}
     home = "CPU" if all_of_them and mode != "resident" else device
-    lines = ["# oallama backend map v1", "slots 2" if all_of_them else "slots 3"]
-    lines += ["caches stream"] * (home == "CPU")
-    lines += [f"layer {il} {home}" for il in range(graph.n_layer + 1)]
-    for tensor in graph.tensors:
+
+    def place(tensor: TensorInfo) -> str:
         moved = mode != "resident" and tensor.name in targets and (all_of_them or ON_HOST in tensor.name)
-        if tensor.name == "token_embd.weight":
-            lines.append(f"tensor {tensor.name} CPU host")
-        else:
-            lines.append(f"tensor {tensor.name} " + (f"CPU {mode}" if moved else f"{device} resident"))
-    return "\n".join(lines) + "\n"
+        return f"CPU {mode}" if moved else f"{device} resident"
+
+    first = ["slots 2" if all_of_them else "slots 3", *["caches stream"] * (home == "CPU")]
+    return backend_map(graph, home, place, first)
 
 
 # ---- memory --------------------------------------------------------------------------------------------------------
@@ -86,7 +83,7 @@ def memory_line(path: Path, name: str, device: str, n_prompt: int, server: Local
     total = {mode: sum(sizes.values()) for mode, sizes in found.items()}
     groups: dict[int | None, int] = {}
     for tensor in graph.tensors:
-        if tensor.name != "token_embd.weight":
+        if tensor.name != TOKEN_EMBEDDING:
             groups[layer_of(tensor.name)] = groups.get(layer_of(tensor.name), 0) + tensor.nbytes
     kv_layer = found["resident"]["kv"] // graph.n_layer
     line = {
@@ -130,15 +127,13 @@ def compared(args: argparse.Namespace, rivals: dict[str, str], sweep: Sweep) -> 
             else:
                 params = replace(params, devices=(args.device,))
             engines.append(Engine(name, runtime.lib_dir(), params, backend_map=text, baseline=not engines))
-        return run_bench(
-            args.model, engines, sweep, progress=lambda i, n, what: print(f"{i}/{n} {what}", file=sys.stderr)
-        )
+        return run_bench(args.model, engines, sweep, progress=progress)
 
 
 def time_lines(what: str, results: list[Result], metric: str) -> Iterator[dict[str, Any]]:
     by_cell: dict[Any, dict[str, list[float]]] = {}
     for result in results:
-        by_cell.setdefault(result.cell, {})[result.engine] = [getattr(s, metric) for s in result.samples]
+        by_cell.setdefault(result.cell, {})[result.engine] = result.values(metric)
     for cell, samples in sorted(by_cell.items()):
         (first, base), (second, ours) = samples.items()
         ratio = statistics.median(base) / statistics.median(ours)
@@ -168,21 +163,16 @@ def decode(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, "streaming")
     parser.add_argument("what", choices=("memory", "uploads", "decode"))
     parser.add_argument("--model", type=Path, default=Path("models/demo-llama-247M-Q8_0.gguf"))
     parser.add_argument("--device")
-    parser.add_argument("--prompts", type=lambda text: tuple(map(int, text.split(","))), default=(16, 32, 64, 128, 256))
+    parser.add_argument("--prompts", type=numbers, default=(16, 32, 64, 128, 256))
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    lines = [{"machine": describe(sys.argv)}]
-    for line in {"memory": memory, "uploads": uploads, "decode": decode}[args.what](args):
-        lines.append(line)
-        print(json.dumps({k: v for k, v in line.items() if not isinstance(v, list)}), flush=True)
-    if args.out:
-        save_lines(lines, args.out, append=True)
+    ways = {"memory": memory, "uploads": uploads, "decode": decode}
+    record(ways[args.what](args), args.out, head={"machine": describe()})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The paper's ablation on a CPU: a hot model's guests in a cold model's process, one core each.
 
-python bench/weave.py -o FILE.jsonl [--rounds 5] [--steps 40] [--modes alone,polls]
+python bench/weave.py [-o FILE.jsonl] [--rounds 5] [--steps 40] [--modes alone,polls]
 
 Modes, interleaved in every round, each with both models started anew:
   alone      the cold model, no receiver, no hot model
@@ -18,13 +18,22 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import select
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+
+from oallama.bench.machine import describe
+from oallama.bench.script import arguments, read, record, words
+from oallama.modelmaker import make_model
+from oallama.weave import Receiver
+from oallama.weave.sequences import Sequences
 
 MODES = ("alone", "polls", "home", "graphs", "operators", "parts")
 HOT_CORE, COLD_CORE = 0, 1
@@ -33,8 +42,7 @@ QUOTA = 1 << 30
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-o", "--out", type=Path)
+    parser = arguments(__doc__, "weave")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=40, help="of the hot model")
     parser.add_argument("--hot-sequences", type=int, default=8)
@@ -42,31 +50,29 @@ def main() -> None:
     parser.add_argument("--cold-sequences", type=int, default=4)
     parser.add_argument("--deadline", type=float, default=1.0, help="seconds; a graph may take longer than usual")
     parser.add_argument("--model", type=Path, help="of both (default: llama small, Q8_0)")
-    parser.add_argument("--modes", default=",".join(MODES), help="default: %(default)s")
+    parser.add_argument("--modes", type=words, default=MODES, help="default: all")
     parser.add_argument("--table", type=Path)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.table:
-        print(table([json.loads(line) for line in options.table.read_text().splitlines()]))
+        print(table(read(options.table)))
         return
     if options.worker:
         side, mode, path = options.worker.split(":")
         (hot if side == "hot" else cold)(mode, path, options)
         return
-    from oallama.bench.machine import describe, save_lines
-    from oallama.modelmaker import make_model
+    print(table(record(measured(options), options.out, head=describe(), quiet=True)))
 
+
+def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         if options.model is None:
             options.model = make_model(Path(folder) / "model.gguf", shape="small", file_type="Q8_0")
-        lines: list[dict[str, Any]] = [describe(["python", "bench/weave.py", *sys.argv[1:]])]
         for number in range(options.rounds):
-            for mode in options.modes.split(","):
-                lines.append({"round": number, "mode": mode, **settings(options), **measure(mode, options)})
-                print(number, mode, summary(lines[-1]), flush=True)
-                if options.out:
-                    save_lines(lines, options.out)
-    print(table(lines))
+            for mode in options.modes:
+                line = {"round": number, "mode": mode, **settings(options), **measure(mode, options)}
+                print(number, mode, summary(line), flush=True)
+                yield line
 
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
@@ -107,12 +113,6 @@ def prompt(sequence: int) -> list[int]:
 
 def cold(mode: str, path: str, options: argparse.Namespace) -> None:
     """Decodes until told to end; prints (end, seconds) of every step."""
-    import select
-    from contextlib import ExitStack
-
-    from oallama.weave import Receiver
-    from oallama.weave.sequences import Sequences
-
     with ExitStack() as stack:
         model = stack.enter_context(Sequences(options.model, n_seq=options.cold_sequences, n_ctx=8192))
         if mode not in ("alone", "home"):
@@ -134,8 +134,6 @@ def cold(mode: str, path: str, options: argparse.Namespace) -> None:
 
 def hot(mode: str, path: str, options: argparse.Namespace) -> None:
     """Decodes its steps; prints their seconds."""
-    from oallama.weave.sequences import Sequences
-
     channels = [] if mode == "home" else [path]
     first = options.hot_sequences - options.guests
     with Sequences(

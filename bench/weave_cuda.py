@@ -1,6 +1,6 @@
 """The channel's kernels on a GPU: what a look for a task costs, and the receiver's attention against ggml's own.
 
-python bench/weave_cuda.py [-o FILE.jsonl] [--repeats 5]
+PYTHONPATH=tests python bench/weave_cuda.py [-o FILE.jsonl] [--repeats 5]
 
 One process on one GPU, both sides in it. One JSON line per measurement:
   look       seconds of a captured or launched graph of 100 kernels of 20 us with and without a look after each; the
@@ -14,7 +14,6 @@ One process on one GPU, both sides in it. One JSON line per measurement:
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import os
 import statistics
@@ -26,9 +25,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
-from support.weave_cuda import AttendTask, OpenTask, Rows, build, load  # noqa: E402
+import numpy as np
+
+from oallama.bench.machine import describe
+from oallama.bench.script import arguments, record
+from support.weave_cuda import AttendTask, OpenTask, Rows, build, load
 
 SHAPES = ((32, 8, 128), (64, 8, 128), (32, 32, 128), (16, 8, 256))  # heads, heads of K and V, width
 CONTEXTS = ((1, 4096), (1, 32768), (8, 4096), (64, 4096))  # sequences, tokens of each
@@ -122,8 +123,6 @@ def attention(lib: Any, repeats: int) -> Iterator[dict[str, Any]]:
 
 
 def layers(lib: Any, repeats: int) -> Iterator[dict[str, Any]]:
-    import numpy as np
-
     pair = Pair(lib, OpenTask(8, 4096, 1, 1, 1024, 1024), 2 << 30)
     way = lib.wc_sender_way(pair.sender).decode()
     for n_sequences in (1, 8, 32):
@@ -142,8 +141,7 @@ def layers(lib: Any, repeats: int) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-o", "--out", type=Path)
+    parser = arguments(__doc__, "weave-cuda")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--library", type=Path, help="built before by --build")
     parser.add_argument("--build", type=Path, metavar="FOLDER", help="compile into this folder, and end")
@@ -152,17 +150,10 @@ def main() -> None:
         options.build.mkdir(parents=True, exist_ok=True)
         print(build(options.build))
         return
-    sys.path[:0] = [str(ROOT / "python")]
-    from oallama.bench.machine import describe, save_lines
-
     with tempfile.TemporaryDirectory() as folder:
         lib = load(options.library or build(Path(folder)))
-        machine = describe(sys.argv)
-        lines = [
-            {**line, "machine": machine} for part in (looks, attention, layers) for line in part(lib, options.repeats)
-        ]
-    if options.out:
-        save_lines(lines, options.out)
+        lines = (line for part in (looks, attention, layers) for line in part(lib, options.repeats))
+        record(lines, options.out, each={"machine": describe()}, quiet=True)
 
 
 if __name__ == "__main__":

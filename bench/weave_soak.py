@@ -1,6 +1,6 @@
 """Random faults of receivers while a hot model decodes: are its logits those of a run without guests, and at once?
 
-python bench/weave_soak.py --out FILE.jsonl [--faults 1000] [--seed 1] [--only N] [--kinds kill,stop] [--deadline 0.1]
+python bench/weave_soak.py [--out FILE.jsonl] [--faults 1000] [--seed 1] [--only N] [--kinds kill,stop] [--deadline 0.1]
 
 A tiny model with eight sequences, five of which may be guests of two receivers in processes of their own; some of those
 compute a cold model meanwhile. Sequences join, lose their end, sleep, leave. Every batch is decoded by a context
@@ -25,7 +25,6 @@ are noticed. One JSON line per kind.
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import struct
@@ -42,6 +41,8 @@ import numpy as np
 from weave_faults import KINDS, Fault, show, summary
 from weave_tormentors import HANG_S, Helper
 
+from oallama.bench.machine import describe
+from oallama.bench.script import arguments, note, record, words
 from oallama.weave.channel import layout
 
 N_LAYERS, N_SEQUENCES, FIRST_GUEST, N_CONTEXT = 3, 8, 3, 4096
@@ -51,19 +52,15 @@ BF16 = 30  # ggml-cpu adds up f16 caches in f16, which would hide small errors
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-o", "--out", type=Path)
+    parser = arguments(__doc__, "weave-soak")
     parser.add_argument("--faults", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", type=int, help="the number of one fault")
-    parser.add_argument("--kinds", default=",".join(KINDS), help="default: %(default)s")
+    parser.add_argument("--kinds", type=words, default=KINDS, help="default: all")
     parser.add_argument("--deadline", type=float, default=0.1, help="seconds; default: %(default)s")
     options = parser.parse_args()
-    from oallama.bench.machine import describe, save_lines
-
-    kinds = options.kinds.split(",")
+    kinds = options.kinds
     numbers = range(options.faults) if options.only is None else [options.only]
-    lines: list[dict[str, Any]] = [{**describe(sys.argv), "seed": options.seed, "deadline_s": options.deadline}]
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, Soak(Path(folder), options.seed, options.deadline) as soak:
         faults = []
@@ -71,16 +68,17 @@ def main() -> None:
             try:
                 faults.append(soak.play(number, kinds[number % len(kinds)]))
             except BaseException:
-                print(f"while fault {number} was played: --seed {options.seed} --only {number}", file=sys.stderr)
+                note(f"while fault {number} was played: --seed {options.seed} --only {number}")
                 raise
             if faults[-1].bad:
-                print(f"fault {number}: {faults[-1]}", file=sys.stderr, flush=True)
+                note(f"fault {number}: {faults[-1]}")
             if number % 100 == 99:
-                print(f"{time.monotonic() - begin:.0f} s, {number + 1} faults", file=sys.stderr, flush=True)
-    lines += [summary(kind, [fault for fault in faults if fault.kind == kind], options.deadline) for kind in kinds]
+                note(f"{time.monotonic() - begin:.0f} s, {number + 1} faults")
+    lines = [summary(kind, [fault for fault in faults if fault.kind == kind], options.deadline) for kind in kinds]
     lines.append({**summary("all", faults, options.deadline), "seconds": round(time.monotonic() - begin, 1)})
-    save_lines(lines, options.out)
-    show(lines[1:], options.deadline)
+    head = {**describe(), "seed": options.seed, "deadline_s": options.deadline}
+    record(lines, options.out, head=head, quiet=True)
+    show(lines, options.deadline)
     sys.exit(any(fault.bad for fault in faults))
 
 

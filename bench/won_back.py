@@ -10,16 +10,15 @@ Writes the machine, then one JSON line per model, micro-batch and device; prints
 
 from __future__ import annotations
 
-import argparse
 import ctypes
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from oallama.bench.machine import describe, save_lines
+from oallama.bench.machine import describe
+from oallama.bench.script import arguments, record
 from oallama.engine import engine, runtime
 from oallama.engine.rpc import LocalRpcServer
 from oallama.modelmaker import make_model, make_sparse_model
@@ -88,9 +87,7 @@ def _lines(name: str, how: str, found: dict[tuple[int, str], dict[str, dict[str,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("bench/results/won-back.jsonl"))
-    options = parser.parse_args()
+    options = arguments(__doc__, "won-back").parse_args()
     runtime.llama_cpp()._logger.set_verbose(False)
     with tempfile.TemporaryDirectory() as name, LocalRpcServer() as server:
         folder, device = Path(name), server.devices[0]
@@ -98,7 +95,7 @@ def main() -> None:
         large = make_sparse_model(folder / "32b.gguf", shape="qwq-32b", file_type="Q4_K_M")
         text = f"llama small, {N_VOCAB} tokens"
         lines = [*dry_runs(text, small, device), *loads(text, small, device), *dry_runs("qwq-32b", large, device)]
-    save_lines([{"machine": describe(sys.argv)}, *lines], options.out)
+    record(lines, options.out, head={"machine": describe()}, quiet=True)
     print(f"compute buffers, MiB; n_ctx {N_CTX}\n{'model':28} {'':8} {'device':6} {'n_ubatch':>8}", end="")
     print(f" {'all rows':>9} {'one row':>9} {'won back':>9}")
     for line in lines:

@@ -3,7 +3,7 @@
 #
 # usage: scripts/gpu_suite.sh 1|2|3 [STAGE ...]    a call: its stages in order, or those named
 #        scripts/gpu_suite.sh --rehearse           every stage of all calls, with tiny models and the CPU for the GPU
-#        scripts/gpu_suite.sh --limits             the table below
+#        scripts/gpu_suite.sh --limits             calls, stages and seconds of the table below
 #
 # A call looks for what it needs and says what it found: the engine that is here; else that of an earlier call, as brought
 # back (build/gpu-suite/carried/engine.tar.xz.*); else it builds it from the bundle (build/oallama-bundle.tar.xz).
@@ -13,27 +13,28 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-# call, stage, seconds. The sum of a call is below 550.
-limits='
+# Call, stage, seconds (the sum of a call is below 550); arguments of what the stage measures with: always, on a GPU, in a
+# rehearsal. A .gguf is a file of the folder of models, MODELS is that folder.
+stages='
 1 preflight 30
 1 engine 420
 1 pack 90
 2 ready 25
 2 models 55
 2 tests 90
-2 stock 50
-2 profile 160
-2 ledger 40
-2 predicted 90
-2 virtual 35
+2 stock 50 | --model 8b-Q4_K_M.gguf --model 8b-F16.gguf | --repeats 3 | --repeats 1 --n-prompt 32 --n-generate 4
+2 profile 160 | --model 8b-F16.gguf --model 8b-Q4_K_M.gguf | --model 32b-shapes.gguf:33792 | --model 32b-shapes.gguf:512 --ctx 256 --task-seconds 0.01
+2 ledger 40 | --model 8b-Q4_K_M.gguf --repeats 1 | | --ctx 512 --cases 100%:on
+2 predicted 90 | --model 8b-F16.gguf --model 8b-Q4_K_M.gguf | --repeats 3 | --repeats 1 --prompts 32,64 --n-generate 4
+2 virtual 35 | --model 8b-Q4_K_M.gguf | --repeats 3 | --repeats 1 --prompts 32,64 --n-generate 4
 3 ready 25
 3 models 60
-3 oato 205
-3 deep 110
-3 streams 50
-3 weave 40
+3 oato 205 | | --make MODELS | --model 8b-F16.gguf --repeats 1 --prompts 32,64 --n-generate 4 --budgets 50%
+3 deep 110 | --model 32b-Q4_K_M.gguf --states MODELS | --repeats 3 | --repeats 1 --depths 256 --vram 24MiB --n-prompt 32 --n-generate 4
+3 streams 50 | --model 8b-F16.gguf | --repeats 2 | --repeats 1 --prompts 32,128
+3 weave 40 | --model 8b-Q4_K_M.gguf | --repeats 3 | --repeats 1 --n-prompt 32 --n-generate 8
 3 ranks 30
-3 memcheck 25
+3 memcheck 25 | --model tiny.gguf
 '
 call_seconds=560
 part_bytes=15000000 # of the engine; 16 MiB come back at most
@@ -68,15 +69,17 @@ if [ -n "$rehearse" ] || [ "${OALLAMA_CUDA:-}" = OFF ]; then
     device=RPC
 fi
 
-# A measurement: PROGRAM of bench/gpu, its lines in STAGE.jsonl.
-measure() {
-    local program=$1
-    shift
-    "$python" "bench/gpu/$program.py" --out "$results/$stage.jsonl" "$@"
-}
-
 # Prints one of two lists of arguments: GPU, or rehearsal.
 pick() { if [ -z "$rehearse" ]; then echo "$1"; else echo "$2"; fi; }
+
+# A measurement: PROGRAM of bench/gpu with the stage's arguments, its lines in STAGE.jsonl.
+measure() {
+    local always on_gpu rehearsed arguments
+    IFS='|' read -r _ always on_gpu rehearsed < <(grep "^$call $stage " <<<"$stages")
+    arguments=$(sed -E "s|[^ ]+\.gguf|$models/&|g; s|MODELS|$models|" <<<"$always $(pick "$on_gpu" "$rehearsed")")
+    # shellcheck disable=SC2086 # several arguments
+    "$python" "bench/gpu/$1.py" --out "$results/$stage.jsonl" --device $device $arguments
+}
 
 engine_is_here() {
     $python - "$device" <<'PYTHON' 2>&1 | tail -n 1
@@ -126,12 +129,14 @@ PYTHON
     $python -m pip install --no-deps llama-cpp-python
 }
 
+weave_cuda() { PYTHONPATH=tests $python bench/weave_cuda.py "$@"; }
+
 compute_cap() { nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d '.\n'; }
 
 stage_engine() {
     if [ -n "$rehearse" ]; then # with the engine of the checkout, whatever it was built with
         bash -n scripts/setup.sh
-        $python bench/weave_cuda.py --help >/dev/null
+        weave_cuda --help >/dev/null
         engine_is_here
         return
     fi
@@ -150,7 +155,7 @@ stage_engine() {
         export CMAKE_ARGS
         # The receiver's kernels for tests, beside it: both have a long tail in which few files are left to compile.
         if [ ! -e "$work/libweave_cuda.so" ]; then
-            $python bench/weave_cuda.py --build "$work/kernels" &
+            weave_cuda --build "$work/kernels" &
         fi
     fi
     scripts/setup.sh || { tail -n 60 build/setup.log; return 1; }
@@ -253,76 +258,34 @@ stage_tests() {
     $python -m pytest tests/engine/test_cuda.py tests/cluster/test_device_ranks.py tests/weave/test_weave_cuda.py "${options[@]}"
 }
 
-stage_stock() {
-    # shellcheck disable=SC2046 # several arguments
-    measure stock --model "$models/8b-Q4_K_M.gguf" --model "$models/8b-F16.gguf" \
-        $(pick '--repeats 3' '--repeats 1 --n-prompt 32 --n-generate 4')
-}
-
-stage_ledger() {
-    # shellcheck disable=SC2046
-    measure ledger --model "$models/8b-Q4_K_M.gguf" --device $device --repeats 1 $(pick '' '--ctx 512 --cases 100%:on')
-}
-
 # The shapes of 32B, too, in a file without weights: call 3 shall not measure them.
 stage_profile() {
     local shapes=$models/32b-shapes.gguf
-    # shellcheck disable=SC2046
+    # shellcheck disable=SC2046 # several arguments
     [ -e "$shapes" ] || .venv/bin/oallama make-model "$shapes" --type Q4_K_M \
         $(pick '--shape qwq-32b --sparse' '--arch qwen2 --shape tiny')
-    # shellcheck disable=SC2046
-    measure profiling --model "$models/8b-F16.gguf" --model "$models/8b-Q4_K_M.gguf" --device $device \
-        $(pick "--model $shapes:33792" "--model $shapes:512 --ctx 256 --task-seconds 0.01")
-}
-
-stage_predicted() {
-    # shellcheck disable=SC2046
-    measure predicted --model "$models/8b-F16.gguf" --model "$models/8b-Q4_K_M.gguf" --device $device \
-        $(pick '--repeats 3' '--repeats 1 --prompts 32,64 --n-generate 4')
-}
-
-stage_virtual() {
-    # shellcheck disable=SC2046
-    measure virtual --model "$models/8b-Q4_K_M.gguf" --device $device \
-        $(pick '--repeats 3' '--repeats 1 --prompts 32,64 --n-generate 4')
-}
-
-stage_oato() {
-    # shellcheck disable=SC2046
-    measure oato --device $device $(pick "--make $models" \
-        "--model $models/8b-F16.gguf --repeats 1 --prompts 32,64 --n-generate 4 --budgets 50%")
+    measure profiling
 }
 
 stage_deep() {
     rm -f "$models"/8b-*-layers-*.gguf # of oato; caches of 32k tokens need the room
-    # shellcheck disable=SC2046
-    measure deep --model "$models/32b-Q4_K_M.gguf" --device $device --states "$models" \
-        $(pick '--repeats 3' '--repeats 1 --depths 256 --vram 24MiB --n-prompt 32 --n-generate 4')
-}
-
-stage_streams() {
-    # shellcheck disable=SC2046
-    measure streams --model "$models/8b-F16.gguf" --device $device $(pick '--repeats 2' '--repeats 1 --prompts 32,128')
+    measure deep
 }
 
 stage_weave() {
-    # shellcheck disable=SC2046
-    measure polls --model "$models/8b-Q4_K_M.gguf" --device $device \
-        $(pick '--repeats 3' '--repeats 1 --n-prompt 32 --n-generate 8')
+    measure polls
     if [ -n "$rehearse" ]; then
-        $python bench/weave_cuda.py --help >/dev/null
+        weave_cuda --help >/dev/null
     else
-        $python bench/weave_cuda.py --library "$work/libweave_cuda.so" --repeats 3 -o "$results/weave_cuda.jsonl"
+        weave_cuda --library "$work/libweave_cuda.so" --repeats 3 -o "$results/weave_cuda.jsonl"
     fi
 }
 
 stage_ranks() {
-    # shellcheck disable=SC2046
+    # shellcheck disable=SC2046 # several arguments
     $python bench/device_allreduce.py --out "$results/ranks.jsonl" \
         $(pick '--device cuda --repeats 3 --sizes 8K,256K,4M' '--device cpu --repeats 1 --sizes 8K --ranks 2')
 }
-
-stage_memcheck() { measure memcheck --model "$models/tiny.gguf" --device $device; }
 
 # ---- stages --------------------------------------------------------------------------------------------------------
 
@@ -360,16 +323,16 @@ run_stage() {
 }
 
 run_call() {
-    local name seconds rest
+    local number name seconds
     call=$1 saved=0 failed=0 deadline=$((SECONDS + call_seconds))
     shift
-    while read -r rest name seconds; do
-        [ "$rest" = "$call" ] || continue
+    while read -r number name seconds _; do
+        [ "$number" = "$call" ] || continue
         if [ $# -gt 0 ] && [[ " $* " != *" $name "* ]]; then
             continue
         fi
         run_stage "$name" "$seconds"
-    done <<<"$limits"
+    done <<<"$stages"
     archive
     say "results: $OUT/results-$call.tar.xz, $(stat -c %s "$OUT/results-$call.tar.xz") bytes"
     return $failed
@@ -377,11 +340,11 @@ run_call() {
 
 case ${1:-} in
     --limits)
-        grep . <<<"$limits"
+        awk 'NF { print $1, $2, $3 }' <<<"$stages"
         ;;
     --stage)
         call=$2 stage=$3
-        "stage_$stage"
+        if declare -F "stage_$stage" >/dev/null; then "stage_$stage"; else measure "$stage"; fi
         ;;
     --rehearse)
         export GPU_SUITE_REHEARSE=1 GPU_SUITE_WORK=build/gpu-rehearsal
@@ -394,7 +357,7 @@ case ${1:-} in
         ;;
     1 | 2 | 3)
         for name in "${@:2}"; do
-            grep -q "^$1 $name " <<<"$limits" || { say "call $1 has no stage '$name'; see --limits" >&2; exit 2; }
+            grep -q "^$1 $name " <<<"$stages" || { say "call $1 has no stage '$name'; see --limits" >&2; exit 2; }
         done
         run_call "$@"
         ;;

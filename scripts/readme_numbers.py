@@ -12,6 +12,7 @@ import json
 import statistics
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,19 +21,9 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
 BEGIN, END = "<!-- numbers: scripts/readme_numbers.py --write -->", "<!-- end of numbers -->"
 MACHINES = {"Intel(R) Xeon(R) Processor": "Xeon", "AMD EPYC": "EPYC"}
+CPU = "llama.cpp CPU"
 STOCK = ("layers", "fewer-layers", "fit")  # as in bench/cells.py
 Lines = list[dict[str, Any]]
-ROWS: list[tuple[str, tuple[str, ...], Callable[..., str]]] = []
-
-
-def row(what: str, *files: str) -> Callable[[Callable[..., str]], Callable[..., str]]:
-    """Add a row: its words, its files in bench/results (without .jsonl), and what makes a text of their lines."""
-
-    def add(measured: Callable[..., str]) -> Callable[..., str]:
-        ROWS.append((what, files, measured))
-        return measured
-
-    return add
 
 
 def read(file: str) -> Lines:
@@ -63,43 +54,12 @@ def ratio(line: dict[str, Any]) -> float:
     """How much faster the chosen plan of a cell is than the fastest of llama.cpp's own ways."""
     engines = line["engines"]
     rivals = [engines[name]["request_s"] for name in STOCK if name in engines]
-    return float(min(rivals or [engines["llama.cpp CPU"]["request_s"]]) / chosen(line)["request_s"])
+    return float(min(rivals or [engines[CPU]["request_s"]]) / chosen(line)["request_s"])
 
 
 def chosen(line: dict[str, Any]) -> dict[str, Any]:
     """What was measured of a cell's chosen plan."""
     return dict(line["engines"][line["same_as"].get(line["chosen"], line["chosen"])])
-
-
-FASTER = "request time against the best of llama.cpp's `-ngl` and `--fit`"
-
-
-@row(f"{FASTER}, loopback RPC server", "2026-11-21-cells")
-def _rpc(lines: Lines) -> str:
-    return span([ratio(line) for line in lines if line["device"] == "RPC"], "{:.2f}x")
-
-
-@row(f"{FASTER}, CPU alone", "2026-11-21-cells")
-def _cpu(lines: Lines) -> str:
-    return span([ratio(line) for line in lines if line["device"] == "CPU"], "{:.2f}x")
-
-
-@row(f"{FASTER}, Vulkan in software, which the plan leaves unused", "2026-11-21-cells")
-def _vulkan(lines: Lines) -> str:
-    return span([ratio(line) for line in lines if line["device"].startswith("Vulkan")], "{:.0f}x")
-
-
-@row("cells of these three rows that are below 0.98x; the smallest", "2026-11-21-cells")
-def _losing(lines: Lines) -> str:
-    ratios = [ratio(line) for line in lines]
-    return f"{sum(each < 0.98 for each in ratios)} of {len(ratios)}; {min(ratios):.3f}x"
-
-
-@row("request time against llama.cpp on the CPU, beside Vulkan in software", "2026-11-21-cells")
-def _vulkan_unused(lines: Lines) -> str:
-    found = [line for line in lines if line["device"].startswith("Vulkan")]
-    cpu = [line["engines"]["llama.cpp CPU"]["request_s"] / chosen(line)["request_s"] for line in found]
-    return span(cpu, "{:.2f}x")
 
 
 def errors(plans: Lines) -> str:
@@ -112,38 +72,44 @@ def errors(plans: Lines) -> str:
     return ", ".join(texts)
 
 
-@row("error of predictions, chosen plans: median (90th percentile)", "2026-11-21-cells")
-def _chosen_errors(lines: Lines) -> str:
-    return errors([chosen(line) for line in lines])
+def faster(lines: Lines, device: str, form: str = "{:.2f}x") -> str:
+    return span([ratio(line) for line in lines if line["device"].startswith(device)], form)
 
 
-@row("the same, all measured plans", "2026-11-21-cells")
-def _all_errors(lines: Lines) -> str:
+def losing(lines: Lines) -> str:
+    ratios = [ratio(line) for line in lines]
+    return f"{sum(each < 0.98 for each in ratios)} of {len(ratios)}; {min(ratios):.3f}x"
+
+
+def vulkan_unused(lines: Lines) -> str:
+    found = [line for line in lines if line["device"].startswith("Vulkan")]
+    return span(
+        [line["engines"]["llama.cpp CPU"]["request_s"] / chosen(line)["request_s"] for line in found], "{:.2f}x"
+    )
+
+
+def all_errors(lines: Lines) -> str:
     plans = [engine for line in lines for engine in line["engines"].values()]
     return f"{sum(bool(plan.get('predicted')) for plan in plans)} plans: {errors(plans)}"
 
 
-@row("engine without a plan against unpatched llama.cpp, interleaved rounds", "2026-11-21-off-overhead")
-def _off(lines: Lines) -> str:
+def off(lines: Lines) -> str:
     found = next(line["vs_baseline"] for line in lines if line["vs_baseline"])
     form = "{value:.3f}x ({low:.3f}-{high:.3f})".format
     return f"TTFT {form(**found['ttft'])}, TPOT {form(**found['tpot'])}"
 
 
-@row("random placements over CPU, Vulkan (lavapipe) and RPC, NMSE against the CPU", "2026-11-21-promises")
-def _placements(lines: Lines) -> str:
+def placements(lines: Lines) -> str:
     return span([n for line in lines for n in line.get("nmse", []) if "mixes_with_vulkan" in line["test"]], "{:.1e}")
 
 
-@row("device bytes, measured - predicted, by cell", "2026-11-21-promises")
-def _bytes(lines: Lines) -> str:
+def device_bytes(lines: Lines) -> str:
     cells = [line for line in lines if "predicted" in line]
     worst = max(abs(m - p) for line in cells for m, p in zip(line["measured"], line["predicted"], strict=True))
     return f"at most {worst:.0f} in {len(cells)} cells"
 
 
-@row("plans loaded and run (architecture, budget, KV type, sequences, draft model)", "2026-11-21-oom-grid")
-def _oom(lines: Lines) -> str:
+def oom_grid(lines: Lines) -> str:
     cells = [line for line in lines if "cell" in line]
     ran = [line for line in cells if line["outcome"] == "ok"]
     over = sum(line["measured"] > line["limit"] for line in ran)
@@ -155,28 +121,7 @@ def planning(lines: Lines, shape: str) -> str:
     return f"{seconds['exact']:.1f} s; all candidates {seconds['auto']:.0f} s"
 
 
-@row("exact plan of QwQ-32B without streams, to 0.1 % of the bound", "2026-11-21-planner-speed")
-def _qwq(lines: Lines) -> str:
-    return planning(lines, "qwq-32b")
-
-
-@row("the same of Qwen3-235B-A22B (94 layers)", "2026-11-21-planner-speed")
-def _qwen(lines: Lines) -> str:
-    return planning(lines, "qwen3-235b-a22b")
-
-
-@row("planning QwQ-32B with streams, dry runs included", "2026-11-22-planner-speed")
-def _qwq_streams(lines: Lines) -> str:
-    return planning(lines, "qwq-32b")
-
-
-@row("planning Qwen3-235B-A22B with streams", "2026-11-22-planner-speed")
-def _qwen_streams(lines: Lines) -> str:
-    return planning(lines, "qwen3-235b-a22b")
-
-
-@row("compute buffer of a 128k-vocabulary llama at a micro-batch of 512: llama.cpp's, ours", "2026-11-21-won-back")
-def _logits(lines: Lines) -> str:
+def won_back(lines: Lines) -> str:
     found = next(line for line in lines if line.get("device") == "RPC0" and line["n_ubatch"] == 512)
     return f"{found['before'] / 2**20:.0f} MiB, {found['after'] / 2**20:.1f} MiB"
 
@@ -185,97 +130,62 @@ def saved(lines: Lines, model: str) -> str:
     return span([-100 * line["saved"] for line in lines if str(line.get("model", "")).startswith(model)], "{:.0f} %")
 
 
-@row(
-    "device bytes of `--vram minimal` against everything resident: 247M model, loaded",
-    "2026-11-22-streaming-memory",
-)
-def _minimal(lines: Lines) -> str:
-    return saved(lines, "demo")
+def engine_of(lines: Lines, name: str) -> dict[str, Any]:
+    return next(line for line in lines if line.get("engine") == name)
 
 
-@row("the same by dry run: LLaMA3-8B; QwQ-32B", "2026-11-22-streaming-memory")
-def _minimal_dry(lines: Lines) -> str:
-    return f"{saved(lines, 'llama3-8b')}; {saved(lines, 'qwq-32b')}"
-
-
-@row(
-    "TTFT of streamed feed-forwards against llama.cpp's uploads, Vulkan in software",
-    "2026-11-22-streaming-uploads",
-)
-def _uploads(lines: Lines) -> str:
-    return span([line["ratio"] for line in lines if line.get("what") == "uploads"], "{:.2f}x")
-
-
-def engines_of(lines: Lines) -> dict[str, dict[str, Any]]:
-    return {line["engine"]: line for line in lines if "engine" in line}
-
-
-@row("2 emulated hosts x 4 ranks, 1 Gbit: against the same with a star all-reduce", "2026-11-22-cluster")
-def _star(lines: Lines) -> str:
-    ours = engines_of(lines)["auto"]
+def against_star(lines: Lines) -> str:
+    ours = engine_of(lines, "auto")
     return f"TTFT {100 * ours['ttft_against_star']:+.0f} %, tokens/s {100 * ours['tokens_per_s_against_star']:+.0f} %"
 
 
-@row("the same against llama.cpp's `-sm tensor` over RPC: TTFT, TPOT", "2026-11-22-cluster")
-def _tensor(lines: Lines) -> str:
-    ours, theirs = engines_of(lines)["auto"], engines_of(lines)["rpc"]
+def against_rpc(lines: Lines) -> str:
+    ours, theirs = engine_of(lines, "auto"), engine_of(lines, "rpc")
     times = (theirs[key] / ours[key] for key in ("median_ttft_s", "median_tpot_s"))
     return ", ".join(f"{each:.1f}x faster" for each in times)
 
 
-@row("layers over emulated hosts by the MILP: error of predicted request times, run 1; run 2", *(
-    f"2026-11-22-pipeline{again}" for again in ("", "-again")
-))  # fmt: skip
-def _pipeline(*runs: Lines) -> str:
-    def worst(lines: Lines) -> float:
-        cells = [line for line in lines if line.get("plan") == "as priced"]
-        return max(abs(_request(line["predicted"], "") / _request(line, "median_") - 1) for line in cells)
-
-    return "; ".join(f"within {100 * worst(lines):.1f} %" for lines in runs)
-
-
-def _request(of: dict[str, float], prefix: str) -> float:
+def request_s(of: dict[str, float], prefix: str) -> float:
     return of[f"{prefix}ttft_s"] + 31 * of[f"{prefix}tpot_s"]
 
 
-@row("a hot model's step, guests' attention after every operator against after whole graphs", "2026-11-23-weave")
-def _weave(lines: Lines) -> str:
-    def step(mode: str) -> float:
-        return statistics.median(statistics.median(line["hot_s"]) for line in lines if line.get("mode") == mode)
-
-    return f"{step('graphs') / step('operators'):.1f}x faster"
+def pipeline(*runs: Lines) -> str:
+    cells = [[line for line in lines if line.get("plan") == "as priced"] for lines in runs]
+    worst = (max(abs(request_s(x["predicted"], "") / request_s(x, "median_") - 1) for x in each) for each in cells)
+    return "; ".join(f"within {100 * each:.1f} %" for each in worst)
 
 
-@row("requests/s of a hot model with 90 % in time, with guests against without", "2026-11-23-capacity")
-def _capacity(lines: Lines) -> str:
-    def capacity(way: str) -> float:
-        points = sorted((line["hot_rate"], _in_time(line)) for line in lines if line.get("way") == way)
+def weave(lines: Lines) -> str:
+    graphs, operators = (
+        statistics.median(statistics.median(line["hot_s"]) for line in lines if line.get("mode") == mode)
+        for mode in ("graphs", "operators")
+    )
+    return f"{graphs / operators:.1f}x faster"
+
+
+def capacity(lines: Lines) -> str:
+    def in_time(line: dict[str, Any]) -> float:
+        return float(next(model["attainment"] for model in line["models"] if model["model"] == "hot"))
+
+    def rate(way: str) -> float:
+        points = sorted((line["hot_rate"], in_time(line)) for line in lines if line.get("way") == way)
         return next(a + (b - a) * (p - 0.9) / (p - q) for (a, p), (b, q) in pairwise(points) if p >= 0.9 > q)
 
-    return f"{capacity('guests') / capacity('dedicated'):.2f}x"
+    return f"{rate('guests') / rate('dedicated'):.2f}x"
 
 
-def _in_time(line: dict[str, Any]) -> float:
-    return float(next(model["attainment"] for model in line["models"] if model["model"] == "hot"))
-
-
-@row("faults of receivers: wrong tokens, hangs; noticed after at most", "2026-11-23-weave-soak")
-def _soak(lines: Lines) -> str:
+def soak(lines: Lines) -> str:
     every = next(line for line in lines if line.get("kind") == "all")
-    worst = every["noticed_ms"]["max"]
-    return f"{every['faults']}: {every['wrong']}, {every['hangs']}; {worst:.0f} ms"
+    return f"{every['faults']}: {every['wrong']}, {every['hangs']}; {every['noticed_ms']['max']:.0f} ms"
 
 
-@row(
-    "OATO alone, both devices on the same two cores, TPOT against `-ngl`: it loses",
-    "2026-11-21-loopback-rpc-50pct",
-)
-def _oato(lines: Lines) -> str:
+def oato(lines: Lines) -> str:
     return span([line["vs_baseline"]["tpot"]["value"] for line in lines if line["engine"] == "oallama"], "{:.2f}x")
 
 
-def clones(lines: Lines) -> str:
+def clones(*days: Lines) -> str:
     """`make demo`, the same again, and `make test`, without ccache."""
+    lines = [line for lines in days for line in lines]
     cold = [line for line in lines if "warm" not in line["what"] and line["what"].startswith("make")]
     again = [line["seconds"] for line in cold if "again" in line["what"] or "second" in line["what"]]
     tests = [line["seconds"] for line in cold if line["what"].startswith("make test")]
@@ -283,15 +193,61 @@ def clones(lines: Lines) -> str:
     return "; ".join(f"{span(each, '{:.0f}')} s" if each else "not measured" for each in (first, again, tests))
 
 
-@row("fresh clone, no ccache: `make demo`; again; `make test`", *(f"2026-11-2{day}-fresh-clone" for day in (1, 2)))
-def _clones(*days: Lines) -> str:
-    return clones([line for lines in days for line in lines])
-
-
-@row("writing LLaMA3-8B in F16 (16 GB); memory at most", "2026-11-21-first-light")
-def _writing(lines: Lines) -> str:
+def writing(lines: Lines) -> str:
     made = next(line for line in lines if line["what"].startswith("make_model"))
     return f"{made['seconds']:.1f} s; {made['peak_rss_bytes'] / 1e6:.0f} MB"
+
+
+FASTER = "request time against the best of llama.cpp's `-ngl` and `--fit`"
+BUFFER = "compute buffer of a 128k-vocabulary llama at a micro-batch of 512: llama.cpp's, ours"
+# Words of a row, its files in bench/results (without .jsonl), and what makes a text of their lines.
+ROWS: list[tuple[str, tuple[str, ...], Callable[..., str]]] = [
+    (f"{FASTER}, loopback RPC server", ("2026-11-21-cells",), partial(faster, device="RPC")),
+    (f"{FASTER}, CPU alone", ("2026-11-21-cells",), partial(faster, device="CPU")),
+    (f"{FASTER}, Vulkan in software, which the plan leaves unused", ("2026-11-21-cells",),
+     partial(faster, device="Vulkan", form="{:.0f}x")),
+    ("cells of these three rows that are below 0.98x; the smallest", ("2026-11-21-cells",), losing),
+    ("request time against llama.cpp on the CPU, beside Vulkan in software", ("2026-11-21-cells",), vulkan_unused),
+    ("error of predictions, chosen plans: median (90th percentile)", ("2026-11-21-cells",),
+     lambda lines: errors([chosen(line) for line in lines])),
+    ("the same, all measured plans", ("2026-11-21-cells",), all_errors),
+    ("engine without a plan against unpatched llama.cpp, interleaved rounds", ("2026-11-21-off-overhead",), off),
+    ("random placements over CPU, Vulkan (lavapipe) and RPC, NMSE against the CPU", ("2026-11-21-promises",),
+     placements),
+    ("device bytes, measured - predicted, by cell", ("2026-11-21-promises",), device_bytes),
+    ("plans loaded and run (architecture, budget, KV type, sequences, draft model)", ("2026-11-21-oom-grid",),
+     oom_grid),
+    ("exact plan of QwQ-32B without streams, to 0.1 % of the bound", ("2026-11-21-planner-speed",),
+     partial(planning, shape="qwq-32b")),
+    ("the same of Qwen3-235B-A22B (94 layers)", ("2026-11-21-planner-speed",),
+     partial(planning, shape="qwen3-235b-a22b")),
+    ("planning QwQ-32B with streams, dry runs included", ("2026-11-22-planner-speed",),
+     partial(planning, shape="qwq-32b")),
+    ("planning Qwen3-235B-A22B with streams", ("2026-11-22-planner-speed",),
+     partial(planning, shape="qwen3-235b-a22b")),
+    (BUFFER, ("2026-11-21-won-back",), won_back),
+    ("device bytes of `--vram minimal` against everything resident: 247M model, loaded",
+     ("2026-11-22-streaming-memory",), partial(saved, model="demo")),
+    ("the same by dry run: LLaMA3-8B; QwQ-32B", ("2026-11-22-streaming-memory",),
+     lambda lines: f"{saved(lines, 'llama3-8b')}; {saved(lines, 'qwq-32b')}"),
+    ("TTFT of streamed feed-forwards against llama.cpp's uploads, Vulkan in software",
+     ("2026-11-22-streaming-uploads",),
+     lambda lines: span([line["ratio"] for line in lines if line.get("what") == "uploads"], "{:.2f}x")),
+    ("2 emulated hosts x 4 ranks, 1 Gbit: against the same with a star all-reduce", ("2026-11-22-cluster",),
+     against_star),
+    ("the same against llama.cpp's `-sm tensor` over RPC: TTFT, TPOT", ("2026-11-22-cluster",), against_rpc),
+    ("layers over emulated hosts by the MILP: error of predicted request times, run 1; run 2",
+     ("2026-11-22-pipeline", "2026-11-22-pipeline-again"), pipeline),
+    ("a hot model's step, guests' attention after every operator against after whole graphs", ("2026-11-23-weave",),
+     weave),
+    ("requests/s of a hot model with 90 % in time, with guests against without", ("2026-11-23-capacity",), capacity),
+    ("faults of receivers: wrong tokens, hangs; noticed after at most", ("2026-11-23-weave-soak",), soak),
+    ("OATO alone, both devices on the same two cores, TPOT against `-ngl`: it loses",
+     ("2026-11-21-loopback-rpc-50pct",), oato),
+    ("fresh clone, no ccache: `make demo`; again; `make test`", ("2026-11-21-fresh-clone", "2026-11-22-fresh-clone"),
+     clones),
+    ("writing LLaMA3-8B in F16 (16 GB); memory at most", ("2026-11-21-first-light",), writing),
+]  # fmt: skip
 
 
 def by_machine() -> Iterator[str]:

@@ -9,32 +9,25 @@ per depth, engine and round.
 from __future__ import annotations
 
 import tempfile
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from common import Log, arguments, distinct, engine_of, numbers, one_load, planning_device, predicted
+from common import Log, arguments
+from loads import add_plans, context_of, measured, planning_device
+
+from oallama.bench.script import numbers
+from oallama.engine import engine
+from oallama.errors import OallamaError
+from oallama.loading import autoplan
+from oallama.planning import Workload
 
 
-def measured(name: str, plan: Any, depth: int, states: Path, options: Any) -> dict[str, Any]:
-    from oallama.bench import LoadParams
-
+def load(name: str, plan: Any, depth: int, states: Path, options: Any) -> dict[str, Any]:
     folder = states / str(depth)
     folder.mkdir(exist_ok=True)
-    with ExitStack() as stack:
-        params = LoadParams(load_mode="none", n_threads=options.threads)
-        engine = engine_of(plan, options.device, params, stack)
-        values = one_load(
-            engine,
-            options.model,
-            (options.n_prompt,),
-            options.n_generate,
-            depth=depth,
-            at=options.n_prompt,
-            states=folder,
-        )
-    return {"name": name, **values}
+    n = options.n_prompt
+    return {"name": name, **measured(plan, options.model, options, (n,), depth=depth, at=n, states=folder)}
 
 
 def main() -> None:
@@ -50,34 +43,23 @@ def main() -> None:
         jobs = {}
         for depth in options.depths:
             line = {"model": options.model.stem, "vram": options.vram, "depth": depth}
-            plans = plans_for(depth, device, options, line, log)
-            alike = distinct(plans)
-            for name, plan in plans.items():
-                log.add("plan", **line, name=name, same_as=alike[name], **predicted(plan))
-                if alike[name] == name:
-                    jobs[f"{depth} {name}"] = partial(measured, name, plan, depth, Path(states), options)
+            for name, plan in add_plans(log, *plans_for(depth, device, options), **line).items():
+                jobs[f"{depth} {name}"] = partial(load, name, plan, depth, Path(states), options)
         log.rounds("deep", jobs, options.repeats, model=options.model.stem, vram=options.vram)
 
 
-def plans_for(depth: int, device: str, options: Any, line: dict[str, Any], log: Log) -> dict[str, Any]:
-    """Ours and --fit; `log` hears why one is missing."""
-    from oallama.engine import engine
-    from oallama.errors import OallamaError
-    from oallama.loading import autoplan
-    from oallama.planning import Workload
-
-    n_ctx = -(-(depth + options.n_prompt + options.n_generate) // 256) * 256
+def plans_for(depth: int, device: str, options: Any) -> tuple[dict[str, Any], dict[str, str]]:
+    """Ours and --fit; why one is missing."""
+    n_ctx = context_of(depth + options.n_prompt + options.n_generate)
     settings = engine.Settings(n_ctx=n_ctx, flash_attn="on", n_threads=options.threads)
     choices = autoplan.Choices(device=device, workload=Workload(options.n_prompt, options.n_generate, depth))
     try:
         graph = autoplan.read_graph(options.model, settings)
         found = autoplan.candidates(options.model, graph, options.vram, settings, choices)
     except OallamaError as error:
-        log.add("plan", **line, name="auto", error=str(error))
-        return {}
-    if "fit" in found.failed:
-        log.add("plan", **line, name="fit", error=str(found.failed["fit"]))
-    return {"auto": found.best, **{name: found.plans[name] for name in ("fit",) if name in found.plans}}
+        return {}, {"auto": str(error)}
+    fit = {"fit": found.plans["fit"]} if "fit" in found.plans else {}
+    return {"auto": found.best, **fit}, {"fit": str(found.failed["fit"])} if "fit" in found.failed else {}
 
 
 if __name__ == "__main__":

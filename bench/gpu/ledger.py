@@ -15,15 +15,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from common import ROOT, Log, arguments, gpus, planning_device, prompt_of
+from common import ROOT, Log, arguments, gpus
+from loads import planning_device, prompt_of
+
+from oallama import Llama
+from oallama.bench.script import words
+from oallama.engine import engine
+from oallama.errors import OallamaError
+from oallama.loading import autoplan
+from oallama.planning import Workload
 
 SHORT = 512
 
 
 def case(options: Any, text: str) -> dict[str, Any]:
     """In a process of its own, whose context and pools are new."""
-    from oallama.errors import OallamaError
-
     command = [sys.executable, str(ROOT / "bench/gpu/ledger.py"), "--model", str(options.model), "--case", text]
     command += ["--device", options.device, "--threads", str(options.threads), "--ctx", str(options.ctx)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -36,11 +42,6 @@ def case(options: Any, text: str) -> dict[str, Any]:
 def child(options: Any, text: str) -> dict[str, Any]:
     driver = gpus()
     used_before = [gpu["memory.used"] for gpu in driver]
-    from oallama import Llama
-    from oallama.engine import engine
-    from oallama.loading import autoplan
-    from oallama.planning import Workload
-
     budget, flash = text.split(":")
     device = planning_device(options.device)
     settings = engine.Settings(n_ctx=options.ctx, flash_attn=flash, n_threads=options.threads)
@@ -69,7 +70,7 @@ def child(options: Any, text: str) -> dict[str, Any]:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--cases", type=lambda text: text.split(","), default=["100%:on", "100%:off", "50%:on"])
+    parser.add_argument("--cases", type=words, default=["100%:on", "100%:off", "50%:on"])
     parser.add_argument("--ctx", type=int, default=8192)
     parser.add_argument("--case", help="in this process, one line")
     options = parser.parse_args()

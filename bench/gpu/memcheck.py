@@ -18,12 +18,16 @@ from typing import Any
 from common import Log, arguments
 from maps import mixed
 
+from oallama.bench.script import words
+from oallama.engine import engine, runtime
+from oallama.engine.rpc import LocalRpcServer
+from oallama.errors import OallamaError
+from oallama.loading import autoplan
+
+SANITIZER = ("compute-sanitizer", "--target-processes", "all", "--error-exitcode", "9", "--tool")
+
 
 def run(options: Any, tool: str, graph: Any) -> dict[str, Any]:
-    from oallama.engine import runtime
-    from oallama.engine.rpc import LocalRpcServer
-    from oallama.errors import OallamaError
-
     command = [str(runtime.program("llama-bench")), "-m", str(options.model), "-ngl", "99", "-fa", "on"]
     command += ["-t", str(options.threads), "-p", "64", "-n", "8", "-r", "1", "--no-warmup", "-o", "jsonl"]
     with ExitStack() as stack:
@@ -32,16 +36,7 @@ def run(options: Any, tool: str, graph: Any) -> dict[str, Any]:
         if options.device == "RPC":
             command += ["--rpc", stack.enter_context(LocalRpcServer(register=False)).endpoint, "-dev", device]
         else:
-            command = [
-                "compute-sanitizer",
-                "--tool",
-                tool,
-                "--target-processes",
-                "all",
-                "--error-exitcode",
-                "9",
-                *command,
-            ]
+            command = [*SANITIZER, tool, *command]
         table = Path(folder, "mixed.map")
         table.write_text(mixed(graph, device))
         start = time.monotonic()
@@ -60,11 +55,8 @@ def run(options: Any, tool: str, graph: Any) -> dict[str, Any]:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--tools", type=lambda text: text.split(","), default=["memcheck", "synccheck", "racecheck"])
+    parser.add_argument("--tools", type=words, default=["memcheck", "synccheck", "racecheck"])
     options = parser.parse_args()
-    from oallama.engine import engine
-    from oallama.loading import autoplan
-
     with Log(options.out) as log:
         graph = autoplan.read_graph(options.model, engine.Settings(n_ctx=256))
         jobs = {tool: partial(run, options, tool, graph) for tool in options.tools}

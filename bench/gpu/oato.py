@@ -11,26 +11,28 @@ the 8B shape has as many of --layers as all rounds have time for by prediction; 
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from common import Log, arguments, distinct, engine_of, numbers, one_load, planning_device, predicted
+from common import Log, arguments
+from loads import add_plans, context_of, distinct, measured, planning_device
+
+from oallama.bench.script import numbers, words
+from oallama.engine import engine
+from oallama.errors import OallamaError
+from oallama.loading import autoplan
+from oallama.modelmaker import make_model, make_sparse_model
+from oallama.planning import Workload
 
 CANDIDATES = ("oato", "exact", "divided", "layers")
 # What a load costs beside its tokens: a process with a CUDA context, and bytes from memory to their places.
 START_S, LOADED_BYTES_S = 2.5, 4e9
 
 
-def plans(model: Path, budget: str, device: str, options: Any, log: Log | None) -> dict[str, Any]:
-    """Of every planner that applies; `log` hears of those that do not."""
-    from oallama.engine import engine
-    from oallama.errors import OallamaError
-    from oallama.loading import autoplan
-    from oallama.planning import Workload
-
-    n_ctx = -(-(max(options.prompts) + options.n_generate) // 256) * 256
+def plans(model: Path, budget: str, device: str, options: Any) -> tuple[dict[str, Any], dict[str, str]]:
+    """Of every planner that applies; why the others do not."""
+    n_ctx = context_of(max(options.prompts) + options.n_generate)
     settings = engine.Settings(n_ctx=n_ctx, flash_attn="on", n_threads=options.threads)
     middle = sorted(options.prompts)[len(options.prompts) // 2]
     choices = {"device": device, "workload": Workload(middle, options.n_generate)}
@@ -53,13 +55,7 @@ def plans(model: Path, budget: str, device: str, options: Any, log: Log | None) 
             found[name] = autoplan.plan_graph(model, graph, vram, settings, autoplan.Choices(**choices, **more))
         except OallamaError as error:
             failed[name] = str(error)
-    if log is not None:
-        alike = distinct(found)
-        for name, plan in found.items():
-            log.add("plan", model=model.stem, budget=budget, name=name, same_as=alike[name], **predicted(plan))
-        for name, error in failed.items():
-            log.add("plan", model=model.stem, budget=budget, name=name, error=error)
-    return found
+    return found, failed
 
 
 def seconds_of(plan: Any, prompts: tuple[int, ...], n_generate: int) -> float:
@@ -72,12 +68,10 @@ def seconds_of(plan: Any, prompts: tuple[int, ...], n_generate: int) -> float:
 
 def choose_layers(options: Any, device: str, left: float) -> int:
     """The most layers of which every round fits into `left` seconds; plans are made on a model without weights."""
-    from oallama.modelmaker import make_sparse_model
-
     whole = make_sparse_model(options.make / "planned.gguf", shape="llama3-8b", file_type="F16")
     try:
         n_layer, *fewer = options.layers
-        found = [plans(whole, budget, device, options, None) for budget in options.budgets]
+        found = [plans(whole, budget, device, options)[0] for budget in options.budgets]
         every = [plan for made in found for name, plan in made.items() if distinct(made)[name] == name]
         needed = options.repeats * sum(seconds_of(plan, options.prompts, options.n_generate) for plan in every)
         starts = options.repeats * START_S * len(every)
@@ -91,8 +85,6 @@ def choose_layers(options: Any, device: str, left: float) -> int:
 
 
 def model_of(options: Any, device: str, log: Log) -> Path:
-    from oallama.modelmaker import make_model
-
     if options.model:
         return Path(options.model)
     n_layer = choose_layers(options, device, log.left())
@@ -103,13 +95,8 @@ def model_of(options: Any, device: str, log: Log) -> Path:
     return path
 
 
-def measured(model: Path, budget: str, name: str, plan: Any, options: Any) -> dict[str, Any]:
-    from oallama.bench import LoadParams
-
-    with ExitStack() as stack:
-        params = LoadParams(load_mode="none", n_threads=options.threads)
-        engine = engine_of(plan, options.device, params, stack)
-        return {"budget": budget, "name": name, **one_load(engine, model, options.prompts, options.n_generate)}
+def load(model: Path, budget: str, name: str, plan: Any, options: Any) -> dict[str, Any]:
+    return {"budget": budget, "name": name, **measured(plan, model, options, options.prompts)}
 
 
 def main() -> None:
@@ -117,7 +104,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path)
     parser.add_argument("--make", type=Path, help="folder for the model, made with as many layers as there is time for")
     parser.add_argument("--layers", type=numbers, default=(32, 16, 8))
-    parser.add_argument("--budgets", type=lambda text: text.split(","), default=["50%", "25%", "75%"])
+    parser.add_argument("--budgets", type=words, default=["50%", "25%", "75%"])
     parser.add_argument("--prompts", type=numbers, default=(32, 64, 128, 256, 512))
     parser.add_argument("--n-generate", type=int, default=64)
     options = parser.parse_args()
@@ -129,11 +116,9 @@ def main() -> None:
         model = model_of(options, device, log)
         jobs = {}
         for budget in options.budgets:
-            made = plans(model, budget, device, options, log)
-            alike = distinct(made)
-            for name, plan in made.items():
-                if alike[name] == name:
-                    jobs[f"{budget} {name}"] = partial(measured, model, budget, name, plan, options)
+            made = plans(model, budget, device, options)
+            for name, plan in add_plans(log, *made, model=model.stem, budget=budget).items():
+                jobs[f"{budget} {name}"] = partial(load, model, budget, name, plan, options)
         log.rounds("oato", jobs, options.repeats, model=model.stem)
 
 

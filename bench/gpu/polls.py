@@ -15,7 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from common import HOST, Log, arguments, one_load
+from common import Log, arguments
+from loads import one_load
+
+from oallama.bench import Engine, LoadParams
+from oallama.bench.script import words
+from oallama.data.plan import HOST
+from oallama.engine import runtime
 
 QUOTA = 64 << 20
 ON_HOST = "graphs,operators,parts"
@@ -23,9 +29,6 @@ ON_GPU = ",1,2,4,8,16,32,1-plain,8-plain"
 
 
 def load(options: Any, distance: str | None) -> dict[str, Any]:
-    from oallama.bench import Engine, LoadParams
-    from oallama.engine import runtime
-
     on_gpu = options.device != "RPC"
     params = LoadParams(
         n_gpu_layers=-1 if on_gpu else 0, flash_attn="on", n_threads=options.threads,
@@ -45,7 +48,7 @@ def load(options: Any, distance: str | None) -> dict[str, Any]:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--distances", type=lambda text: text.split(","))
+    parser.add_argument("--distances", type=words)
     parser.add_argument("--n-prompt", type=int, default=128)
     parser.add_argument("--n-generate", type=int, default=128)
     options = parser.parse_args()

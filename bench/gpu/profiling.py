@@ -13,7 +13,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from common import HOST, Log, arguments, planning_device
+from common import Log, arguments
+from loads import planning_device
+
+from oallama.data.plan import HOST
+from oallama.engine import engine
+from oallama.loading import autoplan
+from oallama.profiling import profiler
 
 
 def shown(profile: Any, device: str) -> dict[str, Any]:
@@ -36,10 +42,6 @@ def main() -> None:
     parser.add_argument("--ctx", type=int, default=8192)
     parser.add_argument("--task-seconds", type=float, help="most seconds of measuring a task (a rehearsal's, coarse)")
     options = parser.parse_args()
-    from oallama.engine import engine
-    from oallama.loading import autoplan
-    from oallama.profiling import profiler
-
     device = planning_device(options.device)
     if options.task_seconds is not None:
         assert hasattr(profiler, "_MAX_SECONDS")

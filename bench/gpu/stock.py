@@ -16,6 +16,9 @@ from typing import Any
 
 from common import Log, arguments
 
+from oallama.engine import runtime
+from oallama.errors import OallamaError
+
 # As read by the pinned ggml-cuda: any value of DISABLE_GRAPHS, 0 of PDL, 1 of DISABLE_FUSION.
 VARIANTS: dict[str, dict[str, str]] = {
     "as it is": {},
@@ -26,9 +29,6 @@ VARIANTS: dict[str, dict[str, str]] = {
 
 
 def llama_bench(model: Path, variables: dict[str, str], n_prompt: int, n_generate: int, threads: int) -> dict[str, Any]:
-    from oallama.engine import runtime
-    from oallama.errors import OallamaError
-
     # fmt: off
     command = [
         str(runtime.program("llama-bench")), "-m", str(model), "-ngl", "99", "-fa", "on", "-t", str(threads), "-r", "3",

@@ -10,15 +10,20 @@ time over max(copies at the peak, resident time). The first prompt after a load 
 from __future__ import annotations
 
 import statistics
-import sys
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from common import ROOT, Log, arguments, numbers, on_device, one_load, planning_device
+from common import Log, arguments
+from loads import on_device, one_load, planning_device
 
-sys.path.append(str(ROOT / "bench"))
+from oallama.bench import Engine, LoadParams
+from oallama.bench.maps import backend_map
+from oallama.bench.script import numbers
+from oallama.engine import engine, runtime
+from oallama.loading import autoplan
+
 LINK_BYTES = 64 << 20
 MODES = {"resident": "resident", "streamed": "stream 1", "upload": "upload"}
 
@@ -26,20 +31,11 @@ MODES = {"resident": "resident", "streamed": "stream 1", "upload": "upload"}
 def table(graph: Any, device: str, mode: str) -> str:
     """Every matrix in this mode; embedding on the host, KV caches and small weights on the device."""
     targets = {op.weight for op in graph.targets(1)}
-    lines = ["# oallama backend map v1", "slots 3", *(f"layer {il} {device}" for il in range(graph.n_layer + 1))]
-    for tensor in graph.tensors:
-        moved = mode != "resident" and tensor.name in targets
-        if tensor.name == "token_embd.weight":
-            lines.append(f"tensor {tensor.name} CPU host")
-        else:
-            lines.append(f"tensor {tensor.name} " + (f"CPU {mode}" if moved else f"{device} resident"))
-    return "\n".join(lines) + "\n"
+    moved = f"{device} resident" if mode == "resident" else f"CPU {mode}"
+    return backend_map(graph, device, lambda t: moved if t.name in targets else f"{device} resident", ["slots 3"])
 
 
 def load(options: Any, graph: Any, mode: str, prompts: tuple[int, ...]) -> dict[str, Any]:
-    from oallama.bench import Engine, LoadParams
-    from oallama.engine import runtime
-
     params = LoadParams(
         n_gpu_layers=-1, flash_attn="on", load_mode="none", n_threads=options.threads, n_outputs_max=1,
         n_batch=options.ubatch, n_ubatch=options.ubatch,
@@ -48,8 +44,8 @@ def load(options: Any, graph: Any, mode: str, prompts: tuple[int, ...]) -> dict[
         placed = on_device(options.device, params, stack)
         assert placed.devices is not None
         text = table(graph, placed.devices[0], MODES[mode])
-        engine = Engine(mode, runtime.lib_dir(), placed, backend_map=text)
-        return one_load(engine, options.model, prompts, 2, at=min(prompts))
+        rival = Engine(mode, runtime.lib_dir(), placed, backend_map=text)
+        return one_load(rival, options.model, prompts, 2, at=min(prompts))
 
 
 def main() -> None:
@@ -57,9 +53,6 @@ def main() -> None:
     parser.add_argument("--prompts", type=numbers, default=(128, 512, 2048, 16384))
     parser.add_argument("--ubatch", type=int, default=512)
     options = parser.parse_args()
-    from oallama.engine import engine
-    from oallama.loading import autoplan
-
     device = planning_device(options.device)
     with Log(options.out) as log:
         links = engine.core().link_bench(device, [LINK_BYTES])

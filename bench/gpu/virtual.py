@@ -14,15 +14,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from common import Log, arguments, numbers, one_load
+from common import Log, arguments
+from loads import one_load
 from maps import halves
+
+from oallama.bench import Engine, LoadParams
+from oallama.bench.script import numbers
+from oallama.engine import engine, runtime
+from oallama.engine.rpc import LocalRpcServer
+from oallama.loading import autoplan
 
 
 def load(options: Any, devices: tuple[str, ...], streamed: str, graph: Any) -> dict[str, Any]:
-    from oallama.bench import Engine, LoadParams
-    from oallama.engine import runtime
-    from oallama.engine.rpc import LocalRpcServer
-
     params = LoadParams(n_gpu_layers=-1, flash_attn="on", n_threads=options.threads, devices=devices)
     with ExitStack() as stack:
         if options.device == "RPC":
@@ -30,8 +33,8 @@ def load(options: Any, devices: tuple[str, ...], streamed: str, graph: Any) -> d
             params = replace(params, rpc_servers=tuple(server.endpoint for server in servers))
         variables = {"GGML_CUDA_DEVICES": str(len(devices))} if len(devices) > 1 else {}
         table = halves(graph, devices, streamed)
-        engine = Engine("+".join(devices), runtime.lib_dir(), params, env=variables, backend_map=table)
-        return {"devices": devices, **one_load(engine, options.model, options.prompts, options.n_generate)}
+        made = Engine("+".join(devices), runtime.lib_dir(), params, env=variables, backend_map=table)
+        return {"devices": devices, **one_load(made, options.model, options.prompts, options.n_generate)}
 
 
 def main() -> None:
@@ -39,9 +42,6 @@ def main() -> None:
     parser.add_argument("--prompts", type=numbers, default=(32, 512))
     parser.add_argument("--n-generate", type=int, default=32)
     options = parser.parse_args()
-    from oallama.engine import engine
-    from oallama.loading import autoplan
-
     family = options.device.rstrip("0123456789")
     one, two = (f"{family}0",), (f"{family}0", f"{family}1")
     with Log(options.out) as log:

@@ -128,7 +128,7 @@ def test_handshakes(tmp_path: Path) -> None:
 
 
 def test_the_corpus_is_what_its_script_writes(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, str(ROOT / "scripts" / "fuzz_corpus.py"), str(tmp_path)], check=True)
+    subprocess.run([sys.executable, "-m", "support.fuzz_corpus", tmp_path], cwd=ROOT / "tests", check=True)
     for target in ("commands", "handshake"):
         made = {p.name: p.read_bytes() for p in (tmp_path / target).iterdir()}
         for name, data in made.items():

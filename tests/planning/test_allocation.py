@@ -22,7 +22,6 @@ from oallama.cluster.allocation.network import LinkQuality, Network
 from oallama.cluster.allocation.pieces import solve_pieces
 from oallama.cluster.allocation.predict import predict_latency
 from oallama.cluster.allocation.problem import Device, Layer, Problem, Settings
-from oallama.cluster.allocation.robust import allocate_robust, perturb, robustness
 from oallama.cluster.pipeline.replan import changes, replan
 from oallama.errors import OallamaError
 from oallama.views.cluster import render_explanation
@@ -375,35 +374,7 @@ def shown(found) -> str:
     return console.file.getvalue()
 
 
-# ---- robustness and re-planning ------------------------------------------------------------------------------------
-
-
-def test_perturbation_stays_within_its_factor():
-    problem = make_problem(1)
-    measured = replace(problem.layers[0], seconds={"d1": ((1, 1e-3),)})
-    problem = replace(problem, layers=(measured,) * 6)
-    draw = perturb(problem, np.random.default_rng(0), 1.5)
-    assert len(make_costs(draw).runs()) == 1
-    pairs = [(a.flops_per_s, b.flops_per_s) for a, b in zip(problem.devices, draw.devices, strict=True)]
-    pairs += [(link.bandwidth, draw.network.links[ends].bandwidth) for ends, link in problem.network.links.items()]
-    pairs += [(measured.seconds_on(problem.device("d1")), draw.layers[0].seconds_on(draw.device("d1")))]
-    assert all(1 / 1.5 <= b / a <= 1.5 for a, b in pairs) and len({b / a for a, b in pairs}) > 5
-
-
-def test_a_robust_plan_is_no_worse_than_the_nominal_one():
-    problem = make_problem(5, n_devices=5, n_layers=12, tightness=2.5)
-    chosen, found = allocate_robust(problem, candidates=6, draws=30, seed=3)
-    rng = np.random.default_rng(3)
-    for _ in range(6):
-        perturb(problem, rng)
-    nominal = allocate(problem)
-    (plain,) = robustness([nominal.layers], [perturb(problem, rng) for _ in range(30)])
-    assert 1 - CLOSE <= found.mean <= found.worst <= plain.worst
-    assert found.p95 <= found.worst
-    assert chosen.terms.total_s >= nominal.terms.total_s * (1 - CLOSE)
-    assert chosen.gap == pytest.approx(chosen.terms.total_s / nominal.terms.total_s - 1, abs=1e-6)
-    again, same = allocate_robust(problem, candidates=6, draws=30, seed=3)
-    assert (again.layers, same) == (chosen.layers, found)
+# ---- re-planning ----------------------------------------------------------------------------------------------------
 
 
 def best_replan(problem: Problem, current, horizon) -> float:

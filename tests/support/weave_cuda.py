@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -15,24 +16,19 @@ WEAVE = ROOT / "csrc" / "weave"
 KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "bf16": 30}
 
 
-class Handle(ctypes.Structure):
-    _fields_ = [("place", ctypes.c_uint32), ("generation", ctypes.c_uint32)]
+def structs() -> dict[str, Any]:
+    """Those of csrc/weave/protocol.h, as they stand there."""
+    found: dict[str, Any] = {"uint32_t": ctypes.c_uint32, "float": ctypes.c_float}
+    text = re.sub(r"//.*", "", (WEAVE / "protocol.h").read_text())
+    for name, body in re.findall(r"^struct (\w+) \{\n(.*?)^\};", text, re.MULTILINE | re.DOTALL):
+        lines = re.findall(r"^ +(\w+) +([\w, ]+);", body, re.MULTILINE)
+        if all(kind in found for kind, _ in lines):
+            fields = [(field, found[kind]) for kind, names in lines for field in names.split(", ")]
+            found[name] = type(name, (ctypes.Structure,), {"_fields_": fields})
+    return found
 
 
-class OpenTask(ctypes.Structure):
-    _fields_ = [(n, ctypes.c_uint32) for n in ("n_layers", "max_tokens", "k_type", "v_type", "k_width", "v_width")]
-
-
-class Rows(ctypes.Structure):
-    _fields_ = [("handle", Handle), ("position", ctypes.c_uint32), ("n_rows", ctypes.c_uint32)]
-
-
-class AttendTask(ctypes.Structure):
-    _fields_ = [
-        *((n, ctypes.c_uint32) for n in ("layer", "n_rows", "n_sequences", "n_head", "n_head_kv", "d_k", "d_v")),
-        *((n, ctypes.c_float) for n in ("scale", "max_bias", "softcap")),
-        *((n, ctypes.c_uint32) for n in ("has_sinks", "tiled", "n_chunks", "n_padded")),
-    ]
+Handle, OpenTask, Rows, AttendTask = map(structs().get, ("Handle", "OpenTask", "SequenceRows", "AttendTask"))
 
 
 def nvcc() -> str | None:

@@ -47,8 +47,6 @@ def test_the_stages_of_a_call_fit_into_it() -> None:
     assert setting(SUITE, "call_seconds") < CALL_S
     for call, stages in limits().items():
         assert sum(stages.values()) <= setting(SUITE, "call_seconds") - 10, f"call {call}"
-        for stage in stages:
-            assert f"stage_{stage}() {{" in SUITE
 
 
 def test_what_is_carried_is_below_the_limit() -> None:
@@ -74,10 +72,8 @@ def test_what_is_carried_is_below_the_limit() -> None:
 def test_there_are_expectations_for_every_stage_that_measures() -> None:
     stages = {stage for call in limits().values() for stage in call}
     assert set(check.KINDS) <= stages and set(check.NEEDS_A_GPU) <= stages
-    measured = set(re.findall(r"^stage_(\w+)\(\) (?:\{[^}]*)?measure", SUITE, re.MULTILINE))
-    measured |= {
-        name for name in stages if re.search(rf"^stage_{name}\(\) {{\n(?:    .*\n)*?    +measure ", SUITE, re.M)
-    }
+    measured = set(re.findall(r"^\d (\w+) \d+ \|", SUITE, re.MULTILINE))
+    assert stages - measured <= set(re.findall(r"^stage_(\w+)\(\) {", SUITE, re.MULTILINE))
     assert measured <= set(check.KINDS) and len(measured) >= 9
 
 
@@ -150,7 +146,7 @@ def test_as_many_layers_as_there_is_time_for(tmp_path: Path, monkeypatch: pytest
         to_backend_map=lambda: "", context="", tensors={"x": SimpleNamespace(nbytes=40e9)},
         predicted=SimpleNamespace(ttft_s={32: 1.0}, tpot_s={32: 0.025}),
     )  # fmt: skip
-    monkeypatch.setattr(oato, "plans", lambda *_: {"auto": plan, "exact": plan})
+    monkeypatch.setattr(oato, "plans", lambda *_: ({"auto": plan, "exact": plan}, {}))
     options: Any = SimpleNamespace(
         make=tmp_path, layers=(32, 16, 8), budgets=["25%", "50%", "75%"], prompts=(32, 64, 128, 512), n_generate=64,
         repeats=5,

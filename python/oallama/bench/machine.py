@@ -22,11 +22,11 @@ GPU_QUERY = "name,memory.total,driver_version,pcie.link.gen.max,pcie.link.width.
 ENGINE_VARIABLES = ("GGML_", "CUDA_", "OMP_", "GOMP_", "OALLAMA_")
 
 
-def describe(argv: list[str]) -> dict[str, Any]:
-    """All of a report's lines have in common; argv is the command line that asked for the measurement."""
+def describe(argv: list[str] | None = None) -> dict[str, Any]:
+    """All of a report's lines have in common; argv: the command line that asked for it (default: this process's)."""
     return {
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "argv": [portable(argument) for argument in argv],
+        "argv": [portable(argument) for argument in (sys.argv if argv is None else argv)],
         **repository(),
         "hardware": hardware(),
         "versions": versions(),
@@ -34,14 +34,9 @@ def describe(argv: list[str]) -> dict[str, Any]:
     }
 
 
-def save_lines(lines: Iterable[dict[str, Any]], out: Path | None, *, append: bool = False) -> None:
-    """Write measurements as lines of JSON: to a new file, to the end of one, or (None) to standard output."""
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    if out is None:
-        sys.stdout.write(text)
-        return
-    with out.open("a" if append else "w", encoding="utf-8") as file:
-        file.write(text)
+def save_lines(lines: Iterable[dict[str, Any]], out: Path) -> None:
+    """Write measurements as lines of JSON to a new file."""
+    out.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
 
 def portable(argument: str) -> str:

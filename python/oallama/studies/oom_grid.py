@@ -14,10 +14,8 @@ Writes the machine, then one JSON line per cell; exits with 1 when a cell is ove
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import itertools
-import json
 import sys
 import tempfile
 from collections import Counter
@@ -31,6 +29,7 @@ import numpy as np
 
 from oallama import Llama, OallamaError
 from oallama.bench.machine import describe
+from oallama.bench.script import arguments, record
 from oallama.data.operators import OperatorGraph
 from oallama.data.plan import PlacementPlan
 from oallama.data.profile import Profile
@@ -281,21 +280,17 @@ def summary(lines: Sequence[Mapping[str, Any]]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("bench/results/oom-grid.jsonl"))
+    parser = arguments(__doc__, "oom-grid")
     parser.add_argument("--every", type=int, default=1, help="run every Nth cell only")
     options = parser.parse_args()
     runtime.llama_cpp()._logger.set_verbose(False)
-    lines = []
-    with tempfile.TemporaryDirectory() as folder, LocalRpcServer() as server, options.out.open("w") as file:
+    with tempfile.TemporaryDirectory() as folder, LocalRpcServer() as server:
         runner = Grid(Path(folder), server.devices[0])
-        file.write(json.dumps({"machine": describe(sys.argv)}) + "\n")
-        for cell in grid()[:: options.every]:
-            lines.append(runner.run(cell))
-            file.write(json.dumps(lines[-1]) + "\n")
-            file.flush()  # an engine that aborts leaves what came before
-            if lines[-1]["outcome"] != "ok":
-                print(cell, lines[-1]["outcome"])
+        found = map(runner.run, grid()[:: options.every])
+        lines = record(found, options.out, head={"machine": describe()}, quiet=True)[1:]
+    for line in lines:
+        if line["outcome"] != "ok":
+            print(line["cell"], line["outcome"])
     print(summary(lines))
     return int(any(line["outcome"] != "ok" and not line["outcome"].startswith("refused") for line in lines))
 

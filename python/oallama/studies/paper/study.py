@@ -9,8 +9,6 @@ machine. Writes STEM.jsonl, one line per model, share and engine, and STEM.md. S
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import sys
 import tempfile
@@ -23,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from oallama.bench.machine import describe
+from oallama.bench.script import arguments, record, words
 from oallama.data.plan import HOST, PlacementPlan
 from oallama.data.profile import Profile
 from oallama.engine.engine import Settings
@@ -65,10 +64,9 @@ class Row:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("bench/results/paper"))
-    parser.add_argument("--planners", type=lambda text: text.split(","), default=PLANNERS)
-    parser.add_argument("--models", type=lambda text: text.split(","), default=MODELS)
+    parser = arguments(__doc__, "paper", suffix="")
+    parser.add_argument("--planners", type=words, default=PLANNERS)
+    parser.add_argument("--models", type=words, default=MODELS)
     parser.add_argument("--shares", type=lambda text: [float(s) for s in text.split(",")], default=SHARES)
     parser.add_argument("--datasheet", default="rtx4090-xeon4314")
     options = parser.parse_args()
@@ -78,10 +76,8 @@ def main() -> None:
         for model in options.models:
             path = make_sparse_model(Path(folder) / f"{model}.gguf", shape=model, file_type="F16")
             rows += study(model, path, sheet, options.shares, options.planners)
-    common = {"schema": 1, "what": "paper", "datasheet": sheet.name, **describe(sys.argv)}
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps({**asdict(row), **common}) for row in rows]
-    options.out.with_suffix(".jsonl").write_text("\n".join(lines) + "\n")
+    common = {"schema": 1, "what": "paper", "datasheet": sheet.name, **describe()}
+    record(map(asdict, rows), options.out.with_suffix(".jsonl"), each=common, quiet=True)
     text = report(rows, sheet.name, options.planners)
     options.out.with_suffix(".md").write_text(text)
     print(text)

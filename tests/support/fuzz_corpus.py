@@ -1,6 +1,6 @@
 """Writes tests/native/fuzz/corpus: what clients of every kind send, as the fuzz targets beside it read it.
 
-    python scripts/fuzz_corpus.py [FOLDER]
+    cd tests && ../.venv/bin/python -m support.fuzz_corpus [FOLDER]
 
 Addresses differ from run to run; the corpus has names for them: buffers are 1, 2, .. in the order of their making, the
 data of a tensor is an offset into its buffer.
@@ -13,10 +13,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
-from support import rpc_wire as wire  # noqa: E402
-from support.rpc_wire import F16, F32, I32, graph, message, tensor  # noqa: E402
+from support import rpc_wire as wire
+from support.paths import NATIVE
+from support.rpc_wire import F16, F32, I32, graph, message, tensor
 
 OP = wire.operators()
 SIZE = 1 << 16
@@ -143,7 +142,7 @@ def handshakes() -> Iterator[tuple[str, bytes]]:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "tests" / "fuzz" / "corpus"
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else NATIVE / "fuzz" / "corpus"
     for target, made in (("commands", commands()), ("handshake", handshakes())):
         (folder / target).mkdir(parents=True, exist_ok=True)
         for name, data in made:

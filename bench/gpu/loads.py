@@ -1,0 +1,144 @@
+"""Devices, plans and loads of the GPU suite's programs.
+
+A device is a name of ggml's ("CUDA0"), or "RPC": a loopback RPC server, which stands for the GPU in a rehearsal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from common import Log
+
+from oallama.bench import Engine, LoadParams
+from oallama.bench.engines import Worker
+from oallama.bench.planned import planned
+from oallama.data.plan import HOST, PlacementPlan
+from oallama.engine import runtime
+from oallama.engine.rpc import LocalRpcServer
+
+
+@cache
+def planning_device(device: str) -> str:
+    """The device's name in this process, for planning; "RPC" is started once."""
+    if device != "RPC":
+        return device
+    _server.append(LocalRpcServer())
+    return _server[0].devices[0]
+
+
+_server: list[Any] = []  # lives as long as the process
+
+
+def on_device(device: str, params: LoadParams, stack: ExitStack) -> LoadParams:
+    """For an engine in a process of its own: on the device alone, which for "RPC" is a new server."""
+    if device != "RPC":
+        return replace(params, devices=(device,))
+    server = stack.enter_context(LocalRpcServer(register=False))
+    return replace(params, devices=("RPC0",), rpc_servers=(server.endpoint,))
+
+
+def engine_of(plan: PlacementPlan, device: str, params: LoadParams, stack: ExitStack) -> Engine:
+    """The patched engine obeying a plan, or without a map in llama.cpp's own placement for a stock plan."""
+    name = plan.planner["name"]
+    used = any(d != HOST for d in plan.devices)
+    placed = on_device(device, params, stack) if used else replace(params, devices=())
+    if name not in ("layers", "fewer-layers", "fit"):
+        return planned(plan, runtime.lib_dir(), placed, name)
+    chosen, context = plan.planner["params"], plan.context
+    overrides = tuple((pattern, HOST) for pattern, _ in chosen.get("overrides", ()))
+    flags = replace(
+        placed, n_ctx=context.n_ctx, flash_attn=context.flash_attn, n_gpu_layers=int(chosen["n_gpu_layers"]),
+        override_tensor=overrides,
+    )  # fmt: skip
+    return Engine(name, runtime.lib_dir(), flags)
+
+
+def prompt_of(n: int) -> list[int]:
+    """Token ids that every vocabulary has; no two neighbours alike."""
+    return [300 + (i * 137 + i // 700) % 700 for i in range(n)]
+
+
+def one_load(
+    engine: Engine,
+    model: Path,
+    prompts: Sequence[int],
+    n_generate: int,
+    *,
+    depth: int = 0,
+    at: int | None = None,
+    states: Path | None = None,
+) -> dict[str, Any]:
+    """Load an engine, run a first prompt, then every prompt once; TPOT is taken behind the prompt of `at` tokens.
+
+    Returns load_s, first_ttft_s (of the first prompt after the load, `at` tokens), ttft_s by prompt, tpot_s, tokens
+    (of that run), device_bytes, devices. Raises OallamaError.
+    """
+    at = at if at is not None else sorted(prompts)[len(prompts) // 2]
+    n_ctx = context_of(depth + max(prompts) + n_generate)
+    with Worker(engine, 300, 300) as worker:
+        loaded = worker.load(model, engine.params.resolved(n_ctx))
+        before, folder = prompt_of(depth), None if states is None else str(states)
+        first = worker.run(-1, before, prompt_of(at), 2, folder)
+        ttft, tpot, tokens = {}, None, ()
+        for n in prompts:
+            sample = worker.run(0, before, prompt_of(n), n_generate if n == at else 2, folder)
+            ttft[n] = sample.ttft_s
+            if n == at:
+                tpot, tokens = sample.tpot_s, sample.tokens
+        worker.observe(loaded)
+        loaded.memory = worker.unload()
+    return {
+        "load_s": loaded.load_s[0], "first_ttft_s": first.ttft_s, "ttft_s": ttft, "tpot_s": tpot, "prompt": at,
+        "n_generate": n_generate, "depth": depth, "tokens": list(tokens), "device_bytes": loaded.device_bytes(),
+        "gpu_process_bytes": loaded.gpu_process_bytes, "flash_attn": engine.params.flash_attn,
+    }  # fmt: skip
+
+
+def predicted(plan: PlacementPlan) -> dict[str, Any]:
+    """What a plan promises, and its bytes."""
+    return {
+        "plan": plan.hash[:8], "planner": plan.planner["name"], "predicted_ttft_s": dict(plan.predicted.ttft_s),
+        "predicted_tpot_s": dict(plan.predicted.tpot_s), "predicted_request_s": plan.predicted.request_s,
+        "predicted_bytes": {name: memory.buffers for name, memory in plan.predicted.devices.items()},
+        "predicted_pool_bytes": {name: memory.pool for name, memory in plan.predicted.devices.items()},
+        "params": {k: v for k, v in plan.planner["params"].items() if isinstance(v, (int, float, str, bool))},
+    }  # fmt: skip
+
+
+def distinct(plans: Mapping[str, PlacementPlan], stock: Iterable[str] = ("layers", "fit")) -> dict[str, str]:
+    """For every name the first one with the same table and engine: equal plans are measured once."""
+    seen: dict[tuple[str, str, bool], str] = {}
+    return {
+        name: seen.setdefault((plan.to_backend_map(), str(plan.context), name in stock), name)
+        for name, plan in plans.items()
+    }
+
+
+def context_of(n_tokens: int) -> int:
+    """The smallest context for so many tokens; llama.cpp rounds up to 256."""
+    return -(-n_tokens // 256) * 256
+
+
+def measured(plan: PlacementPlan, model: Path, options: Any, prompts: Sequence[int], **load: Any) -> dict[str, Any]:
+    """One load of a plan's engine on --device; `load` is for one_load."""
+    with ExitStack() as stack:
+        params = LoadParams(load_mode="none", n_threads=options.threads)
+        engine = engine_of(plan, options.device, params, stack)
+        return one_load(engine, model, prompts, options.n_generate, **load)
+
+
+def add_plans(
+    log: Log, plans: Mapping[str, PlacementPlan], failed: Mapping[str, str], **same: Any
+) -> dict[str, PlacementPlan]:
+    """A line for each plan and for each that was not made; returns those that differ."""
+    alike = distinct(plans)
+    for name, plan in plans.items():
+        log.add("plan", **same, name=name, same_as=alike[name], **predicted(plan))
+    for name, error in failed.items():
+        log.add("plan", **same, name=name, error=error)
+    return {name: plan for name, plan in plans.items() if alike[name] == name}
