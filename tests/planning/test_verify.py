@@ -22,7 +22,7 @@ from oallama.engine.rpc import LocalRpcServer
 from oallama.errors import OallamaError
 from oallama.loading import verify as verify_module
 from oallama.loading.verify import request_seconds, verify
-from oallama.views.verified import render_verified
+from oallama.views.verification import render_verified
 from support.hand_plan import hand_plan
 
 

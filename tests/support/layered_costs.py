@@ -14,8 +14,8 @@ from oallama.data.profile import Profile
 from oallama.data.workload import Workload
 from oallama.planning.cost import CostModel
 from oallama.planning.divided import bytes_of
+from oallama.planning.layered_model import Segments
 from oallama.planning.predict import Predictor
-from oallama.planning.segments import Segments
 from oallama.planning.stage import Placement
 from support.synthetic import Shape, Speed, graph, profile
 

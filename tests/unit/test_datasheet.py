@@ -15,7 +15,7 @@ from oallama.engine import engine
 from oallama.engine.engine import Settings
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
-from oallama.loading.here import Here, stand_ins
+from oallama.loading.dry_run import Here, stand_ins
 from oallama.profiling.datasheet import FOLDER, Accelerator, Cpu, Datasheet, Link, make_profile
 from support.hand_plan import hand_plan
 from support.synthetic import SMALL, graph

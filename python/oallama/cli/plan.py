@@ -19,7 +19,7 @@ from oallama.views.arenas import render_arenas
 from oallama.views.candidates import render_candidates
 from oallama.views.plan_table import render_plan
 
-from ..views.verified import render_verified
+from ..views.verification import render_verified
 from .groups import grouped
 from .options import Hardware, Kernels, Model, Planner, Sizes, Vram, settings
 from .terminal import err, out, progress_bar, warn_if_busy

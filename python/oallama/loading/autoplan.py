@@ -21,7 +21,7 @@ from oallama.data.tuning import Crossover
 from oallama.engine import engine
 from oallama.engine.engine import ACCELERATOR_TYPES, Settings
 from oallama.errors import OallamaError
-from oallama.loading.here import Here
+from oallama.loading.dry_run import Here
 from oallama.planning import (
     Budget,
     Candidates,

@@ -17,9 +17,9 @@ from ..solving.layered import Infeasible
 from ..solving.solve import lower_bound, solve
 from .cost import CostModel
 from .divided import shares_of, topped_up
-from .drafts import HIDES, Drafts
 from .fitting import Choice, Fitted, fit
-from .segments import Segments
+from .layered_model import Segments
+from .plan_builder import HIDES, Drafts
 from .space import Space, too_small
 from .stage import Mask, Placement
 from .streams import not_too_early, stream_pays, with_streams

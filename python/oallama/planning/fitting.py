@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .drafts import Drafts, Measured
+from .plan_builder import Drafts, Measured
 from .stage import Placement
 
 MAX_ROUNDS = 4

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from ..data.workload import Workload
-from .drafts import Drafts
 from .fitting import Choice, Fitted, fit
 from .oato import schedule
+from .plan_builder import Drafts
 from .space import Space, too_small
 from .stage import Mask
 

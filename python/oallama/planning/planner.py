@@ -20,9 +20,9 @@ from ..data.plan import HOST, PlacementPlan
 from ..data.predicted import TIE
 from ..data.workload import Workload
 from ..errors import OallamaError
-from .drafts import Drafts, Measured
 from .exact import exact
 from .greedy import oato
+from .plan_builder import Drafts, Measured
 from .pool import pool_bytes
 from .space import Space, too_small
 from .stage import Ids, Ints

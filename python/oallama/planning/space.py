@@ -17,7 +17,7 @@ from ..data.tuning import Crossover
 from ..data.workload import Workload
 from ..errors import OallamaError
 from .cost import CostModel
-from .drafts import Drafts, Measured, MemoryDryRun
+from .plan_builder import Drafts, Measured, MemoryDryRun
 from .realisation import Realisations, realise
 from .stage import Mask
 from .stock import StockFlags

@@ -119,7 +119,7 @@ class Generation:
         from oallama.engine.engine import Settings
         from oallama.llama import Llama
         from oallama.loading import autoplan
-        from oallama.loading.here import Here
+        from oallama.loading.dry_run import Here
 
         self._job = job
         names = [name for endpoint in job.endpoints for name in _add_server(endpoint)]

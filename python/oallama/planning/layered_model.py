@@ -24,8 +24,8 @@ from ..data.workload import Workload
 from ..solving.layered import Instance, LayerClass
 from .block import Block
 from .cost import CostModel, Floats
-from .cutting import NotLayered, Segment, Step, cuts_of, reads, segments_of, steps_of
 from .divided import DividedCosts, bytes_of
+from .layers import NotLayered, Segment, Step, cuts_of, reads, segments_of, steps_of
 from .stage import OFFLOAD_MIN_TOKENS, STREAMER, Ids, Ints, Mask, Placement, spread
 
 # More ways than this per layer take too long to price: targets that read the same input then share a home.

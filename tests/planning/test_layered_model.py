@@ -17,11 +17,11 @@ from oallama.engine import engine
 from oallama.loading import autoplan
 from oallama.planning.block import Block
 from oallama.planning.cost import CostModel
-from oallama.planning.cutting import NotLayered
 from oallama.planning.exact import exact
+from oallama.planning.layered_model import Segments
+from oallama.planning.layers import NotLayered
 from oallama.planning.planner import make_plans
 from oallama.planning.predict import Predictor
-from oallama.planning.segments import Segments
 from oallama.planning.space import BudgetTooSmall
 from oallama.planning.stage import OFFLOAD_MIN_TOKENS, Placement, spread
 from oallama.solving.layered import Infeasible
