@@ -75,7 +75,7 @@ def test_a_group_takes_what_its_two_parts_take(concurrency: float, share: float)
     model = costs(profile(MODEL, cpu=HOST_SPEED, concurrency=concurrency))
     group = groups(model)[0]
     predictor = Predictor(model)
-    whole = drafts_of(model).uniform(1)
+    whole = builder_of(model).uniform(1)
     split = np.zeros(len(model.targets), dtype=np.intp)
     split[list(group.targets)] = int(share * group.width)
     targets = whole.targets.copy()
@@ -91,8 +91,8 @@ def test_a_group_takes_what_its_two_parts_take(concurrency: float, share: float)
     assert found[0] == pytest.approx(expected)
 
 
-def drafts_of(model: CostModel):
-    return space(MODEL, "50%", machine=model.profile).drafts(CONTEXT)
+def builder_of(model: CostModel):
+    return space(MODEL, "50%", machine=model.profile).builder(CONTEXT)
 
 
 @settings(deadline=None, max_examples=15)

@@ -200,8 +200,8 @@ def test_the_exact_planner_finds_the_optimum_of_the_dry_runs() -> None:
         memory = FakeMemory(model, compute=80_000)
         asked = {"machine": machine, "memory": memory, "context": context, "workload": Workload(30, 8), "gap": 0.0}
         request = space(model, 1, streams=False, **asked)
-        drafts = request.drafts(request.ours)
-        all_of_them, nothing = Everything(drafts.costs), np.zeros(len(drafts.costs.targets), bool)
+        builder = request.builder(request.ours)
+        all_of_them, nothing = Everything(builder.costs), np.zeros(len(builder.costs.targets), bool)
         kv = [2 * context.n_ctx * s.n_head_kv * (s.head_dim_k + s.head_dim_v) for s in model.attention if s]
         need = all_of_them.nbytes(kv)[:, 0] + memory.compute * context.n_ubatch // 512
         budget = int(rng.uniform(need.min(), need.max()))

@@ -137,10 +137,10 @@ def test_exact_with_streams_against_every_placement() -> None:
             workload=work,
             gap=0.0,
         )
-        drafts, found = exact(request)
+        builder, found = exact(request)
         if not found.choice.params.get("streams"):
             continue
-        costs = drafts.costs
+        costs = builder.costs
         start = min(40, costs.context.n_ubatch)
         n_targets, n_layer = len(costs.targets), model.n_layer
         limit = request.budgets[DEVICE].limit
@@ -157,7 +157,7 @@ def test_exact_with_streams_against_every_placement() -> None:
             )
             small = sum(model.tensor[costs.small[s]].nbytes for s in range(n_small) if keep.small[s])
             if costs.nbytes[placement.targets == 1].sum() + small <= limit:
-                best = min(best, drafts.predictor.request(placement, work))
+                best = min(best, builder.predictor.request(placement, work))
         assert n_layer == len(keep.layers) - 1
         ratios.append(found.measured.seconds / best)
         if "gap" in found.choice.params:

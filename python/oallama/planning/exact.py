@@ -19,7 +19,7 @@ from .cost import CostModel
 from .divided import shares_of, topped_up
 from .fitting import Choice, Fitted, fit
 from .layered_model import Segments
-from .plan_builder import HIDES, Drafts
+from .plan_builder import HIDES, PlanBuilder
 from .space import Space, too_small
 from .stage import Mask, Placement
 from .streams import not_too_early, stream_pays, with_streams
@@ -31,7 +31,7 @@ PRICE = 0.5
 TIGHT = 0.2
 
 
-def exact(space: Space, divides: bool = False) -> tuple[Drafts, Fitted]:
+def exact(space: Space, divides: bool = False) -> tuple[PlanBuilder, Fitted]:
     """The best plan over the forms of attention, what happens to host weights in prefill, and micro-batches.
 
     divides: weights may be divided between the one accelerator and the host.
@@ -51,15 +51,15 @@ def exact(space: Space, divides: bool = False) -> tuple[Drafts, Fitted]:
             fitting = candidate, found
     if fitting is not None:
         candidate, found = fitting
-        return candidate.drafts, candidate.finished(found)
-    drafts = space.drafts(space.ours)
-    raise too_small(drafts, drafts.measure(drafts.by_placement(drafts.uniform(1, drafts.uniform(0).targets))))
+        return candidate.builder, candidate.finished(found)
+    builder = space.builder(space.ours)
+    raise too_small(builder, builder.measure(builder.by_placement(builder.uniform(1, builder.uniform(0).targets))))
 
 
 def _candidates(space: Space, divides: bool) -> list[_Exact]:
     """Contexts and moves that were solved, the fastest first, then those whose bounds are above it."""
     kv_bytes, (size, *smaller) = _kv_bytes(space), space.sizes()
-    first, *others = (space.drafts(replace(space.ours, flash_attn=form, n_ubatch=size)) for form in space.forms())
+    first, *others = (space.builder(replace(space.ours, flash_attn=form, n_ubatch=size)) for form in space.forms())
     pairs = [_Exact(space, first, moves, kv_bytes, divides) for moves in moves_to_try(space, first.costs)]
     pairs.sort(key=lambda p: p.bound)
     best, solved = pairs[0], pairs[:1]
@@ -72,21 +72,21 @@ def _candidates(space: Space, divides: bool) -> list[_Exact]:
 
     for pair in pairs[1:]:
         try_also(pair)
-    for drafts in others:
-        pairs.append(_Exact(space, drafts, best.moves.at(drafts.costs, space.workload), kv_bytes, divides))
+    for builder in others:
+        pairs.append(_Exact(space, builder, best.moves.at(builder.costs, space.workload), kv_bytes, divides))
         try_also(pairs[-1])
-    tight = any(c > TIGHT * limit for c, limit in zip(best.charge, best.drafts.limits, strict=True))
+    tight = any(c > TIGHT * limit for c, limit in zip(best.charge, best.builder.limits, strict=True))
     for sizes in (smaller, space.larger_sizes() if best.moves.streams else []):
         for size in sizes:
             if best.leaves_nothing:
                 break
-            drafts = space.drafts(replace(best.drafts.costs.context, n_ubatch=size))
+            builder = space.builder(replace(best.builder.costs.context, n_ubatch=size))
             if tight:
-                for moves in moves_to_try(space, drafts.costs):
-                    pairs.append(_Exact(space, drafts, moves, kv_bytes, divides))
+                for moves in moves_to_try(space, builder.costs):
+                    pairs.append(_Exact(space, builder, moves, kv_bytes, divides))
                     try_also(pairs[-1])
                 continue
-            other = _Exact(space, drafts, best.moves.at(drafts.costs, space.workload), kv_bytes, divides)
+            other = _Exact(space, builder, best.moves.at(builder.costs, space.workload), kv_bytes, divides)
             if np.isfinite(best.seconds) and (other.bound >= best.seconds or other.seconds >= best.seconds):
                 break
             solved.append(other)
@@ -99,11 +99,11 @@ def _kv_bytes(space: Space) -> list[int]:
 
     Zeros where it comes on top of the budget. Neither attention's form nor the micro-batch changes it.
     """
-    drafts = space.drafts(space.ours)
-    graph, names = drafts.costs.graph, drafts.accelerators
-    if not names or drafts.budgets[names[0]].bytes_total is None:
+    builder = space.builder(space.ours)
+    graph, names = builder.costs.graph, builder.accelerators
+    if not names or builder.budgets[names[0]].bytes_total is None:
         return [0] * graph.n_layer
-    whole = space.whole(drafts, 1, np.zeros(len(drafts.costs.targets), dtype=bool))
+    whole = space.whole(builder, 1, np.zeros(len(builder.costs.targets), dtype=bool))
     total = sum(m.kv for m in whole.memory.values())
     values = [s.n_head_kv * (s.head_dim_k + s.head_dim_v) if s else 0 for s in graph.attention]
     return [-(-total * v // max(1, sum(values))) for v in values]
@@ -153,53 +153,53 @@ class _Exact:
     """
 
     def __init__(
-        self, space: Space, drafts: Drafts, moves: Moves, kv_bytes: Sequence[int], divides: bool = False
+        self, space: Space, builder: PlanBuilder, moves: Moves, kv_bytes: Sequence[int], divides: bool = False
     ) -> None:
-        self.space, self.drafts, self.moves, self.kv_bytes = space, drafts, moves, kv_bytes
+        self.space, self.builder, self.moves, self.kv_bytes = space, builder, moves, kv_bytes
         self.divides = divides
 
     @cached_property
     def charge(self) -> list[int]:
         """Compute buffers and pool of each accelerator, with everything on it."""
         return [
-            self.space.whole(self.drafts, d, self.moves.mask, self.moves.streams).on(name).working
+            self.space.whole(self.builder, d, self.moves.mask, self.moves.streams).on(name).working
             if self._counts_kv(name)
             else 0
-            for d, name in enumerate(self.drafts.accelerators, 1)
+            for d, name in enumerate(self.builder.accelerators, 1)
         ]
 
     @property
     def least_charge(self) -> list[int]:
         """Compute buffers and pool of each accelerator, with KV cache and small weights on it but no target."""
-        drafts, nothing = self.drafts, self.drafts.uniform(0).targets
+        builder, nothing = self.builder, self.builder.uniform(0).targets
         return [
-            drafts.measure(drafts.by_placement(drafts.uniform(d, nothing))).on(name).working
+            builder.measure(builder.by_placement(builder.uniform(d, nothing))).on(name).working
             if self._counts_kv(name)
             else 0
-            for d, name in enumerate(drafts.accelerators, 1)
+            for d, name in enumerate(builder.accelerators, 1)
         ]
 
     def fitted(self) -> Fitted | None:
         """The choice within the budget by its dry runs."""
-        smallest = int(self.drafts.costs.nbytes.min())
+        smallest = int(self.builder.costs.nbytes.min())
         # Little on a device may need smaller buffers there than everything on it does.
-        return fit(self.drafts, self.choose, self.charge, smallest) or fit(
-            self.drafts, self.choose, self.least_charge, smallest
+        return fit(self.builder, self.choose, self.charge, smallest) or fit(
+            self.builder, self.choose, self.least_charge, smallest
         )
 
     @cached_property
     def bound(self) -> float:
-        return lower_bound(self.segments.instance(self.drafts.limits), time_limit_s=self.space.time_limit_s)
+        return lower_bound(self.segments.instance(self.builder.limits), time_limit_s=self.space.time_limit_s)
 
     @cached_property
     def _first(self) -> Choice | None:
-        return self.choose([limit - c for limit, c in zip(self.drafts.limits, self.charge, strict=True)])
+        return self.choose([limit - c for limit, c in zip(self.builder.limits, self.charge, strict=True)])
 
     @cached_property
     def seconds(self) -> float:
         if self._first is None:
             return float("inf")
-        return self.drafts.predictor.request(self._first.placement, self.space.workload)
+        return self.builder.predictor.request(self._first.placement, self.space.workload)
 
     @property
     def leaves_nothing(self) -> bool:
@@ -210,12 +210,12 @@ class _Exact:
         return bool((placement.targets > 0).all() and (placement.layers > 0).all())
 
     def _counts_kv(self, name: str) -> bool:
-        return self.drafts.budgets[name].bytes_total is not None
+        return self.builder.budgets[name].bytes_total is not None
 
     @cached_property
     def segments(self) -> Segments:
         moves = self.moves
-        return Segments(self.drafts.costs, self.space.workload, moves.mask, self.kv_bytes, moves.price, self.divides)
+        return Segments(self.builder.costs, self.space.workload, moves.mask, self.kv_bytes, moves.price, self.divides)
 
     def choose(self, capacity: list[int]) -> Choice | None:
         if any(c < 0 for c in capacity):
@@ -225,7 +225,7 @@ class _Exact:
             found = solve(instance, gap=self.space.gap, time_limit_s=self.space.time_limit_s)
         except Infeasible:
             return None
-        placement = self._elsewhere(self.segments.placement(found.ways.tolist(), self.drafts.uniform(0)))
+        placement = self._elsewhere(self.segments.placement(found.ways.tolist(), self.builder.uniform(0)))
         counted, shares = found.nbytes.tolist(), {}
         if self.divides:
             tables, at = self.segments.divided, self.segments.steps[0].at
@@ -233,7 +233,7 @@ class _Exact:
             counted[0] += more
             shares = {"shares": shares_of(tables, placement), "concurrency": tables.concurrency}
         if self.moves.streams:
-            predictor, workload = self.drafts.predictor, self.space.workload
+            predictor, workload = self.builder.predictor, self.space.workload
             placement = with_streams(predictor, replace(placement, stream=None), self.moves.mask, workload)
         params = {
             "uploads": bool(placement.upload.any()),
@@ -253,8 +253,8 @@ class _Exact:
         """
         if not self.moves.streams:
             return found
-        placement = not_too_early(self.drafts.predictor, found.choice.placement, self.space.workload)
-        plan = self.drafts.by_placement(placement, found.choice.affinity)
+        placement = not_too_early(self.builder.predictor, found.choice.placement, self.space.workload)
+        plan = self.builder.by_placement(placement, found.choice.affinity)
         found = replace(
             found,
             choice=replace(found.choice, placement=placement),
@@ -266,33 +266,33 @@ class _Exact:
         stays = self.moves.mask & (placement.targets == 0)
         if placement.stream is None or (stays & (placement.stream == 0)).any():
             return replace(found, choice=replace(found.choice, params={**params, "status": "not proven"}))
-        used = self.drafts.used(found.measured)
+        used = self.builder.used(found.measured)
         capacity = [
             limit - (total - counted)
-            for limit, total, counted in zip(self.drafts.limits, used, found.choice.counted, strict=True)
+            for limit, total, counted in zip(self.builder.limits, used, found.choice.counted, strict=True)
         ]
         price = 1.0 if self._copies_take_longer(placement) else 0.0
-        other = _Exact(self.space, self.drafts, replace(self.moves, price=price), self.kv_bytes, self.divides)
+        other = _Exact(self.space, self.builder, replace(self.moves, price=price), self.kv_bytes, self.divides)
         bound = max(first, lower_bound(other.segments.instance(capacity), time_limit_s=self.space.time_limit_s))
         gap = max(0.0, 1 - bound / found.measured.seconds)
         return replace(found, choice=replace(found.choice, params={**params, "bound_s": bound, "gap": gap}))
 
     def _copies_take_longer(self, placement: Placement) -> bool:
         """Whether streamed copies take longer than all else in the first micro-batch of the prompt."""
-        costs = self.drafts.costs
+        costs = self.builder.costs
         n, depth = (self.space.workload.chunks(costs.context.n_ubatch) or [(costs.context.n_ubatch, 0)])[0]
         assert placement.stream is not None
         copies = float(costs.stream_copies()[placement.streamed(np.arange(len(costs.targets)), n)].sum())
-        stage = self.drafts.predictor.stage(placement, n, depth)
+        stage = self.builder.predictor.stage(placement, n, depth)
         return copies > float(stage.total[0] - stage.copies[0])
 
     def _elsewhere(self, placement: Placement) -> Placement:
         """Small weights outside of all layers (rope factors): beside most KV caches."""
-        costs = self.drafts.costs
+        costs = self.builder.costs
         inside = {s for segment in self.segments.segments for s in segment.small}
         home = int(np.bincount(placement.layers).argmax())
         small = placement.small.copy()
         for i, name in enumerate(costs.small):
-            if i not in inside and name not in self.drafts.host_only:
+            if i not in inside and name not in self.builder.host_only:
                 small[i] = home
         return replace(placement, small=small)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .plan_builder import Drafts, Measured
+from .plan_builder import PlanBuilder, Measured
 from .stage import Placement
 
 MAX_ROUNDS = 4
@@ -30,7 +30,7 @@ class Fitted:
 
 
 def fit(
-    drafts: Drafts, choose: Callable[[list[int]], Choice | None], charge: Sequence[int], smallest: int
+    builder: PlanBuilder, choose: Callable[[list[int]], Choice | None], charge: Sequence[int], smallest: int
 ) -> Fitted | None:
     """The fastest choice within the budgets that MAX_ROUNDS dry runs find; None when none of them fits.
 
@@ -40,15 +40,15 @@ def fit(
     """
     charges, best, overran = [*charge], None, None
     for _ in range(MAX_ROUNDS):
-        choice = choose([limit - c for limit, c in zip(drafts.limits, charges, strict=True)])
+        choice = choose([limit - c for limit, c in zip(builder.limits, charges, strict=True)])
         if choice is None:
             if best is not None or overran is None:
                 break
             # Raised by too much: what chooses less needs smaller buffers.
             charges = [(low + high) // 2 for low, high in zip(overran, charges, strict=True)]
             continue
-        measured = drafts.measure(drafts.by_placement(choice.placement, choice.affinity))
-        over = drafts.excess(measured)
+        measured = builder.measure(builder.by_placement(choice.placement, choice.affinity))
+        over = builder.excess(measured)
         if any(o > 0 for o in over):
             if best is not None:
                 break
@@ -56,7 +56,7 @@ def fit(
             continue
         if best is None or measured.seconds < best.measured.seconds:
             best = Fitted(choice, measured)
-        needed = [u - k for u, k in zip(drafts.used(measured), choice.counted, strict=True)]
+        needed = [u - k for u, k in zip(builder.used(measured), choice.counted, strict=True)]
         if all(c - n < smallest for c, n in zip(charges, needed, strict=True)):
             break
         charges = needed

@@ -44,7 +44,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Drafts:
+class PlanBuilder:
     """Builds, measures and finishes plans for one context, one budget per accelerator and one workload."""
 
     costs: CostModel
