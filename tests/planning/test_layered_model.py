@@ -207,8 +207,8 @@ def test_the_exact_planner_finds_the_optimum_of_the_dry_runs() -> None:
         budget = int(rng.uniform(need.min(), need.max()))
         seconds = all_of_them.requests(request.workload, nothing)[need <= budget]
         _, found = exact(space(model, budget, streams=False, **asked))
-        assert found.measured.seconds == pytest.approx(seconds.min(), rel=1e-9)
-        assert found.measured.on(DEVICE).total <= budget
+        assert found.dry_run.seconds == pytest.approx(seconds.min(), rel=1e-9)
+        assert found.dry_run.on(DEVICE).total <= budget
         assert found.choice.params["gap"] == pytest.approx(0, abs=1e-9)
 
 
@@ -227,7 +227,7 @@ def test_a_small_budget_is_shared_with_the_compute_buffers_at_best(percent: int,
         context = replace(CONTEXT, n_ubatch=n_ubatch)
         try:
             request = space(model, budget, context=context, streams=streams, free_ubatch=free, **asked)
-            return exact(request)[1].measured.seconds
+            return exact(request)[1].dry_run.seconds
         except BudgetTooSmall:
             return math.inf
 

@@ -44,16 +44,16 @@ def exact(space: Space, divides: bool = False) -> tuple[PlanBuilder, Fitted]:
     fitting: tuple[_Exact, Fitted] | None = None
     for candidate in _candidates(space, divides):
         # A dry run may find larger compute buffers than were counted, so that another is faster.
-        if fitting is not None and candidate.seconds >= fitting[1].measured.seconds:
+        if fitting is not None and candidate.seconds >= fitting[1].dry_run.seconds:
             continue
         found = candidate.fitted()
-        if found is not None and (fitting is None or found.measured.seconds < fitting[1].measured.seconds):
+        if found is not None and (fitting is None or found.dry_run.seconds < fitting[1].dry_run.seconds):
             fitting = candidate, found
     if fitting is not None:
         candidate, found = fitting
         return candidate.builder, candidate.finished(found)
     builder = space.builder(space.ours)
-    raise too_small(builder, builder.measure(builder.by_placement(builder.uniform(1, builder.uniform(0).targets))))
+    raise too_small(builder, builder.dry_run(builder.by_placement(builder.uniform(1, builder.uniform(0).targets))))
 
 
 def _candidates(space: Space, divides: bool) -> list[_Exact]:
@@ -173,7 +173,7 @@ class _Exact:
         """Compute buffers and pool of each accelerator, with KV cache and small weights on it but no target."""
         builder, nothing = self.builder, self.builder.uniform(0).targets
         return [
-            builder.measure(builder.by_placement(builder.uniform(d, nothing))).on(name).working
+            builder.dry_run(builder.by_placement(builder.uniform(d, nothing))).on(name).working
             if self._counts_kv(name)
             else 0
             for d, name in enumerate(builder.accelerators, 1)
@@ -258,7 +258,7 @@ class _Exact:
         found = replace(
             found,
             choice=replace(found.choice, placement=placement),
-            measured=replace(found.measured, plan=plan),
+            dry_run=replace(found.dry_run, plan=plan),
         )
         params = {**found.choice.params}
         first = float(params.pop("bound_s"))  # type: ignore[arg-type]
@@ -266,7 +266,7 @@ class _Exact:
         stays = self.moves.mask & (placement.targets == 0)
         if placement.stream is None or (stays & (placement.stream == 0)).any():
             return replace(found, choice=replace(found.choice, params={**params, "status": "not proven"}))
-        used = self.builder.used(found.measured)
+        used = self.builder.used(found.dry_run)
         capacity = [
             limit - (total - counted)
             for limit, total, counted in zip(self.builder.limits, used, found.choice.counted, strict=True)
@@ -274,7 +274,7 @@ class _Exact:
         price = 1.0 if self._copies_take_longer(placement) else 0.0
         other = _Exact(self.space, self.builder, replace(self.moves, price=price), self.kv_bytes, self.divides)
         bound = max(first, lower_bound(other.segments.instance(capacity), time_limit_s=self.space.time_limit_s))
-        gap = max(0.0, 1 - bound / found.measured.seconds)
+        gap = max(0.0, 1 - bound / found.dry_run.seconds)
         return replace(found, choice=replace(found.choice, params={**params, "bound_s": bound, "gap": gap}))
 
     def _copies_take_longer(self, placement: Placement) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .plan_builder import PlanBuilder, Measured
+from .plan_builder import PlanBuilder, DryRunPlan
 from .stage import Placement
 
 MAX_ROUNDS = 4
@@ -26,7 +26,7 @@ class Fitted:
     """A choice within the budget, with its dry run."""
 
     choice: Choice
-    measured: Measured
+    dry_run: DryRunPlan
 
 
 def fit(
@@ -47,16 +47,16 @@ def fit(
             # Raised by too much: what chooses less needs smaller buffers.
             charges = [(low + high) // 2 for low, high in zip(overran, charges, strict=True)]
             continue
-        measured = builder.measure(builder.by_placement(choice.placement, choice.affinity))
-        over = builder.excess(measured)
+        dry_run = builder.dry_run(builder.by_placement(choice.placement, choice.affinity))
+        over = builder.excess(dry_run)
         if any(o > 0 for o in over):
             if best is not None:
                 break
             overran, charges = charges, [c + max(o, 0) for c, o in zip(charges, over, strict=True)]
             continue
-        if best is None or measured.seconds < best.measured.seconds:
-            best = Fitted(choice, measured)
-        needed = [u - k for u, k in zip(builder.used(measured), choice.counted, strict=True)]
+        if best is None or dry_run.seconds < best.dry_run.seconds:
+            best = Fitted(choice, dry_run)
+        needed = [u - k for u, k in zip(builder.used(dry_run), choice.counted, strict=True)]
         if all(c - n < smallest for c, n in zip(charges, needed, strict=True)):
             break
         charges = needed

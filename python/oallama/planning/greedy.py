@@ -27,8 +27,8 @@ def oato(space: Space) -> tuple[PlanBuilder, Fitted]:
     fitted = [_Greedy(space, builder, workload, upload).fit() for upload in variants]
     found = [f for f in fitted if f is not None]
     if not found:
-        raise too_small(builder, builder.measure(builder.by_placement(builder.uniform(1, builder.uniform(0).targets))))
-    return builder, min(found, key=lambda f: f.measured.seconds)
+        raise too_small(builder, builder.dry_run(builder.by_placement(builder.uniform(1, builder.uniform(0).targets))))
+    return builder, min(found, key=lambda f: f.dry_run.seconds)
 
 
 class _Greedy:
@@ -49,8 +49,8 @@ class _Greedy:
         found = fit(builder, self._choose, [builder.used(whole)[0] - on_device], int(nbytes.min()))
         if found is None:
             empty = self._choose([0])
-            measured = builder.measure(builder.by_placement(empty.placement, empty.affinity))
-            found = Fitted(empty, measured) if builder.fits(measured) else None
+            dry_run = builder.dry_run(builder.by_placement(empty.placement, empty.affinity))
+            found = Fitted(empty, dry_run) if builder.fits(dry_run) else None
         return found
 
     def _choose(self, capacity: list[int]) -> Choice:

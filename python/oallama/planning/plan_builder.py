@@ -1,4 +1,4 @@
-"""Turns decisions (which device for which weight) into PlacementPlans and measures them by dry runs."""
+"""Makes PlacementPlans from homes (which device for which weight), and dry-runs and predicts them."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _CAUSES = ("targets", "attention", "transfers", "switches", "other", "copies")
 
 
 @dataclass(frozen=True)
-class Measured:
-    """A draft plan with the bytes its dry run found, and its predicted request time."""
+class DryRunPlan:
+    """A plan with the bytes that its dry run found, and its predicted request time."""
 
     plan: PlacementPlan
     memory: Mapping[str, DeviceMemory]
@@ -45,7 +45,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class PlanBuilder:
-    """Builds, measures and finishes plans for one context, one budget per accelerator and one workload."""
+    """Makes, dry-runs and finishes plans for one context, one budget per accelerator and one workload."""
 
     costs: CostModel
     memory: MemoryDryRun
@@ -68,29 +68,29 @@ class PlanBuilder:
         """Bytes of each accelerator's budget."""
         return [self.budgets[name].limit for name in self.accelerators]
 
-    def used(self, measured: Measured) -> list[int]:
+    def used(self, dry_run: DryRunPlan) -> list[int]:
         """Bytes that count against each accelerator's budget: everything, or the weights alone for a share of them."""
         return [
             memory.total if self.budgets[name].bytes_total is not None else memory.weights
             for name in self.accelerators
-            for memory in (measured.on(name),)
+            for memory in (dry_run.on(name),)
         ]
 
-    def excess(self, measured: Measured) -> list[int]:
+    def excess(self, dry_run: DryRunPlan) -> list[int]:
         """Bytes over each budget, or over the device's memory where that is known; negative is room left."""
         result = []
-        for name, used, limit in zip(self.accelerators, self.used(measured), self.limits, strict=True):
+        for name, used, limit in zip(self.accelerators, self.used(dry_run), self.limits, strict=True):
             physical = self.costs.profile.device(name).memory_total
             over = used - limit
-            result.append(max(over, measured.on(name).total - physical) if physical > 0 else over)
+            result.append(max(over, dry_run.on(name).total - physical) if physical > 0 else over)
         return result
 
-    def fits(self, measured: Measured) -> bool:
-        return all(over <= 0 for over in self.excess(measured))
+    def fits(self, dry_run: DryRunPlan) -> bool:
+        return all(over <= 0 for over in self.excess(dry_run))
 
-    def describe_need(self, measured: Measured) -> str:
+    def describe_need(self, dry_run: DryRunPlan) -> str:
         """The smallest budgets that admit a plan, in the user's kind of unit, and what they are made of."""
-        return "; ".join(self._need(name, measured.on(name)) for name in self.accelerators)
+        return "; ".join(self._need(name, dry_run.on(name)) for name in self.accelerators)
 
     def _need(self, name: str, used: DeviceMemory) -> str:
         prefix = f"{name} " if len(self.accelerators) > 1 else ""
@@ -155,22 +155,22 @@ class PlanBuilder:
             tensors[t.name] = TensorPlacement.whole(t.type, t.nbytes, device, "resident" if device != HOST else stays)
         return self._plan(tensors, layers)
 
-    def measure(self, plan: PlacementPlan) -> Measured:
+    def dry_run(self, plan: PlacementPlan) -> DryRunPlan:
         """The plan with the bytes of its dry run."""
         found = self.memory(plan)
         memory = {
             name: DeviceMemory(int(m["weights"]), int(m["kv"]), int(m["compute"]), pool_bytes(self.costs, plan, name))
             for name, m in found.items()
         }
-        return Measured(plan, memory, self.predict(plan))
+        return DryRunPlan(plan, memory, self.predict(plan))
 
     def predict(self, plan: PlacementPlan) -> float:
         """Predicted seconds of the workload's request."""
         return self.predictor.request(self.costs.placement(plan), self.workload)
 
-    def finish(self, measured: Measured, name: str, params: Mapping[str, Any]) -> PlacementPlan:
+    def finish(self, dry_run: DryRunPlan, name: str, params: Mapping[str, Any]) -> PlacementPlan:
         """The final plan: with budget, predicted bytes and times, and how it was made."""
-        predictor, plan, costs, work = self.predictor, measured.plan, self.costs, self.workload
+        predictor, plan, costs, work = self.predictor, dry_run.plan, self.costs, self.workload
         placement, n_ctx = costs.placement(plan), costs.context.n_ctx
         prompts = sorted({n for n in (*PROMPTS, work.n_prompt) if 0 < n <= n_ctx})
         depths = sorted({n for n in (*DEPTHS, work.depth, work.middle) if n <= n_ctx})
@@ -179,15 +179,15 @@ class PlanBuilder:
         return replace(
             plan,
             planner={"name": name, "params": {**({"budget": text} if text else {}), **params, **more}},
-            budgets=self._budget_bytes(measured),
+            budgets=self._budget_bytes(dry_run),
             margins={name: margin for name in self.accelerators if (margin := self.budgets[name].margin)},
             predicted=Prediction(
-                devices=dict(measured.memory),
+                devices=dict(dry_run.memory),
                 ttft_s={n: predictor.ttft(placement, n) for n in prompts},
                 tpot_s={n: predictor.tpot(placement, n, work.n_parallel) for n in depths},
                 workload=(work.n_prompt, work.n_generate),
-                request_s=measured.seconds,
-                notes=(*predictor.notes(), *self._stream_notes(plan), *self._realisation_notes(measured)),
+                request_s=dry_run.seconds,
+                notes=(*predictor.notes(), *self._stream_notes(plan), *self._realisation_notes(dry_run)),
                 parts=self._parts(placement),
             ),
         )
@@ -199,18 +199,18 @@ class PlanBuilder:
             f"copies to {self.accelerators[0]} do not overlap with computing there: streams work one after the other"
         ]
 
-    def _realisation_notes(self, measured: Measured) -> list[str]:
+    def _realisation_notes(self, dry_run: DryRunPlan) -> list[str]:
         """What repacking takes and gains: the request predicted with the same homes, all plain."""
-        on_host = [t for t in measured.plan.tensors.values() if t.realisation == REPACKED]
+        on_host = [t for t in dry_run.plan.tensors.values() if t.realisation == REPACKED]
         if not on_host:
             return []
-        placement = self.costs.placement(measured.plan)
+        placement = self.costs.placement(dry_run.plan)
         assert placement.realisation is not None
         plain = replace(placement, realisation=np.minimum(placement.realisation, REALISATIONS.index(PLAIN)))
-        gain = self.predictor.request(plain, self.workload) / measured.seconds - 1
+        gain = self.predictor.request(plain, self.workload) / dry_run.seconds - 1
         streamed = sum(t.nbytes for t in on_host if t.mode == "stream")
         note = (
-            f"{len(on_host)} weights on the host are repacked: {format_bytes(measured.plan.repacked_nbytes)} of its "
+            f"{len(on_host)} weights on the host are repacked: {format_bytes(dry_run.plan.repacked_nbytes)} of its "
             f"memory that the mapped file does not serve; with all of them plain the request takes {gain:.1%} longer"
         )
         if streamed:
@@ -229,11 +229,11 @@ class PlanBuilder:
             "decode": {cause: float(getattr(step, cause)[0]) * steps for cause in _CAUSES},
         }
 
-    def _budget_bytes(self, measured: Measured) -> dict[str, int]:
+    def _budget_bytes(self, dry_run: DryRunPlan) -> dict[str, int]:
         """Budgets as total bytes: a share of the weights has this plan's KV cache and compute buffers on top."""
         result = {}
         for name in self.accelerators:
-            budget, used = self.budgets[name], measured.on(name)
+            budget, used = self.budgets[name], dry_run.on(name)
             result[name] = budget.limit + (0 if budget.bytes_total is not None else used.kv + used.working)
         return result
 

@@ -22,7 +22,7 @@ from ..data.workload import Workload
 from ..errors import OallamaError
 from .exact import exact
 from .greedy import oato
-from .plan_builder import PlanBuilder, Measured
+from .plan_builder import PlanBuilder, DryRunPlan
 from .pool import pool_bytes
 from .space import Space, too_small
 from .stage import Ids, Ints
@@ -160,15 +160,15 @@ def _computes_beside(space: Space) -> bool:
     return bool(space.accelerators) and space.profile.concurrent(space.accelerators[0]) >= BESIDE
 
 
-def _choice(found: tuple[PlanBuilder, object]) -> tuple[PlanBuilder, Measured, dict[str, object]]:
+def _choice(found: tuple[PlanBuilder, object]) -> tuple[PlanBuilder, DryRunPlan, dict[str, object]]:
     builder, fitted = found
     context = builder.costs.context
     used = {"n_ubatch": context.n_ubatch, "flash_attn": context.flash_attn}
-    return builder, fitted.measured, {**fitted.choice.params, **used}  # type: ignore[attr-defined]
+    return builder, fitted.dry_run, {**fitted.choice.params, **used}  # type: ignore[attr-defined]
 
 
-def _finish(name: str, builder: PlanBuilder, measured: Measured, params: Mapping[str, object]) -> PlacementPlan:
-    return builder.finish(measured, name, params)
+def _finish(name: str, builder: PlanBuilder, dry_run: DryRunPlan, params: Mapping[str, object]) -> PlacementPlan:
+    return builder.finish(dry_run, name, params)
 
 
 def _checked(space: Space, plan: PlacementPlan) -> PlacementPlan:
@@ -191,15 +191,15 @@ def _cpu(space: Space) -> PlacementPlan:
     found = []
     for form in space.forms():
         builder = space.builder(replace(space.ours, flash_attn=form), host_only=True)
-        found.append((builder, builder.measure(builder.by_placement(builder.uniform(0)))))
-    fastest = min(measured.seconds for _, measured in found)
-    builder, measured = next(f for f in found if f[1].seconds <= fastest * (1 + TIE))
-    return builder.finish(measured, "cpu", {"flash_attn": builder.costs.context.flash_attn})
+        found.append((builder, builder.dry_run(builder.by_placement(builder.uniform(0)))))
+    fastest = min(dry_run.seconds for _, dry_run in found)
+    builder, dry_run = next(f for f in found if f[1].seconds <= fastest * (1 + TIE))
+    return builder.finish(dry_run, "cpu", {"flash_attn": builder.costs.context.flash_attn})
 
 
 def _all(space: Space) -> PlacementPlan:
     builder = space.builder(space.ours)
-    full = builder.measure(builder.by_placement(builder.uniform(1)))
+    full = builder.dry_run(builder.by_placement(builder.uniform(1)))
     if not builder.fits(full):
         raise OallamaError(
             f"the whole model does not fit the budget {builder.describe_budget()}: it needs "
@@ -212,8 +212,8 @@ def _layers(space: Space) -> PlacementPlan:
     """The largest -ngl that fits, as people use it."""
     builder = space.builder(space.context)
     flags = _split(builder)
-    n, measured = _largest(builder, lambda n: builder.by_stock(flags(n)), builder.costs.graph.n_layer + 1)
-    return builder.finish(measured, "layers", {"n_gpu_layers": n})
+    n, dry_run = _largest(builder, lambda n: builder.by_stock(flags(n)), builder.costs.graph.n_layer + 1)
+    return builder.finish(dry_run, "layers", {"n_gpu_layers": n})
 
 
 def _fewer_layers(space: Space) -> PlacementPlan:
@@ -222,7 +222,7 @@ def _fewer_layers(space: Space) -> PlacementPlan:
     flags = _split(builder)
     most, _ = _largest(builder, lambda n: builder.by_stock(flags(n)), builder.costs.graph.n_layer + 1)
     n = min(range(most, -1, -1), key=lambda n: builder.predict(builder.by_stock(flags(n))))
-    return builder.finish(builder.measure(builder.by_stock(flags(n))), "fewer-layers", {"n_gpu_layers": n})
+    return builder.finish(builder.dry_run(builder.by_stock(flags(n))), "fewer-layers", {"n_gpu_layers": n})
 
 
 def _split(builder: PlanBuilder) -> Callable[[int], StockFlags]:
@@ -239,11 +239,11 @@ def _fit(space: Space) -> PlacementPlan:
         full = builder.by_placement(builder.uniform(device))
         limits[name] = max(0, limit - pool_bytes(builder.costs, full, name))
     flags = space.fit(limits)
-    measured = builder.measure(builder.by_stock(flags))
-    if not builder.fits(measured):
-        raise OallamaError(f"llama.cpp's --fit gives {builder.describe_need(measured)}, over {builder.describe_budget()}")
+    dry_run = builder.dry_run(builder.by_stock(flags))
+    if not builder.fits(dry_run):
+        raise OallamaError(f"llama.cpp's --fit gives {builder.describe_need(dry_run)}, over {builder.describe_budget()}")
     params = {"n_gpu_layers": flags.n_gpu_layers, "overrides": [list(pair) for pair in flags.overrides]}
-    return builder.finish(measured, "fit", params)
+    return builder.finish(dry_run, "fit", params)
 
 
 def _family(space: Space, name: str, overrides: Callable[[int], tuple[tuple[str, str], ...]]) -> PlacementPlan:
@@ -251,10 +251,10 @@ def _family(space: Space, name: str, overrides: Callable[[int], tuple[tuple[str,
     builder = space.builder(space.context)
     n_layer = builder.costs.graph.n_layer
     flags = _split(builder)(-1)
-    kept, measured = _largest(
+    kept, dry_run = _largest(
         builder, lambda n: builder.by_stock(replace(flags, overrides=overrides(n_layer - n))), n_layer
     )
-    return builder.finish(measured, name, {"n": n_layer - kept})
+    return builder.finish(dry_run, name, {"n": n_layer - kept})
 
 
 # ---- streaming for every token --------------------------------------------------------------------------------------
@@ -270,8 +270,8 @@ def _stream_all(space: Space) -> PlacementPlan:
         home = (layer > costs.graph.n_layer - n).astype(np.int8)
         return builder.by_placement(replace(builder.uniform(1, home), stream=_always(home)))
 
-    n, measured = _largest(builder, plan, costs.graph.n_layer + 1)
-    return builder.finish(measured, "stream-all", {"n_resident_layers": n})
+    n, dry_run = _largest(builder, plan, costs.graph.n_layer + 1)
+    return builder.finish(dry_run, "stream-all", {"n_resident_layers": n})
 
 
 def _minimal(space: Space) -> PlacementPlan:
@@ -283,10 +283,10 @@ def _minimal(space: Space) -> PlacementPlan:
         plan = builder.by_placement(replace(placement, layers=np.zeros_like(placement.layers)))
         # llama.cpp's "auto" drops the fused form when attention is not where its KV cache is.
         context = replace(plan.context, flash_attn="on" if builder.costs.flash else "off")
-        measured = builder.measure(replace(plan, context=context, stream_slots=_MINIMAL_SLOTS))
-        if builder.fits(measured):
-            return builder.finish(measured, "minimal", {"n_ubatch": size})
-    raise too_small(builder, measured)
+        dry_run = builder.dry_run(replace(plan, context=context, stream_slots=_MINIMAL_SLOTS))
+        if builder.fits(dry_run):
+            return builder.finish(dry_run, "minimal", {"n_ubatch": size})
+    raise too_small(builder, dry_run)
 
 
 def _always(home: Ids) -> Ints:
@@ -294,13 +294,13 @@ def _always(home: Ids) -> Ints:
     return np.where(home == 0, 1, 0).astype(np.intp)
 
 
-def _largest(builder: PlanBuilder, plan: Callable[[int], PlacementPlan], most: int) -> tuple[int, Measured]:
+def _largest(builder: PlanBuilder, plan: Callable[[int], PlacementPlan], most: int) -> tuple[int, DryRunPlan]:
     """The largest n up to `most` whose dry run fits, by bisection (bytes grow with n)."""
     low, high = 0, most
-    fits = builder.measure(plan(0))
+    fits = builder.dry_run(plan(0))
     while low < high:
         middle = (low + high + 1) // 2
-        found = builder.measure(plan(middle))
+        found = builder.dry_run(plan(middle))
         if builder.fits(found):
             fits, low = found, middle
         else:

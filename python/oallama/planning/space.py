@@ -17,7 +17,7 @@ from ..data.tuning import Crossover
 from ..data.workload import Workload
 from ..errors import OallamaError
 from .cost import CostModel
-from .plan_builder import PlanBuilder, Measured, MemoryDryRun
+from .plan_builder import PlanBuilder, DryRunPlan, MemoryDryRun
 from .realisation import Realisations, realise
 from .stage import Mask
 from .stock import StockFlags
@@ -69,7 +69,7 @@ class Space:
     gap: float = 1e-3
     time_limit_s: float = 2.0
     _builders: dict[tuple[ContextSettings, bool], PlanBuilder] = field(default_factory=dict)
-    _whole: dict[tuple[ContextSettings, int, bool, bytes], Measured] = field(default_factory=dict)
+    _whole: dict[tuple[ContextSettings, int, bool, bytes], DryRunPlan] = field(default_factory=dict)
 
     @property
     def graph(self) -> OperatorGraph:
@@ -142,7 +142,7 @@ class Space:
             crossovers=self.crossovers,
         )
 
-    def whole(self, builder: PlanBuilder, device: int, moved: Mask, streams: bool = False) -> Measured:
+    def whole(self, builder: PlanBuilder, device: int, moved: Mask, streams: bool = False) -> DryRunPlan:
         """Everything on one accelerator, dry-run once; weights that may be moved there need room for those in flight.
 
         moved: targets that are uploaded, or streamed, when they live on the host.
@@ -158,11 +158,11 @@ class Space:
                 home[largest] = 0
                 stream = np.where(moved & (home == 0), 1, 0).astype(np.intp) if streams else None
                 placement = replace(placement, targets=home, stream=stream)
-            self._whole[key] = builder.measure(builder.by_placement(placement))
+            self._whole[key] = builder.dry_run(builder.by_placement(placement))
         return self._whole[key]
 
 
-def too_small(builder: PlanBuilder, smallest: Measured) -> BudgetTooSmall:
+def too_small(builder: PlanBuilder, smallest: DryRunPlan) -> BudgetTooSmall:
     return BudgetTooSmall(
         f"the budget {builder.describe_budget()} is too small for the KV cache, compute buffers and "
         f"norms: the minimum is {builder.describe_need(smallest)}; raise the budget, lower n_ctx or n_ubatch, "
