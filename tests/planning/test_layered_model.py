@@ -209,7 +209,7 @@ def test_the_exact_planner_finds_the_optimum_of_the_dry_runs() -> None:
         _, found = exact(space(model, budget, streams=False, **asked))
         assert found.dry_run.seconds == pytest.approx(seconds.min(), rel=1e-9)
         assert found.dry_run.on(DEVICE).total <= budget
-        assert found.choice.params["gap"] == pytest.approx(0, abs=1e-9)
+        assert found.proposal.params["gap"] == pytest.approx(0, abs=1e-9)
 
 
 @pytest.mark.parametrize(("percent", "compute"), [(15, 0.5), (15, 1.0), (50, 1.0)])

@@ -138,7 +138,7 @@ def test_exact_with_streams_against_every_placement() -> None:
             gap=0.0,
         )
         builder, found = exact(request)
-        if not found.choice.params.get("streams"):
+        if not found.proposal.params.get("streams"):
             continue
         costs = builder.costs
         start = min(40, costs.context.n_ubatch)
@@ -146,7 +146,7 @@ def test_exact_with_streams_against_every_placement() -> None:
         limit = request.budgets[DEVICE].limit
         best = np.inf
         n_small = len(costs.small)
-        keep = found.choice.placement  # small weights and caches as chosen; homes and streams of all targets vary
+        keep = found.proposal.placement  # small weights and caches as chosen; homes and streams of all targets vary
         for homes in product((0, 1, 2), repeat=n_targets):
             at = np.array(homes, np.int8)
             placement = replace(
@@ -160,9 +160,9 @@ def test_exact_with_streams_against_every_placement() -> None:
                 best = min(best, builder.predictor.request(placement, work))
         assert n_layer == len(keep.layers) - 1
         ratios.append(found.dry_run.seconds / best)
-        if "gap" in found.choice.params:
+        if "gap" in found.proposal.params:
             proven += 1
-            assert found.dry_run.seconds * (1 - found.choice.params["gap"]) <= best * (1 + 1e-9)
+            assert found.dry_run.seconds * (1 - found.proposal.params["gap"]) <= best * (1 + 1e-9)
     assert len(ratios) > 10 and proven > 3
     assert np.median(ratios) < 1.01 and max(ratios) < 1.1
 

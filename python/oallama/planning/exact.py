@@ -17,7 +17,7 @@ from ..solving.layered import Infeasible
 from ..solving.solve import lower_bound, solve
 from .cost import CostModel
 from .divided import shares_of, topped_up
-from .fitting import Choice, Fitted, fit
+from .fitting import Fitted, Proposal, fit
 from .layered_model import Segments
 from .plan_builder import HIDES, PlanBuilder
 from .space import Space, too_small
@@ -146,9 +146,9 @@ def moves_to_try(space: Space, costs: CostModel) -> list[Moves]:
 
 
 class _Exact:
-    """The exact choice for one context and one kind of moves.
+    """The exact proposal for one context and one kind of moves.
 
-    bound: seconds it cannot be below, whatever its compute buffers take. seconds: of the choice before its dry run,
+    bound: seconds it cannot be below, whatever its compute buffers take. seconds: of the proposal before its dry run,
     infinite when there is none.
     """
 
@@ -180,7 +180,7 @@ class _Exact:
         ]
 
     def fitted(self) -> Fitted | None:
-        """The choice within the budget by its dry runs."""
+        """The proposal within the budget by its dry runs."""
         smallest = int(self.builder.costs.nbytes.min())
         # Little on a device may need smaller buffers there than everything on it does.
         return fit(self.builder, self.choose, self.charge, smallest) or fit(
@@ -192,7 +192,7 @@ class _Exact:
         return lower_bound(self.segments.instance(self.builder.limits), time_limit_s=self.space.time_limit_s)
 
     @cached_property
-    def _first(self) -> Choice | None:
+    def _first(self) -> Proposal | None:
         return self.choose([limit - c for limit, c in zip(self.builder.limits, self.charge, strict=True)])
 
     @cached_property
@@ -217,7 +217,7 @@ class _Exact:
         moves = self.moves
         return Segments(self.builder.costs, self.space.workload, moves.mask, self.kv_bytes, moves.price, self.divides)
 
-    def choose(self, capacity: list[int]) -> Choice | None:
+    def choose(self, capacity: list[int]) -> Proposal | None:
         if any(c < 0 for c in capacity):
             return None
         try:
@@ -244,38 +244,38 @@ class _Exact:
             "status": found.status,
             **shares,
         }
-        return Choice(placement, counted, params)
+        return Proposal(placement, counted, params)
 
     def finished(self, found: Fitted) -> Fitted:
-        """With streams: the choice with its tokens settled, and the gap to the better of two bounds.
+        """With streams: the proposal with its tokens settled, and the gap to the better of two bounds.
 
         Bounds are for plans that stream all host weights worth it; where the host keeps some, nothing is proven.
         """
         if not self.moves.streams:
             return found
-        placement = not_too_early(self.builder.predictor, found.choice.placement, self.space.workload)
-        plan = self.builder.by_placement(placement, found.choice.affinity)
+        placement = not_too_early(self.builder.predictor, found.proposal.placement, self.space.workload)
+        plan = self.builder.by_placement(placement, found.proposal.affinity)
         found = replace(
             found,
-            choice=replace(found.choice, placement=placement),
+            proposal=replace(found.proposal, placement=placement),
             dry_run=replace(found.dry_run, plan=plan),
         )
-        params = {**found.choice.params}
+        params = {**found.proposal.params}
         first = float(params.pop("bound_s"))  # type: ignore[arg-type]
         del params["gap"]
         stays = self.moves.mask & (placement.targets == 0)
         if placement.stream is None or (stays & (placement.stream == 0)).any():
-            return replace(found, choice=replace(found.choice, params={**params, "status": "not proven"}))
+            return replace(found, proposal=replace(found.proposal, params={**params, "status": "not proven"}))
         used = self.builder.used(found.dry_run)
         capacity = [
             limit - (total - counted)
-            for limit, total, counted in zip(self.builder.limits, used, found.choice.counted, strict=True)
+            for limit, total, counted in zip(self.builder.limits, used, found.proposal.counted, strict=True)
         ]
         price = 1.0 if self._copies_take_longer(placement) else 0.0
         other = _Exact(self.space, self.builder, replace(self.moves, price=price), self.kv_bytes, self.divides)
         bound = max(first, lower_bound(other.segments.instance(capacity), time_limit_s=self.space.time_limit_s))
         gap = max(0.0, 1 - bound / found.dry_run.seconds)
-        return replace(found, choice=replace(found.choice, params={**params, "bound_s": bound, "gap": gap}))
+        return replace(found, proposal=replace(found.proposal, params={**params, "bound_s": bound, "gap": gap}))
 
     def _copies_take_longer(self, placement: Placement) -> bool:
         """Whether streamed copies take longer than all else in the first micro-batch of the prompt."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..data.workload import Workload
-from .fitting import Choice, Fitted, fit
+from .fitting import Fitted, Proposal, fit
 from .oato import schedule
 from .plan_builder import PlanBuilder
 from .space import Space, too_small
@@ -53,7 +53,7 @@ class _Greedy:
             found = Fitted(empty, dry_run) if builder.fits(dry_run) else None
         return found
 
-    def _choose(self, capacity: list[int]) -> Choice:
+    def _choose(self, capacity: list[int]) -> Proposal:
         costs = self.builder.costs
         t_host, t_device, edges, anchors = self.inputs
         paper = self.space.paper
@@ -78,7 +78,7 @@ class _Greedy:
             "iterations": result.iterations,
             "stopped": result.reason,
         }
-        return Choice(placement, [int(costs.nbytes[result.on_device].sum())], params, result.affinity.tolist())
+        return Proposal(placement, [int(costs.nbytes[result.on_device].sum())], params, result.affinity.tolist())
 
     def _seconds(self, on_device: Mask) -> float:
         placement = self.builder.uniform(1, on_device.astype(np.int8), self.upload)

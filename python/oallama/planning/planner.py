@@ -21,8 +21,9 @@ from ..data.predicted import TIE
 from ..data.workload import Workload
 from ..errors import OallamaError
 from .exact import exact
+from .fitting import Fitted
 from .greedy import oato
-from .plan_builder import PlanBuilder, DryRunPlan
+from .plan_builder import DryRunPlan, PlanBuilder
 from .pool import pool_bytes
 from .space import Space, too_small
 from .stage import Ids, Ints
@@ -134,14 +135,14 @@ def _traffic(plan: PlacementPlan) -> float:
 def _makers(space: Space) -> dict[str, Callable[[], PlacementPlan]]:
     best = cache(lambda: exact(space))
     makers: dict[str, Callable[[], PlacementPlan]] = {
-        "exact": lambda: _finish("exact", *_choice(best())),
+        "exact": lambda: _finish("exact", best()),
         "layers": lambda: _layers(space),
         "fewer-layers": lambda: _fewer_layers(space),
     }
     if len(space.accelerators) <= 1:
-        makers["oato"] = lambda: _finish("oato", *_choice(oato(space)))
+        makers["oato"] = lambda: _finish("oato", oato(space))
         if _computes_beside(space):
-            makers["divided"] = lambda: _finish("divided", *_choice(exact(space, divides=True)))
+            makers["divided"] = lambda: _finish("divided", exact(space, divides=True))
     if space.fit is not None:
         makers["fit"] = lambda: _fit(space)
     if any(op.op == "MUL_MAT_ID" for op in space.graph.targets(min(space.graph.tiers))):
@@ -160,15 +161,11 @@ def _computes_beside(space: Space) -> bool:
     return bool(space.accelerators) and space.profile.concurrent(space.accelerators[0]) >= BESIDE
 
 
-def _choice(found: tuple[PlanBuilder, object]) -> tuple[PlanBuilder, DryRunPlan, dict[str, object]]:
+def _finish(name: str, found: tuple[PlanBuilder, Fitted]) -> PlacementPlan:
     builder, fitted = found
     context = builder.costs.context
     used = {"n_ubatch": context.n_ubatch, "flash_attn": context.flash_attn}
-    return builder, fitted.dry_run, {**fitted.choice.params, **used}  # type: ignore[attr-defined]
-
-
-def _finish(name: str, builder: PlanBuilder, dry_run: DryRunPlan, params: Mapping[str, object]) -> PlacementPlan:
-    return builder.finish(dry_run, name, params)
+    return builder.finish(fitted.dry_run, name, {**fitted.proposal.params, **used})
 
 
 def _checked(space: Space, plan: PlacementPlan) -> PlacementPlan:
@@ -241,7 +238,9 @@ def _fit(space: Space) -> PlacementPlan:
     flags = space.fit(limits)
     dry_run = builder.dry_run(builder.by_stock(flags))
     if not builder.fits(dry_run):
-        raise OallamaError(f"llama.cpp's --fit gives {builder.describe_need(dry_run)}, over {builder.describe_budget()}")
+        raise OallamaError(
+            f"llama.cpp's --fit gives {builder.describe_need(dry_run)}, over {builder.describe_budget()}"
+        )
     params = {"n_gpu_layers": flags.n_gpu_layers, "overrides": [list(pair) for pair in flags.overrides]}
     return builder.finish(dry_run, "fit", params)
 

@@ -17,7 +17,7 @@ from ..data.tuning import Crossover
 from ..data.workload import Workload
 from ..errors import OallamaError
 from .cost import CostModel
-from .plan_builder import PlanBuilder, DryRunPlan, MemoryDryRun
+from .plan_builder import DryRunPlan, MemoryDryRun, PlanBuilder
 from .realisation import Realisations, realise
 from .stage import Mask
 from .stock import StockFlags
