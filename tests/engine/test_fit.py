@@ -21,7 +21,7 @@ from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.modelmaker import make_model
 from oallama.planning import OperatorGraph
-from oallama.planning.stock import StockFlags, cpu_ffn, cpu_moe, homes
+from oallama.planning.stock import StockFlags, cpu_ffn, cpu_moe, stock_homes
 from support.logits import ARCHITECTURES
 from support.paths import ROOT
 from support.synthetic import Shape, raw_graph
@@ -58,7 +58,7 @@ def load_flags(path: Path, flags: StockFlags, devices: Sequence[str]) -> dict[st
 
 def check_homes(path: Path, graph: OperatorGraph, flags: StockFlags, devices: Sequence[str]) -> None:
     """Weights and KV cache of every device, computed from `homes`, equal llama.cpp's to the byte."""
-    found, layers = homes(graph, flags, [*devices, HOST])
+    found, layers = stock_homes(graph, flags, [*devices, HOST])
     assert len(layers) == graph.n_layer + 1 and set(found) == {t.name for t in graph.tensors}
     weights = dict.fromkeys((*devices, HOST), 0)
     for tensor in graph.tensors:
@@ -100,7 +100,7 @@ def test_homes_of_the_cpu_families(tiny: Callable[..., Path], moe: Path, rpc) ->
         graph = autoplan.read_graph(path, SETTINGS)
         for n in range(graph.n_layer + 2):
             flags = StockFlags(-1, overrides=family(n))
-            found, _ = homes(graph, flags, [device])
+            found, _ = stock_homes(graph, flags, [device])
             moved = {name for name, home in found.items() if home == HOST} - {"token_embd.weight"}
             assert moved == {f"blk.{il}.{kind}.weight" for il in range(min(n, graph.n_layer)) for kind in kinds}
             check_homes(path, graph, flags, [device])
@@ -163,7 +163,7 @@ def test_a_large_budget_puts_everything_on_the_device(arch: str, tiny: Callable[
     result = engine.fit(path, on(device), {device: EVERYTHING})
     assert (result.status, result.n_gpu_layers, result.tensor_split, result.overrides) == ("success", -1, (), ())
     assert result.n_ctx == SETTINGS.n_ctx and "no changes needed" in result.log and not result.reason
-    found, layers = homes(autoplan.read_graph(path, SETTINGS), flags_of(result), [device])
+    found, layers = stock_homes(autoplan.read_graph(path, SETTINGS), flags_of(result), [device])
     assert {name for name, home in found.items() if home == HOST} == {"token_embd.weight"}
     assert set(layers) == {device}
 
@@ -197,7 +197,7 @@ def test_a_mixture_of_experts_gets_overrides(moe: Path, rpc) -> None:
         assert result.overrides and {home for _, home in result.overrides} == {HOST}
         check_homes(moe, graph, flags_of(result), [device])
         assert sum(load_flags(moe, flags_of(result), [device])[device].values()) <= int(share * full)
-        found, _ = homes(graph, flags_of(result), [device])
+        found, _ = stock_homes(graph, flags_of(result), [device])
         counts.append(sum(home == HOST for home in found.values()))
     assert counts == sorted(set(counts)), "a smaller budget leaves more experts on the CPU"
 
@@ -301,7 +301,7 @@ def test_the_families_are_upstreams() -> None:
 def test_flags_without_an_answer(flags: StockFlags, words: str) -> None:
     graph = OperatorGraph.from_engine(raw_graph(Shape()))
     with pytest.raises(OallamaError, match=re.escape(words)):
-        homes(graph, flags, ["A", "B"])
+        stock_homes(graph, flags, ["A", "B"])
 
 
 def test_settings_that_llama_cpp_cannot_take(rpc) -> None:

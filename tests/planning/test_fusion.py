@@ -20,16 +20,16 @@ from oallama.loading import autoplan
 from oallama.planning import OperatorGraph, Workload
 from oallama.planning.cost import CostModel
 from oallama.planning.predict import Predictor
-from oallama.planning.stage import Placement
+from oallama.planning.stage import Homes
 from support.layered_costs import SLOWER, assert_equal_seconds
 from support.synthetic import CONTEXT, DEVICE, SMALL, Shape, graph, profile
 
 FUSED = {NORM: 1.5e-6, ROPE_STORE: 2.5e-6, FEED_FORWARD: 9e-6}
 
 
-def everything_on(costs: CostModel, device: int, host: tuple[str, ...] = ()) -> Placement:
+def everything_on(costs: CostModel, device: int, host: tuple[str, ...] = ()) -> Homes:
     targets = np.array([0 if name in host else device for name in costs.targets], dtype=np.int8)
-    return Placement(
+    return Homes(
         targets=targets,
         upload=np.zeros(len(targets), bool),
         small=np.full(len(costs.small), device, dtype=np.int8),

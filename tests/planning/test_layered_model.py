@@ -23,7 +23,7 @@ from oallama.planning.layers import NotLayered
 from oallama.planning.planner import make_plans
 from oallama.planning.predict import Predictor
 from oallama.planning.space import BudgetTooSmall
-from oallama.planning.stage import OFFLOAD_MIN_TOKENS, Placement, spread
+from oallama.planning.stage import OFFLOAD_MIN_TOKENS, Homes, spread
 from oallama.solving.layered import Infeasible
 from oallama.solving.solve import solve
 from support.layered_costs import SLOWER, TINY, assert_equal_seconds, everything_on_the_host, random_machine
@@ -102,11 +102,11 @@ class Everything:
         if self.embedding >= 0:
             self.small[:, self.embedding] = 0
 
-    def placement(self, row: int, upload: np.ndarray) -> Placement:
+    def homes(self, row: int, upload: np.ndarray) -> Homes:
         targets = self.targets[row]
         layers = np.append(self.cache[row], self.rows[row, -1])
         nothing = np.zeros(len(self.costs.small), bool)
-        return Placement(targets, upload & (targets == 0), self.small[row], nothing, layers)
+        return Homes(targets, upload & (targets == 0), self.small[row], nothing, layers)
 
     def nbytes(self, kv_bytes: list[int]) -> np.ndarray:
         """(placements, accelerators)."""
@@ -170,9 +170,7 @@ def test_the_exact_plan_is_the_optimum_of_all_placements(accelerators: int, n: i
             assert math.prod(segments_ways) == len(all_of_them.rows)
             seconds = np.where(fits, all_of_them.requests(work, upload), np.inf)
             best = int(seconds.argmin())
-            assert seconds[best] == pytest.approx(
-                predictor.request(all_of_them.placement(best, upload), work), rel=1e-12
-            )
+            assert seconds[best] == pytest.approx(predictor.request(all_of_them.homes(best, upload), work), rel=1e-12)
             try:
                 found = solve(segments.instance(capacity), gap=0, time_limit_s=10)
             except Infeasible:
@@ -180,9 +178,9 @@ def test_the_exact_plan_is_the_optimum_of_all_placements(accelerators: int, n: i
                 assert not fits.any()
                 continue
             solved += 1
-            placement = segments.placement(found.ways.tolist(), everything_on_the_host(costs))
+            homes = segments.homes(found.ways.tolist(), everything_on_the_host(costs))
             assert found.status == "optimal"
-            assert predictor.request(placement, work) == pytest.approx(seconds[best], rel=1e-9)
+            assert predictor.request(homes, work) == pytest.approx(seconds[best], rel=1e-9)
             assert found.bound <= seconds[best] * (1 + 1e-9)
     record_property("solved", solved)
     record_property("infeasible", infeasible)

@@ -16,15 +16,15 @@ from oallama.planning.cost import CostModel
 from oallama.planning.divided import bytes_of
 from oallama.planning.layered_model import Segments
 from oallama.planning.predict import Predictor
-from oallama.planning.stage import Placement
+from oallama.planning.stage import Homes
 from support.synthetic import Shape, Speed, graph, profile
 
 SLOWER = Speed(200e9, 20e12)
 
 
-def everything_on_the_host(costs: CostModel) -> Placement:
+def everything_on_the_host(costs: CostModel) -> Homes:
     n = len(costs.small)
-    return Placement(
+    return Homes(
         targets=np.zeros(len(costs.targets), np.int8),
         upload=np.zeros(len(costs.targets), bool),
         small=np.zeros(n, np.int8),
@@ -60,18 +60,16 @@ def assert_equal_seconds(
     n_divided = 0
     for _ in range(n):
         arcs = random_arcs(segments, rng)
-        placement = segments.placement(arcs, everything_on_the_host(costs))
-        if placement.split is not None:
-            parts = [(g, int(placement.split[g.targets[0]])) for g in segments.divided.groups]
+        homes = segments.homes(arcs, everything_on_the_host(costs))
+        if homes.split is not None:
+            parts = [(g, int(homes.split[g.targets[0]])) for g in segments.divided.groups]
             n_divided += sum(count > 0 for _, count in parts)
-            whole = int(costs.nbytes[placement.targets > 0].sum())
-            small = sum(
-                costs.graph.tensor[name].nbytes for name, d in zip(costs.small, placement.small, strict=True) if d
-            )
+            whole = int(costs.nbytes[homes.targets > 0].sum())
+            small = sum(costs.graph.tensor[name].nbytes for name, d in zip(costs.small, homes.small, strict=True) if d)
             taken = sum(instance.classes[c].nbytes[arc, 0] for c, arc in zip(instance.layers, arcs, strict=True))
             assert taken == whole + small + sum(bytes_of(g, count) for g, count in parts if count)
         total = sum(instance.classes[c].seconds[arc] for c, arc in zip(instance.layers, arcs, strict=True))
-        assert total == pytest.approx(predictor.request(placement, work), rel=1e-12)
+        assert total == pytest.approx(predictor.request(homes, work), rel=1e-12)
     assert bool(n_divided) == divides
 
 

@@ -16,4 +16,4 @@ def plan(model=MODEL, budget="auto", memory=None, planner="oato", **kwargs) -> P
 def smallest(model=MODEL, context=CONTEXT) -> int:
     """Bytes of KV cache, compute and small weights with every target on the host."""
     builder = space(model, context=context).builder(context)
-    return builder.dry_run(builder.by_placement(builder.uniform(1, builder.uniform(0).targets))).on(DEVICE).total
+    return builder.dry_run(builder.by_homes(builder.uniform(1, builder.uniform(0).targets))).on(DEVICE).total

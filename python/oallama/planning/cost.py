@@ -25,7 +25,7 @@ from ..data.workload import Workload
 from .oato import Anchor, Edge
 from .realisation import NONE, PLAIN, Realisations
 from .reduced import Link, reduced_links
-from .stage import OFFLOAD_MIN_TOKENS, STREAMER, Ids, Ints, Mask, Placement, StageGraph
+from .stage import OFFLOAD_MIN_TOKENS, STREAMER, Homes, Ids, Ints, Mask, StageGraph
 
 Floats = NDArray[np.float64]
 # Backends whose fused attention computes the cache's padding too; others skip what the mask hides.
@@ -230,15 +230,15 @@ class CostModel:
 
     # ---- placements -----------------------------------------------------------------------------------------------
 
-    def realised(self, placement: Placement) -> Ids:
+    def realised(self, homes: Homes) -> Ids:
         """Per target, the position of its realisation in REALISATIONS, should it live on the host."""
-        if placement.realisation is not None:
-            return placement.realisation
-        realised = self.realised_as(placement.upload, placement.stream)
-        if placement.split is None:
+        if homes.realisation is not None:
+            return homes.realisation
+        realised = self.realised_as(homes.upload, homes.stream)
+        if homes.split is None:
             return realised
         # The host's part of a divided weight is a copy; what is uploaded is the whole one.
-        return np.where((placement.split > 0) & placement.upload, self._moved, realised).astype(np.int8)
+        return np.where((homes.split > 0) & homes.upload, self._moved, realised).astype(np.int8)
 
     def realised_as(self, upload: Mask, stream: Ints | None) -> Ids:
         """The chosen realisations; a weight that may be uploaded is plain, one that is streamed is there for decode."""
@@ -246,17 +246,17 @@ class CostModel:
         plain = np.where(self._host > 0, REALISATIONS.index(PLAIN), 0)
         return np.where(upload, plain, np.where(moved, self._moved, self._host)).astype(np.int8)
 
-    def placement(self, plan: PlacementPlan) -> Placement:
+    def homes(self, plan: PlacementPlan) -> Homes:
         """A plan as arrays. Raises KeyError when the plan is not for this model (check_model comes first)."""
         tensors = plan.tensors
 
-        def homes(names: Sequence[str]) -> NDArray[np.int8]:
+        def ids(names: Sequence[str]) -> NDArray[np.int8]:
             return np.array([self.ids[tensors[name].device] for name in names], dtype=np.int8)
 
-        return Placement(
-            targets=homes(self.targets),
+        return Homes(
+            targets=ids(self.targets),
             upload=np.array([tensors[name].mode == "upload" for name in self.targets], dtype=bool),
-            small=homes(self.small),
+            small=ids(self.small),
             small_upload=np.array([tensors[name].mode == "upload" for name in self.small], dtype=bool),
             layers=np.array([self.ids[device] for device in plan.layers], dtype=np.int8),
             stream=np.array([tensors[name].stream_from for name in self.targets], dtype=np.intp),
@@ -324,10 +324,10 @@ class CostModel:
 
     # ---- OATO's view ----------------------------------------------------------------------------------------------
 
-    def oato_inputs(self, workload: Workload, placement: Placement) -> tuple[Floats, Floats, list[Edge], list[Anchor]]:
+    def oato_inputs(self, workload: Workload, homes: Homes) -> tuple[Floats, Floats, list[Edge], list[Anchor]]:
         """(t_host, t_device, edges, anchors) in seconds per request of `workload`, for `oato.schedule`.
 
-        For one accelerator. `placement` gives what does not move (layers, small weights) and which host weights would
+        For one accelerator. `homes` gives what does not move (layers, small weights) and which host weights would
         be uploaded in prefill.
         """
         stages = [(self.stage(workload.n_parallel, decode=True), max(1, workload.n_generate - 1))]
@@ -336,7 +336,7 @@ class CostModel:
         t_host, t_device = np.zeros(len(self.targets)), np.zeros(len(self.targets))
         uploaded = []
         for stage, times in stages:
-            up = placement.upload & np.isfinite(self._per_target(stage, stage.upload))
+            up = homes.upload & np.isfinite(self._per_target(stage, stage.upload))
             host = self._per_target(stage, stage.seconds[0])
             t_host += times * np.where(up, self._per_target(stage, stage.upload), host)
             t_device += times * self._per_target(stage, stage.seconds[1])
@@ -354,7 +354,7 @@ class CostModel:
             return total
 
         edges, anchors = [], []
-        for link in reduced_links(self._graphs[self.decode_tier], placement):
+        for link in reduced_links(self._graphs[self.decode_tier], homes):
             if link.j is not None:
                 edges.append(Edge(link.i, link.j, seconds(link, (link.i, link.j))))
             else:

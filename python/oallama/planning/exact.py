@@ -21,7 +21,7 @@ from .fitting import Fitted, Proposal, fit
 from .layered_model import Segments
 from .plan_builder import HIDES, PlanBuilder
 from .space import Space, too_small
-from .stage import Mask, Placement
+from .stage import Homes, Mask
 from .streams import not_too_early, stream_pays, with_streams
 
 # Weight of "copies take longer" against "all else takes longer" that streams are planned with. The plans of 0 to 1 are
@@ -53,7 +53,7 @@ def exact(space: Space, divides: bool = False) -> tuple[PlanBuilder, Fitted]:
         candidate, found = fitting
         return candidate.builder, candidate.finished(found)
     builder = space.builder(space.ours)
-    raise too_small(builder, builder.dry_run(builder.by_placement(builder.uniform(1, builder.uniform(0).targets))))
+    raise too_small(builder, builder.dry_run(builder.by_homes(builder.uniform(1, builder.uniform(0).targets))))
 
 
 def _candidates(space: Space, divides: bool) -> list[_Exact]:
@@ -173,7 +173,7 @@ class _Exact:
         """Compute buffers and pool of each accelerator, with KV cache and small weights on it but no target."""
         builder, nothing = self.builder, self.builder.uniform(0).targets
         return [
-            builder.dry_run(builder.by_placement(builder.uniform(d, nothing))).on(name).working
+            builder.dry_run(builder.by_homes(builder.uniform(d, nothing))).on(name).working
             if self._counts_kv(name)
             else 0
             for d, name in enumerate(builder.accelerators, 1)
@@ -199,15 +199,15 @@ class _Exact:
     def seconds(self) -> float:
         if self._first is None:
             return float("inf")
-        return self.builder.predictor.request(self._first.placement, self.space.workload)
+        return self.builder.predictor.request(self._first.homes, self.space.workload)
 
     @property
     def leaves_nothing(self) -> bool:
         """Whether no weight and no KV cache is on the host."""
         if self._first is None:
             return False
-        placement = self._first.placement
-        return bool((placement.targets > 0).all() and (placement.layers > 0).all())
+        homes = self._first.homes
+        return bool((homes.targets > 0).all() and (homes.layers > 0).all())
 
     def _counts_kv(self, name: str) -> bool:
         return self.builder.budgets[name].bytes_total is not None
@@ -225,26 +225,26 @@ class _Exact:
             found = solve(instance, gap=self.space.gap, time_limit_s=self.space.time_limit_s)
         except Infeasible:
             return None
-        placement = self._elsewhere(self.segments.placement(found.ways.tolist(), self.builder.uniform(0)))
+        homes = self._elsewhere(self.segments.homes(found.ways.tolist(), self.builder.uniform(0)))
         counted, shares = found.nbytes.tolist(), {}
         if self.divides:
             tables, at = self.segments.divided, self.segments.steps[0].at
-            placement, more = topped_up(tables, placement, at, capacity[0] - counted[0])
+            homes, more = topped_up(tables, homes, at, capacity[0] - counted[0])
             counted[0] += more
-            shares = {"shares": shares_of(tables, placement), "concurrency": tables.concurrency}
+            shares = {"shares": shares_of(tables, homes), "concurrency": tables.concurrency}
         if self.moves.streams:
             predictor, workload = self.builder.predictor, self.space.workload
-            placement = with_streams(predictor, replace(placement, stream=None), self.moves.mask, workload)
+            homes = with_streams(predictor, replace(homes, stream=None), self.moves.mask, workload)
         params = {
-            "uploads": bool(placement.upload.any()),
-            "streams": placement.stream is not None and bool(placement.stream.any()),
+            "uploads": bool(homes.upload.any()),
+            "streams": homes.stream is not None and bool(homes.stream.any()),
             "bound_s": found.bound,
             "gap": found.gap,
             "solver": found.method,
             "status": found.status,
             **shares,
         }
-        return Proposal(placement, counted, params)
+        return Proposal(homes, counted, params)
 
     def finished(self, found: Fitted) -> Fitted:
         """With streams: the proposal with its tokens settled, and the gap to the better of two bounds.
@@ -253,46 +253,46 @@ class _Exact:
         """
         if not self.moves.streams:
             return found
-        placement = not_too_early(self.builder.predictor, found.proposal.placement, self.space.workload)
-        plan = self.builder.by_placement(placement, found.proposal.affinity)
+        homes = not_too_early(self.builder.predictor, found.proposal.homes, self.space.workload)
+        plan = self.builder.by_homes(homes, found.proposal.affinity)
         found = replace(
             found,
-            proposal=replace(found.proposal, placement=placement),
+            proposal=replace(found.proposal, homes=homes),
             dry_run=replace(found.dry_run, plan=plan),
         )
         params = {**found.proposal.params}
         first = float(params.pop("bound_s"))  # type: ignore[arg-type]
         del params["gap"]
-        stays = self.moves.mask & (placement.targets == 0)
-        if placement.stream is None or (stays & (placement.stream == 0)).any():
+        stays = self.moves.mask & (homes.targets == 0)
+        if homes.stream is None or (stays & (homes.stream == 0)).any():
             return replace(found, proposal=replace(found.proposal, params={**params, "status": "not proven"}))
         used = self.builder.used(found.dry_run)
         capacity = [
             limit - (total - counted)
             for limit, total, counted in zip(self.builder.limits, used, found.proposal.counted, strict=True)
         ]
-        price = 1.0 if self._copies_take_longer(placement) else 0.0
+        price = 1.0 if self._copies_take_longer(homes) else 0.0
         other = _Exact(self.space, self.builder, replace(self.moves, price=price), self.kv_bytes, self.divides)
         bound = max(first, lower_bound(other.segments.instance(capacity), time_limit_s=self.space.time_limit_s))
         gap = max(0.0, 1 - bound / found.dry_run.seconds)
         return replace(found, proposal=replace(found.proposal, params={**params, "bound_s": bound, "gap": gap}))
 
-    def _copies_take_longer(self, placement: Placement) -> bool:
+    def _copies_take_longer(self, homes: Homes) -> bool:
         """Whether streamed copies take longer than all else in the first micro-batch of the prompt."""
         costs = self.builder.costs
         n, depth = (self.space.workload.chunks(costs.context.n_ubatch) or [(costs.context.n_ubatch, 0)])[0]
-        assert placement.stream is not None
-        copies = float(costs.stream_copies()[placement.streamed(np.arange(len(costs.targets)), n)].sum())
-        stage = self.builder.predictor.stage(placement, n, depth)
+        assert homes.stream is not None
+        copies = float(costs.stream_copies()[homes.streamed(np.arange(len(costs.targets)), n)].sum())
+        stage = self.builder.predictor.stage(homes, n, depth)
         return copies > float(stage.total[0] - stage.copies[0])
 
-    def _elsewhere(self, placement: Placement) -> Placement:
+    def _elsewhere(self, homes: Homes) -> Homes:
         """Small weights outside of all layers (rope factors): beside most KV caches."""
         costs = self.builder.costs
         inside = {s for segment in self.segments.segments for s in segment.small}
-        home = int(np.bincount(placement.layers).argmax())
-        small = placement.small.copy()
+        home = int(np.bincount(homes.layers).argmax())
+        small = homes.small.copy()
         for i, name in enumerate(costs.small):
             if i not in inside and name not in self.builder.host_only:
                 small[i] = home
-        return replace(placement, small=small)
+        return replace(homes, small=small)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .plan_builder import DryRunPlan, PlanBuilder
-from .stage import Placement
+from .stage import Homes
 
 MAX_ROUNDS = 4
 
@@ -15,7 +15,7 @@ MAX_ROUNDS = 4
 class Proposal:
     """What a planner proposes for a capacity: counted are the bytes per accelerator that it knew of."""
 
-    placement: Placement
+    homes: Homes
     counted: Sequence[int]
     params: Mapping[str, object]
     affinity: Sequence[float] | None = None
@@ -47,7 +47,7 @@ def fit(
             # Raised by too much: what chooses less needs smaller buffers.
             charges = [(low + high) // 2 for low, high in zip(overran, charges, strict=True)]
             continue
-        dry_run = builder.dry_run(builder.by_placement(proposal.placement, proposal.affinity))
+        dry_run = builder.dry_run(builder.by_homes(proposal.homes, proposal.affinity))
         over = builder.excess(dry_run)
         if any(o > 0 for o in over):
             if best is not None:

@@ -27,7 +27,7 @@ def oato(space: Space) -> tuple[PlanBuilder, Fitted]:
     fitted = [_Greedy(space, builder, workload, upload).fit() for upload in variants]
     found = [f for f in fitted if f is not None]
     if not found:
-        raise too_small(builder, builder.dry_run(builder.by_placement(builder.uniform(1, builder.uniform(0).targets))))
+        raise too_small(builder, builder.dry_run(builder.by_homes(builder.uniform(1, builder.uniform(0).targets))))
     return builder, min(found, key=lambda f: f.dry_run.seconds)
 
 
@@ -49,7 +49,7 @@ class _Greedy:
         found = fit(builder, self._choose, [builder.used(whole)[0] - on_device], int(nbytes.min()))
         if found is None:
             empty = self._choose([0])
-            dry_run = builder.dry_run(builder.by_placement(empty.placement, empty.affinity))
+            dry_run = builder.dry_run(builder.by_homes(empty.homes, empty.affinity))
             found = Fitted(empty, dry_run) if builder.fits(dry_run) else None
         return found
 
@@ -70,16 +70,16 @@ class _Greedy:
             transfer="current" if paper else "marginal",
             predict=self._seconds,
         )
-        placement = self.builder.uniform(1, result.on_device.astype(np.int8), self.upload & ~result.on_device)
+        homes = self.builder.uniform(1, result.on_device.astype(np.int8), self.upload & ~result.on_device)
         params = {
             "paper": paper,
             "fraction": self.fraction,
-            "uploads": bool(placement.upload.any()),
+            "uploads": bool(homes.upload.any()),
             "iterations": result.iterations,
             "stopped": result.reason,
         }
-        return Proposal(placement, [int(costs.nbytes[result.on_device].sum())], params, result.affinity.tolist())
+        return Proposal(homes, [int(costs.nbytes[result.on_device].sum())], params, result.affinity.tolist())
 
     def _seconds(self, on_device: Mask) -> float:
-        placement = self.builder.uniform(1, on_device.astype(np.int8), self.upload)
-        return self.builder.predictor.request(placement, self.workload)
+        homes = self.builder.uniform(1, on_device.astype(np.int8), self.upload)
+        return self.builder.predictor.request(homes, self.workload)

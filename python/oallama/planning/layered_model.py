@@ -26,7 +26,7 @@ from .block import Block
 from .cost import CostModel, Floats
 from .divided import DividedCosts, bytes_of
 from .layers import NotLayered, Segment, Step, cuts_of, reads, segments_of, steps_of
-from .stage import OFFLOAD_MIN_TOKENS, STREAMER, Ids, Ints, Mask, Placement, spread
+from .stage import OFFLOAD_MIN_TOKENS, STREAMER, Homes, Ids, Ints, Mask, spread
 
 # More ways than this per layer take too long to price: targets that read the same input then share a home.
 MOST_WAYS = 3000
@@ -97,8 +97,8 @@ class Segments:
         limits = np.array(capacity, dtype=np.int64).reshape(-1)
         return Instance(tuple(c for _, _, c in self.classes), self._layers, limits, start)
 
-    def placement(self, arcs: Sequence[int], rest: Placement) -> Placement:
-        """The placement of a solution (one arc per segment); `rest` gives weights outside of all segments."""
+    def homes(self, arcs: Sequence[int], rest: Homes) -> Homes:
+        """The homes of a solution (one arc per segment); `rest` gives weights outside of all segments."""
         targets, small, layers = rest.targets.copy(), rest.small.copy(), rest.layers.copy()
         split: Ints = np.zeros(len(targets), dtype=np.intp)
         for segment, cls, arc in zip(self.segments, self._layers, arcs, strict=True):
@@ -111,9 +111,9 @@ class Segments:
         moved = self.upload & (targets == 0)
         nothing, parts = np.zeros(len(small), dtype=bool), split if split.any() else None
         if self.price is None:
-            return Placement(targets, moved, small, nothing, layers, split=parts)
+            return Homes(targets, moved, small, nothing, layers, split=parts)
         stream = np.where(moved, self.moved_from, 0).astype(np.intp)
-        return Placement(targets, np.zeros_like(moved), small, nothing, layers, stream, split=parts)
+        return Homes(targets, np.zeros_like(moved), small, nothing, layers, stream, split=parts)
 
     # ---- classes --------------------------------------------------------------------------------------------------
 

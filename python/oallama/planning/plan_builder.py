@@ -17,8 +17,8 @@ from .cost import CostModel
 from .pool import pool_bytes
 from .predict import Predictor
 from .realisation import PLAIN, REPACKED
-from .stage import STREAMER, Ids, Mask, Placement
-from .stock import StockFlags, homes
+from .stage import STREAMER, Homes, Ids, Mask
+from .stock import StockFlags, stock_homes
 
 # memory(plan) -> {device: {"weights", "kv", "compute"}} in bytes, from the engine's allocator without loading a weight.
 MemoryDryRun = Callable[[PlacementPlan], Mapping[str, Mapping[str, int]]]
@@ -109,33 +109,33 @@ class PlanBuilder:
 
     # ---- building -------------------------------------------------------------------------------------------------
 
-    def by_placement(self, placement: Placement, affinity: Sequence[float] | None = None) -> PlacementPlan:
+    def by_homes(self, homes: Homes, affinity: Sequence[float] | None = None) -> PlacementPlan:
         """A plan from homes as device ids."""
         costs, tensors = self.costs, {}
-        realised = costs.realised(placement)
+        realised = costs.realised(homes)
         target = {name: i for i, name in enumerate(costs.targets)}
         small = {name: i for i, name in enumerate(costs.small)}
         for t in costs.graph.tensors:
             i = target.get(t.name)
-            home = placement.small[small[t.name]] if i is None else placement.targets[i]
-            upload = i is not None and bool(placement.upload[i])
-            start = 0 if i is None or home or placement.stream is None else int(placement.stream[i])
+            home = homes.small[small[t.name]] if i is None else homes.targets[i]
+            upload = i is not None and bool(homes.upload[i])
+            start = 0 if i is None or home or homes.stream is None else int(homes.stream[i])
             mode: Mode = "resident" if home else "stream" if start else "upload" if upload else "host"
             weight = None if affinity is None or i is None else float(affinity[i])
             realisation = "" if i is None or home else REALISATIONS[realised[i]]
             placed = TensorPlacement.whole(t.type, t.nbytes, costs.names[home], mode, weight, start, realisation)
-            if i is not None and placement.split is not None and (count := int(placement.split[i])):
+            if i is not None and homes.split is not None and (count := int(homes.split[i])):
                 width = t.ne[0] if is_divided_by_columns(t.name) else t.ne[1]
                 placed = TensorPlacement.divided(placed, costs.names[STREAMER], count, width)
             tensors[t.name] = placed
-        plan = self._plan(tensors, tuple(costs.names[home] for home in placement.layers))
-        return replace(plan, stream_caches=placement.stream_caches, offline_arenas=self.offline_arenas)
+        plan = self._plan(tensors, tuple(costs.names[home] for home in homes.layers))
+        return replace(plan, stream_caches=homes.stream_caches, offline_arenas=self.offline_arenas)
 
-    def uniform(self, device: int, targets: Ids | None = None, upload: Mask | None = None) -> Placement:
+    def uniform(self, device: int, targets: Ids | None = None, upload: Mask | None = None) -> Homes:
         """All KV caches, attention and small weights on one device, but for embeddings; targets there or as given."""
         costs = self.costs
         small = np.array([0 if name in self.host_only else device for name in costs.small], dtype=np.int8)
-        return Placement(
+        return Homes(
             targets=np.full(len(costs.targets), device, dtype=np.int8) if targets is None else targets,
             upload=np.zeros(len(costs.targets), dtype=bool) if upload is None else upload,
             small=small,
@@ -146,7 +146,7 @@ class PlanBuilder:
     def by_stock(self, flags: StockFlags) -> PlacementPlan:
         """What unpatched llama.cpp does with these flags."""
         costs = self.costs
-        places, layers = homes(costs.graph, flags, self.accelerators)
+        places, layers = stock_homes(costs.graph, flags, self.accelerators)
         host_mode: Mode = "upload" if costs.uploader else "host"
         tensors = {}
         for t in costs.graph.tensors:
@@ -166,12 +166,12 @@ class PlanBuilder:
 
     def predict(self, plan: PlacementPlan) -> float:
         """Predicted seconds of the workload's request."""
-        return self.predictor.request(self.costs.placement(plan), self.workload)
+        return self.predictor.request(self.costs.homes(plan), self.workload)
 
     def finish(self, dry_run: DryRunPlan, name: str, params: Mapping[str, Any]) -> PlacementPlan:
         """The final plan: with budget, predicted bytes and times, and how it was made."""
         predictor, plan, costs, work = self.predictor, dry_run.plan, self.costs, self.workload
-        placement, n_ctx = costs.placement(plan), costs.context.n_ctx
+        homes, n_ctx = costs.homes(plan), costs.context.n_ctx
         prompts = sorted({n for n in (*PROMPTS, work.n_prompt) if 0 < n <= n_ctx})
         depths = sorted({n for n in (*DEPTHS, work.depth, work.middle) if n <= n_ctx})
         text = ", ".join(self.budgets[name].text for name in self.accelerators)
@@ -183,12 +183,12 @@ class PlanBuilder:
             margins={name: margin for name in self.accelerators if (margin := self.budgets[name].margin)},
             predicted=Prediction(
                 devices=dict(dry_run.memory),
-                ttft_s={n: predictor.ttft(placement, n) for n in prompts},
-                tpot_s={n: predictor.tpot(placement, n, work.n_parallel) for n in depths},
+                ttft_s={n: predictor.ttft(homes, n) for n in prompts},
+                tpot_s={n: predictor.tpot(homes, n, work.n_parallel) for n in depths},
                 workload=(work.n_prompt, work.n_generate),
                 request_s=dry_run.seconds,
                 notes=(*predictor.notes(), *self._stream_notes(plan), *self._realisation_notes(dry_run)),
-                parts=self._parts(placement),
+                parts=self._parts(homes),
             ),
         )
 
@@ -204,9 +204,9 @@ class PlanBuilder:
         on_host = [t for t in dry_run.plan.tensors.values() if t.realisation == REPACKED]
         if not on_host:
             return []
-        placement = self.costs.placement(dry_run.plan)
-        assert placement.realisation is not None
-        plain = replace(placement, realisation=np.minimum(placement.realisation, REALISATIONS.index(PLAIN)))
+        homes = self.costs.homes(dry_run.plan)
+        assert homes.realisation is not None
+        plain = replace(homes, realisation=np.minimum(homes.realisation, REALISATIONS.index(PLAIN)))
         gain = self.predictor.request(plain, self.workload) / dry_run.seconds - 1
         streamed = sum(t.nbytes for t in on_host if t.mode == "stream")
         note = (
@@ -217,12 +217,12 @@ class PlanBuilder:
             note += f"; {format_bytes(streamed)} of them are read from the file as well, when they are streamed"
         return [note]
 
-    def _parts(self, placement: Placement) -> dict[str, dict[str, float]]:
+    def _parts(self, homes: Homes) -> dict[str, dict[str, float]]:
         """Seconds of the request by stage and cause."""
         work, predictor = self.workload, self.predictor
         chunks = work.chunks(self.costs.context.n_ubatch)
-        prefill = [predictor.stage(placement, n, d, i == len(chunks) - 1) for i, (n, d) in enumerate(chunks)]
-        step = predictor.stage(placement, work.n_parallel, work.middle, decode=True)
+        prefill = [predictor.stage(homes, n, d, i == len(chunks) - 1) for i, (n, d) in enumerate(chunks)]
+        step = predictor.stage(homes, work.n_parallel, work.middle, decode=True)
         steps = max(0, work.n_generate - 1)
         return {
             "prefill": {cause: float(sum(getattr(s, cause)[0] for s in prefill)) for cause in _CAUSES},

@@ -188,7 +188,7 @@ def _cpu(space: Space) -> PlacementPlan:
     found = []
     for form in space.forms():
         builder = space.builder(replace(space.ours, flash_attn=form), host_only=True)
-        found.append((builder, builder.dry_run(builder.by_placement(builder.uniform(0)))))
+        found.append((builder, builder.dry_run(builder.by_homes(builder.uniform(0)))))
     fastest = min(dry_run.seconds for _, dry_run in found)
     builder, dry_run = next(f for f in found if f[1].seconds <= fastest * (1 + TIE))
     return builder.finish(dry_run, "cpu", {"flash_attn": builder.costs.context.flash_attn})
@@ -196,7 +196,7 @@ def _cpu(space: Space) -> PlacementPlan:
 
 def _all(space: Space) -> PlacementPlan:
     builder = space.builder(space.ours)
-    full = builder.dry_run(builder.by_placement(builder.uniform(1)))
+    full = builder.dry_run(builder.by_homes(builder.uniform(1)))
     if not builder.fits(full):
         raise OallamaError(
             f"the whole model does not fit the budget {builder.describe_budget()}: it needs "
@@ -233,7 +233,7 @@ def _fit(space: Space) -> PlacementPlan:
     # --fit knows nothing of the pool, which is largest with everything on the device.
     limits = {}
     for device, (name, limit) in enumerate(zip(builder.accelerators, builder.limits, strict=True), 1):
-        full = builder.by_placement(builder.uniform(device))
+        full = builder.by_homes(builder.uniform(device))
         limits[name] = max(0, limit - pool_bytes(builder.costs, full, name))
     flags = space.fit(limits)
     dry_run = builder.dry_run(builder.by_stock(flags))
@@ -267,7 +267,7 @@ def _stream_all(space: Space) -> PlacementPlan:
 
     def plan(n: int) -> PlacementPlan:
         home = (layer > costs.graph.n_layer - n).astype(np.int8)
-        return builder.by_placement(replace(builder.uniform(1, home), stream=_always(home)))
+        return builder.by_homes(replace(builder.uniform(1, home), stream=_always(home)))
 
     n, dry_run = _largest(builder, plan, costs.graph.n_layer + 1)
     return builder.finish(dry_run, "stream-all", {"n_resident_layers": n})
@@ -278,8 +278,8 @@ def _minimal(space: Space) -> PlacementPlan:
     for size in space.sizes():
         builder = space.builder(replace(space.ours, n_ubatch=size))
         home = np.zeros(len(builder.costs.targets), dtype=np.int8)
-        placement = replace(builder.uniform(1, home), stream=_always(home), stream_caches=True)
-        plan = builder.by_placement(replace(placement, layers=np.zeros_like(placement.layers)))
+        homes = replace(builder.uniform(1, home), stream=_always(home), stream_caches=True)
+        plan = builder.by_homes(replace(homes, layers=np.zeros_like(homes.layers)))
         # llama.cpp's "auto" drops the fused form when attention is not where its KV cache is.
         context = replace(plan.context, flash_attn="on" if builder.costs.flash else "off")
         dry_run = builder.dry_run(replace(plan, context=context, stream_slots=_MINIMAL_SLOTS))

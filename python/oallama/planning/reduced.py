@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from .stage import Mask, Placement, StageGraph
+from .stage import Homes, Mask, StageGraph
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Link:
     is_logits: bool = False
 
 
-def reduced_links(graph: StageGraph, placement: Placement) -> list[Link]:
-    """All links between targets and to anchors; `placement` gives what does not move (layers, small weights).
+def reduced_links(graph: StageGraph, homes: Homes) -> list[Link]:
+    """All links between targets and to anchors; `homes` gives what does not move (layers, small weights).
 
     A contracted path carries the smaller of its first and last tensor: the scheduler cuts at either end. Three targets
     that read one norm count three transfers although one copy serves them: OATO's T' is per operator, and predictions
@@ -42,7 +42,7 @@ def reduced_links(graph: StageGraph, placement: Placement) -> list[Link]:
     tokens = graph.tokens(1)
     on_host, on_device = (
         graph.assign(
-            replace(placement, targets=np.full_like(placement.targets, side), upload=np.zeros_like(placement.upload)),
+            replace(homes, targets=np.full_like(homes.targets, side), upload=np.zeros_like(homes.upload)),
             tokens,
         )
         for side in (0, 1)

@@ -149,16 +149,16 @@ class Space:
         """
         key = (builder.costs.context, device, streams, moved.tobytes())
         if key not in self._whole:
-            placement = builder.uniform(device, upload=moved & (not streams))
+            homes = builder.uniform(device, upload=moved & (not streams))
             if moved.any():
                 # Weights in flight take room only when some weights are on the host: the largest ones are.
                 n = STREAM_SLOTS if streams else 1
                 largest = np.argsort(-np.where(moved, builder.costs.nbytes, 0), kind="stable")[: min(n, moved.sum())]
-                home = placement.targets.copy()
+                home = homes.targets.copy()
                 home[largest] = 0
                 stream = np.where(moved & (home == 0), 1, 0).astype(np.intp) if streams else None
-                placement = replace(placement, targets=home, stream=stream)
-            self._whole[key] = builder.dry_run(builder.by_placement(placement))
+                homes = replace(homes, targets=home, stream=stream)
+            self._whole[key] = builder.dry_run(builder.by_homes(homes))
         return self._whole[key]
 
 
