@@ -99,8 +99,8 @@ def test_a_cut_breaks_a_chain() -> None:
 
 @pytest.mark.parametrize("accelerators", [(DEVICE,), (DEVICE, "GPU1")])
 @pytest.mark.parametrize("shape", [SMALL, Shape(tied=True), Shape(n_expert=8, n_layer=3), Shape(one_qkv=True, n_ff=0)])
-def test_segments_add_up_with_chains(shape: Shape, accelerators: tuple[str, ...]) -> None:
-    """Norms lie across the cuts between segments."""
+def test_layers_add_up_with_chains(shape: Shape, accelerators: tuple[str, ...]) -> None:
+    """Norms lie across the cuts between layers."""
     model = graph(shape)
     costs = CostModel(model, profile(model, more={"GPU1": SLOWER}, in_one_piece=FUSED), accelerators, CONTEXT)
     for work, uploads in product((Workload(700, 20, 100), Workload(0, 30)), (False, True)):

@@ -18,7 +18,7 @@ from oallama.loading import autoplan
 from oallama.planning.block import Block
 from oallama.planning.cost import CostModel
 from oallama.planning.exact import exact
-from oallama.planning.layered_model import Segments
+from oallama.planning.layered_model import LayeredModel
 from oallama.planning.layers import NotLayered
 from oallama.planning.planner import make_plans
 from oallama.planning.predict import Predictor
@@ -39,7 +39,7 @@ WORKLOADS = (Workload(1100, 50, depth=300), Workload(530, 20, n_parallel=3), Wor
 @pytest.mark.parametrize(
     "shape", [SMALL, Shape(fused=False), Shape(tied=True), Shape(n_expert=8, n_layer=3), Shape(one_qkv=True, n_ff=0)]
 )
-def test_segments_add_up_to_the_prediction(shape: Shape, uploads: bool, accelerators: tuple[str, ...]) -> None:
+def test_layers_add_up_to_the_prediction(shape: Shape, uploads: bool, accelerators: tuple[str, ...]) -> None:
     model = graph(shape)
     machine = profile(model, more={"GPU1": SLOWER}, flash=(shape.fused,))
     costs = CostModel(model, machine, accelerators, CONTEXT)
@@ -59,7 +59,7 @@ def test_so_do_those_with_divided_weights(shape: Shape, uploads: bool, concurren
 
 @pytest.mark.parametrize("flash_attn", ["auto", "off"])
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_segments_of_the_engines_graphs_add_up_to_the_prediction(arch: str, flash_attn: str, tiny) -> None:
+def test_layers_of_the_engines_graphs_add_up_to_the_prediction(arch: str, flash_attn: str, tiny) -> None:
     context = ContextSettings(4096, flash_attn=flash_attn)
     model = autoplan.read_graph(tiny(arch), engine.Settings(n_ctx=4096, flash_attn=flash_attn))
     machine = profile(model, more={"GPU1": SLOWER}, flash=(True, False))
@@ -82,10 +82,10 @@ def test_an_empty_request_costs_nothing() -> None:
 
 
 class Everything:
-    """All placements of a tiny model: homes of every target, every KV cache and the small weights of every segment.
+    """All placements of a tiny model: homes of every target, every KV cache and the small weights of every layer.
 
-    rows: (placements, targets + layers + segments) device ids. The segments' small weights are read off their names,
-    not from `Segments`.
+    rows: (placements, targets + caches + layers) device ids. The layers' small weights are read off their names,
+    not from `LayeredModel`.
     """
 
     def __init__(self, costs: CostModel) -> None:
@@ -165,20 +165,20 @@ def test_the_exact_plan_is_the_optimum_of_all_placements(accelerators: int, n: i
         capacity = [int(rng.uniform(0, 1.1) * n) for n in need.max(axis=0)]
         fits = (need <= capacity).all(axis=1)
         for upload in (np.zeros(len(costs.targets), bool), np.array([rng.random() < 0.5 for _ in costs.targets])):
-            segments = Segments(costs, work, upload, kv)
-            segments_ways = [len(segments.classes[c][0].small) for c in segments.instance(capacity).layers]
-            assert math.prod(segments_ways) == len(all_of_them.rows)
+            layered = LayeredModel(costs, work, upload, kv)
+            ways_of_layers = [len(layered.classes[c][0].small) for c in layered.instance(capacity).layers]
+            assert math.prod(ways_of_layers) == len(all_of_them.rows)
             seconds = np.where(fits, all_of_them.requests(work, upload), np.inf)
             best = int(seconds.argmin())
             assert seconds[best] == pytest.approx(predictor.request(all_of_them.homes(best, upload), work), rel=1e-12)
             try:
-                found = solve(segments.instance(capacity), gap=0, time_limit_s=10)
+                found = solve(layered.instance(capacity), gap=0, time_limit_s=10)
             except Infeasible:
                 infeasible += 1
                 assert not fits.any()
                 continue
             solved += 1
-            homes = segments.homes(found.ways.tolist(), everything_on_the_host(costs))
+            homes = layered.homes(found.ways.tolist(), everything_on_the_host(costs))
             assert found.status == "optimal"
             assert predictor.request(homes, work) == pytest.approx(seconds[best], rel=1e-9)
             assert found.bound <= seconds[best] * (1 + 1e-9)
@@ -250,9 +250,9 @@ def test_a_graph_that_skips_a_layer_is_not_layered(layer: int, read: int) -> Non
     """Also where the layer is like another in everything but what it reads."""
     model = skipping(layer, read)
     costs = CostModel(model, profile(model), [DEVICE], CONTEXT)
-    segments = Segments(costs, Workload(), np.zeros(len(costs.targets), bool), [0] * model.n_layer)
+    layered = LayeredModel(costs, Workload(), np.zeros(len(costs.targets), bool), [0] * model.n_layer)
     with pytest.raises(NotLayered, match=f"'l_out-{read}' is read beyond the next layer"):
-        segments.instance([10**9])
+        layered.instance([10**9])
 
 
 def test_a_graph_that_skips_a_layer_is_planned_by_the_others() -> None:
@@ -265,6 +265,6 @@ def test_a_graph_that_skips_a_layer_is_planned_by_the_others() -> None:
 def test_equal_layers_share_a_class() -> None:
     model = graph(Shape(n_layer=12))
     costs = CostModel(model, profile(model), [DEVICE], CONTEXT)
-    segments = Segments(costs, Workload(), np.zeros(len(costs.targets), bool), [7] * model.n_layer)
+    layered = LayeredModel(costs, Workload(), np.zeros(len(costs.targets), bool), [7] * model.n_layer)
     # The first layer holds the embedding as well; the head.
-    assert segments.instance([10**9]).layers == (0, *[1] * 11, 2)
+    assert layered.instance([10**9]).layers == (0, *[1] * 11, 2)

@@ -1,7 +1,7 @@
 """Seconds of a model's operators on every device, and of the transfers between them.
 
 `CostModel` joins an operator graph with a machine's profile: it gives each stage (a forward pass of so many tokens) as
-arrays that the prediction (predict.py) and the exact planner (segments.py) add up, and OATO its inputs. The equations
+arrays that the prediction (predict.py) and the exact planner (layered_model.py) add up, and OATO its inputs. The equations
 are in docs/planning.md.
 """
 

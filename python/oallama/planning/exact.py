@@ -1,6 +1,6 @@
 """The exact planner: the fastest placement within the budget that the cost model knows, with a proven gap.
 
-With divided weights the shares of `segments.SHARES` are solved for, and what the budget then leaves is handed out in
+With divided weights the shares of `layered_model.SHARES` are solved for, and what the budget then leaves is handed out in
 single steps of them, so the bound is that of these shares.
 """
 
@@ -18,7 +18,7 @@ from ..solving.solve import lower_bound, solve
 from .cost import CostModel
 from .divided import shares_of, topped_up
 from .fitting import Fitted, Proposal, fit
-from .layered_model import Segments
+from .layered_model import LayeredModel
 from .plan_builder import HIDES, PlanBuilder
 from .space import Space, too_small
 from .stage import Homes, Mask
@@ -113,7 +113,7 @@ def _kv_bytes(space: Space) -> list[int]:
 class Moves:
     """Which targets are moved to an accelerator in prefill when they live on the host.
 
-    price: None for uploads; for streams see Segments.
+    price: None for uploads; for streams see LayeredModel.
     """
 
     mask: Mask
@@ -189,7 +189,7 @@ class _Exact:
 
     @cached_property
     def bound(self) -> float:
-        return lower_bound(self.segments.instance(self.builder.limits), time_limit_s=self.space.time_limit_s)
+        return lower_bound(self.layered.instance(self.builder.limits), time_limit_s=self.space.time_limit_s)
 
     @cached_property
     def _first(self) -> Proposal | None:
@@ -213,22 +213,24 @@ class _Exact:
         return self.builder.budgets[name].bytes_total is not None
 
     @cached_property
-    def segments(self) -> Segments:
+    def layered(self) -> LayeredModel:
         moves = self.moves
-        return Segments(self.builder.costs, self.space.workload, moves.mask, self.kv_bytes, moves.price, self.divides)
+        return LayeredModel(
+            self.builder.costs, self.space.workload, moves.mask, self.kv_bytes, moves.price, self.divides
+        )
 
     def choose(self, capacity: list[int]) -> Proposal | None:
         if any(c < 0 for c in capacity):
             return None
         try:
-            instance = self.segments.instance(capacity)
+            instance = self.layered.instance(capacity)
             found = solve(instance, gap=self.space.gap, time_limit_s=self.space.time_limit_s)
         except Infeasible:
             return None
-        homes = self._elsewhere(self.segments.homes(found.ways.tolist(), self.builder.uniform(0)))
+        homes = self._elsewhere(self.layered.homes(found.ways.tolist(), self.builder.uniform(0)))
         counted, shares = found.nbytes.tolist(), {}
         if self.divides:
-            tables, at = self.segments.divided, self.segments.steps[0].at
+            tables, at = self.layered.divided, self.layered.steps[0].at
             homes, more = topped_up(tables, homes, at, capacity[0] - counted[0])
             counted[0] += more
             shares = {"shares": shares_of(tables, homes), "concurrency": tables.concurrency}
@@ -273,7 +275,7 @@ class _Exact:
         ]
         price = 1.0 if self._copies_take_longer(homes) else 0.0
         other = _Exact(self.space, self.builder, replace(self.moves, price=price), self.kv_bytes, self.divides)
-        bound = max(first, lower_bound(other.segments.instance(capacity), time_limit_s=self.space.time_limit_s))
+        bound = max(first, lower_bound(other.layered.instance(capacity), time_limit_s=self.space.time_limit_s))
         gap = max(0.0, 1 - bound / found.dry_run.seconds)
         return replace(found, proposal=replace(found.proposal, params={**params, "bound_s": bound, "gap": gap}))
 
@@ -289,7 +291,7 @@ class _Exact:
     def _elsewhere(self, homes: Homes) -> Homes:
         """Small weights outside of all layers (rope factors): beside most KV caches."""
         costs = self.builder.costs
-        inside = {s for segment in self.segments.segments for s in segment.small}
+        inside = {s for layer in self.layered.layers for s in layer.small}
         home = int(np.bincount(homes.layers).argmax())
         small = homes.small.copy()
         for i, name in enumerate(costs.small):

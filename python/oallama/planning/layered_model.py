@@ -1,11 +1,11 @@
 """A model as a layered graph: every way to run each layer, with its seconds and bytes, for the exact solver.
 
-The graph is cut before the first pinned operator of every layer (its norm, as a rule), so a segment ends with the
+The graph is cut before the first pinned operator of every layer (its norm, as a rule), so each ends with the
 unpinned operators that carry the residual on. Where these run follows from the last pinned operator before the cut and
-the first one after it: the state of a cut is that pair of devices. A segment's seconds depend on its own homes and on
-the states of its two cuts alone, so the sum over segments is the predictor's request time, to the last digit.
+the first one after it: the state of a cut is that pair of devices. A layer's seconds depend on its own homes and on
+the states of its two cuts alone, so the sum over layers is the predictor's request time, to the last digit.
 
-Homes within a segment: one per target, one for the KV cache (attention runs there), one for its small weights. A
+Homes within a layer: one per target, one for the KV cache (attention runs there), one for its small weights. A
 target may also live on the host and in part on the first accelerator (divided.py): in a way it then counts as there,
 where its result arrives.
 """
@@ -25,7 +25,7 @@ from ..solving.layered import Instance, LayerClass
 from .block import Block
 from .cost import CostModel, Floats
 from .divided import DividedCosts, bytes_of
-from .layers import NotLayered, Segment, Step, cuts_of, reads, segments_of, steps_of
+from .layers import Layer, NotLayered, Step, cuts_of, layers_of, reads, steps_of
 from .stage import OFFLOAD_MIN_TOKENS, STREAMER, Homes, Ids, Ints, Mask, spread
 
 # More ways than this per layer take too long to price: targets that read the same input then share a home.
@@ -36,7 +36,7 @@ SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
 
 @dataclass(frozen=True)
 class Ways:
-    """Homes of a segment, one row per way: (ways, targets), (ways,) of the small weights, (ways,) of the KV cache.
+    """Homes of a layer, one row per way: (ways, targets), (ways,) of the small weights, (ways,) of the KV cache.
 
     split: (ways, targets) values on the first accelerator of targets that live on the host, too; 0: the home says all.
     """
@@ -47,8 +47,8 @@ class Ways:
     split: Ints
 
 
-class Segments:
-    """Segments of one model, its ways per segment class, and the solver's instance.
+class LayeredModel:
+    """The layers of one model, its ways per layer class, and the solver's instance.
 
     upload: per target, whether it is uploaded, or streamed when `price` is given, when it lives on the host. price: the
     weight of copies against everything else in a micro-batch that streams (Block.seconds), which makes the objective a
@@ -77,8 +77,8 @@ class Segments:
         self.mover = costs.uploader if price is None else STREAMER
         self.moved_from = OFFLOAD_MIN_TOKENS if price is None else min(sizes)
         self._cuts = [cuts_of(step.at, costs.graph.n_layer) for step in self.steps]
-        self.segments = segments_of(self.steps[0].at, self._cuts[0], costs)
-        if any(segments_of(s.at, c, costs) != self.segments for s, c in zip(self.steps, self._cuts, strict=True)):
+        self.layers = layers_of(self.steps[0].at, self._cuts[0], costs)
+        if any(layers_of(s.at, c, costs) != self.layers for s, c in zip(self.steps, self._cuts, strict=True)):
             raise NotLayered("prefill and decode read the weights in different layers")
         # In the state of a cut, a host weight that is moved counts as a device of its own.
         self._state_devices = len(costs.names) + bool(self.mover and upload.any())
@@ -88,51 +88,51 @@ class Segments:
     @cached_property
     def classes(self) -> tuple[tuple[Ways, NDArray[np.intp], LayerClass], ...]:
         """Per class: its ways, which way each of the solver's arcs is, and the arcs."""
-        return tuple(self._make_class(self._layers.index(c)) for c in range(max(self._layers) + 1))
+        return tuple(self._make_class(self._class_of.index(c)) for c in range(max(self._class_of) + 1))
 
     def instance(self, capacity: Sequence[int]) -> Instance:
-        """The choice of a way per segment within `capacity` bytes of each accelerator."""
+        """The choice of a way per layer within `capacity` bytes of each accelerator."""
         first = np.arange(self._state_devices)
         start = tuple(self._state(np.zeros_like(first), first).tolist())
         limits = np.array(capacity, dtype=np.int64).reshape(-1)
-        return Instance(tuple(c for _, _, c in self.classes), self._layers, limits, start)
+        return Instance(tuple(c for _, _, c in self.classes), self._class_of, limits, start)
 
     def homes(self, arcs: Sequence[int], rest: Homes) -> Homes:
-        """The homes of a solution (one arc per segment); `rest` gives weights outside of all segments."""
-        targets, small, layers = rest.targets.copy(), rest.small.copy(), rest.layers.copy()
+        """The homes of a solution (one arc per layer); `rest` gives weights outside of all layers."""
+        targets, small, caches = rest.targets.copy(), rest.small.copy(), rest.layers.copy()
         split: Ints = np.zeros(len(targets), dtype=np.intp)
-        for segment, cls, arc in zip(self.segments, self._layers, arcs, strict=True):
+        for layer, cls, arc in zip(self.layers, self._class_of, arcs, strict=True):
             ways, of_arc, _ = self.classes[cls]
             way = of_arc[arc]
-            split[list(segment.targets)] = ways.split[way]
-            targets[list(segment.targets)] = np.where(ways.split[way] > 0, 0, ways.targets[way])
-            small[list(segment.small)] = ways.small[way]
-            layers[segment.layer] = ways.cache[way] if segment.layer >= 0 else ways.small[way]
+            split[list(layer.targets)] = ways.split[way]
+            targets[list(layer.targets)] = np.where(ways.split[way] > 0, 0, ways.targets[way])
+            small[list(layer.small)] = ways.small[way]
+            caches[layer.kv_layer] = ways.cache[way] if layer.kv_layer >= 0 else ways.small[way]
         moved = self.upload & (targets == 0)
         nothing, parts = np.zeros(len(small), dtype=bool), split if split.any() else None
         if self.price is None:
-            return Homes(targets, moved, small, nothing, layers, split=parts)
+            return Homes(targets, moved, small, nothing, caches, split=parts)
         stream = np.where(moved, self.moved_from, 0).astype(np.intp)
-        return Homes(targets, np.zeros_like(moved), small, nothing, layers, stream, split=parts)
+        return Homes(targets, np.zeros_like(moved), small, nothing, caches, stream, split=parts)
 
     # ---- classes --------------------------------------------------------------------------------------------------
 
     @cached_property
-    def _layers(self) -> tuple[int, ...]:
-        """Class of every segment: segments of equal tensors, sizes and neighbours are one class."""
-        keys = [self._key(i) for i in range(len(self.segments))]
+    def _class_of(self) -> tuple[int, ...]:
+        """Class of every layer: layers of equal tensors, sizes and neighbours are one class."""
+        keys = [self._key(i) for i in range(len(self.layers))]
         numbers = {key: i for i, key in enumerate(dict.fromkeys(keys))}
         return tuple(numbers[key] for key in keys)
 
     def _key(self, i: int) -> tuple[object, ...]:
-        graph, segment = self.costs.graph, self.segments[i]
+        graph, layer = self.costs.graph, self.layers[i]
         weights = tuple(
             (t.kind, t.type, t.ne, bool(self.upload[at]))
-            for at in segment.targets
+            for at in layer.targets
             for t in (graph.tensor[self.costs.targets[at]],)
         )
-        shape = graph.attention[segment.layer] if segment.layer >= 0 else None
-        cache = self.kv_bytes[segment.layer] if segment.layer >= 0 else 0
+        shape = graph.attention[layer.kv_layer] if layer.kv_layer >= 0 else None
+        cache = self.kv_bytes[layer.kv_layer] if layer.kv_layer >= 0 else 0
         structure = tuple(
             (
                 tuple(
@@ -143,33 +143,33 @@ class Segments:
             for step, cuts in zip(self.steps, self._cuts, strict=True)
             for start, end in (cuts[i : i + 2],)
         )
-        # The first segment also pays for the embedding before it, the last for what follows.
-        return (weights, shape, cache, structure, i == 0, i == len(self.segments) - 1)
+        # The first layer also pays for the embedding before it, the last for what follows.
+        return (weights, shape, cache, structure, i == 0, i == len(self.layers) - 1)
 
-    def _ways(self, segment: Segment) -> Ways:
+    def _ways(self, layer: Layer) -> Ways:
         devices = range(len(self.costs.names))
-        groups = [[i] for i in range(len(segment.targets))]
+        groups = [[i] for i in range(len(layer.targets))]
         if len(devices) ** (len(groups) + 2) > MOST_WAYS:
-            groups = self._grouped(segment)
-        cache = devices if segment.layer >= 0 else (0,)
+            groups = self._grouped(layer)
+        cache = devices if layer.kv_layer >= 0 else (0,)
         rows = np.array(list(product(*(devices for _ in groups), devices, cache)), dtype=np.int8)
-        targets = np.zeros((len(rows), len(segment.targets)), dtype=np.int8)
+        targets = np.zeros((len(rows), len(layer.targets)), dtype=np.int8)
         for column, members in enumerate(groups):
             targets[:, members] = rows[:, [column]]
         split: Ints = np.zeros(targets.shape, dtype=np.intp)
-        return self._with_divided(segment, Ways(targets, rows[:, -2], rows[:, -1], split))
+        return self._with_divided(layer, Ways(targets, rows[:, -2], rows[:, -1], split))
 
-    def divisible(self, segment: Segment) -> dict[int, list[int]]:
-        """Groups that may be divided -> their columns in the segment's targets."""
+    def divisible(self, layer: Layer) -> dict[int, list[int]]:
+        """Groups that may be divided -> their columns in the layer's targets."""
         found: dict[int, list[int]] = {}
-        for column, target in enumerate(segment.targets if self._divides else ()):
+        for column, target in enumerate(layer.targets if self._divides else ()):
             if target in self.divided.of_target:
                 found.setdefault(self.divided.of_target[target], []).append(column)
         return found
 
-    def _with_divided(self, segment: Segment, ways: Ways) -> Ways:
+    def _with_divided(self, layer: Layer, ways: Ways) -> Ways:
         """The ways, and those in which what is on the first accelerator as a whole is divided, all at one share."""
-        groups = self.divisible(segment)
+        groups = self.divisible(layer)
         if not groups:
             return ways
         columns = [column for inside in groups.values() for column in inside]
@@ -177,7 +177,7 @@ class Segments:
         balanced = {self.divided.balanced(self.steps[0].at, g) for g in groups}
         parts = []
         for share in sorted({*SHARES, *balanced}):
-            split = np.zeros(len(segment.targets), dtype=np.intp)
+            split = np.zeros(len(layer.targets), dtype=np.intp)
             for g, inside in groups.items():
                 split[inside] = self.divided.groups[g].values(share)
             parts.append(np.tile(split, (len(there), 1)))
@@ -185,19 +185,19 @@ class Segments:
         split = np.concatenate([ways.split, *parts])
         return Ways(ways.targets[again], ways.small[again], ways.cache[again], split)
 
-    def _grouped(self, segment: Segment) -> list[list[int]]:
+    def _grouped(self, layer: Layer) -> list[list[int]]:
         """Targets by the operator whose result they read."""
         graph = self.steps[0].at.graph
         groups: dict[tuple[int, ...], list[int]] = {}
-        for i, target in enumerate(segment.targets):
+        for i, target in enumerate(layer.targets):
             op = graph.operators[int(np.flatnonzero(graph.target == target)[0])]
             groups.setdefault(op.producers[:1], []).append(i)
         return list(groups.values())
 
     def _make_class(self, i: int) -> tuple[Ways, NDArray[np.intp], LayerClass]:
-        """All arcs of a segment: way x state before x state after."""
-        segment, last = self.segments[i], i == len(self.segments) - 1
-        ways = self._ways(segment)
+        """All arcs of a layer: way x state before x state after."""
+        layer, last = self.layers[i], i == len(self.layers) - 1
+        ways = self._ways(layer)
         n = len(ways.small)
         enters = range(self._state_devices) if i else (0,)
         follows = range(1) if last else range(self._state_devices)
@@ -218,22 +218,22 @@ class Segments:
             enter=enter_state,
             leave=leave_state,
             seconds=seconds,
-            nbytes=self._bytes(segment, ways)[way],
+            nbytes=self._bytes(layer, ways)[way],
         )
         return ways, way, arcs
 
-    def _bytes(self, segment: Segment, ways: Ways) -> NDArray[np.int64]:
+    def _bytes(self, layer: Layer, ways: Ways) -> NDArray[np.int64]:
         """(ways, accelerators) bytes."""
         costs = self.costs
-        small = sum(costs.graph.tensor[costs.small[s]].nbytes for s in segment.small)
-        cache = self.kv_bytes[segment.layer] if segment.layer >= 0 else 0
-        sizes = costs.nbytes[list(segment.targets)]
+        small = sum(costs.graph.tensor[costs.small[s]].nbytes for s in layer.small)
+        cache = self.kv_bytes[layer.kv_layer] if layer.kv_layer >= 0 else 0
+        sizes = costs.nbytes[list(layer.targets)]
         columns = [
             ((ways.targets == d) * sizes).sum(axis=1) + small * (ways.small == d) + cache * (ways.cache == d)
             for d in range(1, len(costs.names))
         ]
         taken = np.stack(columns, axis=1).astype(np.int64) if columns else np.zeros((len(ways.small), 0), np.int64)
-        for g, inside in self.divisible(segment).items():
+        for g, inside in self.divisible(layer).items():
             group, counts = self.divided.groups[g], ways.split[:, inside[0]]
             for count in np.unique(counts[counts > 0]).tolist():
                 taken[counts == count, STREAMER - 1] -= group.nbytes - bytes_of(group, count)
@@ -247,20 +247,20 @@ class Segments:
 
 
 class _Piece:
-    """A segment in one stage."""
+    """A layer in one stage."""
 
-    def __init__(self, segments: Segments, step: Step, i: int, cuts: Sequence[int]) -> None:
-        self.all, self.step, self.costs = segments, step, segments.costs
+    def __init__(self, model: LayeredModel, step: Step, i: int, cuts: Sequence[int]) -> None:
+        self.all, self.step, self.costs = model, step, model.costs
         start, end = (0 if i == 0 else cuts[i]), cuts[i + 1]
         self.block = Block(step.at, start, end, step.logits)
         graph = step.at.graph
-        self.segment = segments.segments[i]
-        self.target = {t: c for c, t in enumerate(self.segment.targets)}
-        self.graph, self.start, self.end, self.is_last = graph, start, end, i == len(segments.segments) - 1
+        self.layer = model.layers[i]
+        self.target = {t: c for c, t in enumerate(self.layer.targets)}
+        self.graph, self.start, self.end, self.is_last = graph, start, end, i == len(model.layers) - 1
         self._check_outside(cuts[i - 1] if i > 1 else 0)
 
     def _check_outside(self, previous: int) -> None:
-        """The state of the cut must tell where everything runs that the segment reads."""
+        """The state of the cut must tell where everything runs that the layer reads."""
         graph, at = self.graph, self.start
         last_pin = int(graph.before[at - 1]) if at else -1
         for producer in self.block.outside:
@@ -281,13 +281,13 @@ class _Piece:
         return ways.cache if graph.cache_layer[op] >= 0 else ways.small
 
     def ends(self, ways: Ways) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
-        """Homes of the segment's first and last pinned operator."""
+        """Homes of the layer's first and last pinned operator."""
         graph = self.graph
         pinned = [op for op in range(self.start, self.end) if graph.pinned[op] and not graph.gets_rows[op]]
         return self._homes(ways, pinned[0]), self._homes(ways, pinned[-1])
 
     def beyond(self, home: NDArray[np.intp], side: int) -> Ids:
-        """Where the nearest pinned operator before (-1) or after (1) the segment runs, for homes of its weight."""
+        """Where the nearest pinned operator before (-1) or after (1) the layer runs, for homes of its weight."""
         tokens = self.step.at.tokens
         at = (int(self.graph.before[self.start - 1]) if self.start else -1) if side < 0 else self.end
         large = 0 <= at < len(tokens) and tokens[at] >= self.all.moved_from
@@ -320,7 +320,7 @@ class _Piece:
     def divided(self, ways: Ways, uploaded: Mask) -> Floats:
         """(ways,) seconds that divided weights add to whole ones on the accelerator, in all runs of the stage."""
         seconds = np.zeros(len(ways.small))
-        for g, inside in self.all.divisible(self.segment).items():
+        for g, inside in self.all.divisible(self.layer).items():
             tables, counts = self.all.divided, ways.split[:, inside[0]]
             first = tables.first(self.step.at, g)
             if first < 0 or not self.block.runs[first - self.start]:
@@ -336,7 +336,7 @@ class _Piece:
     def seconds(self, pins: Ids, uploaded: Mask, enter: Ids, follow: Ids) -> Floats:
         """(arcs,) seconds of all runs of the stage; `enter` and `follow` are the devices beyond the two cuts."""
         graph, start, end = self.graph, self.start, self.end
-        # Columns: the segment, the pinned operators beyond its cuts.
+        # Columns: the layer, the pinned operators beyond its cuts.
         padded = np.concatenate([pins, enter[:, None], follow[:, None]], axis=1)
         n = self.block.n
         before, after = graph.before[start:end] - start, graph.after[start:end] - start
@@ -362,7 +362,7 @@ class _Piece:
         return total
 
     def _goes_on(self) -> bool:
-        """Whether the operator after the segment runs: without logits the end of the graph does not."""
+        """Whether the operator after the layer runs: without logits the end of the graph does not."""
         graph, end = self.graph, self.end
         if self.is_last:
             return False

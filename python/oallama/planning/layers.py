@@ -27,12 +27,12 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Segment:
+class Layer:
     """A layer (or the head): its weights as positions in CostModel.targets and .small, and its KV layer (-1: none)."""
 
     targets: tuple[int, ...]
     small: tuple[int, ...]
-    layer: int
+    kv_layer: int
 
 
 def steps_of(costs: CostModel, workload: Workload) -> list[Step]:
@@ -72,7 +72,7 @@ def cuts_of(at: StageCosts, n_layer: int) -> list[int]:
     return [*cuts, len(graph.operators)]
 
 
-def segments_of(at: StageCosts, cuts: Sequence[int], costs: CostModel) -> list[Segment]:
+def layers_of(at: StageCosts, cuts: Sequence[int], costs: CostModel) -> list[Layer]:
     """What lies between the cuts."""
     graph = at.graph
     result = []
@@ -81,6 +81,5 @@ def segments_of(at: StageCosts, cuts: Sequence[int], costs: CostModel) -> list[S
         targets = tuple(sorted({int(t) for t in graph.target[inside] if t >= 0}))
         rows = graph.gets_rows[inside]
         small = tuple(sorted({int(s) for s, r in zip(graph.small[inside], rows, strict=True) if s >= 0 and not r}))
-        layer = i if i < costs.graph.n_layer else -1
-        result.append(Segment(targets, small, layer))
+        result.append(Layer(targets, small, i if i < costs.graph.n_layer else -1))
     return result
