@@ -130,7 +130,7 @@ def run(
         if name not in choices:
             raise OallamaError(f"unknown {what} {name!r}; expected one of {', '.join(choices)}")
     listed = hosts_file.load_hosts(group.hosts) if group.hosts else [Host(hosts_file.LOCAL, group.ranks or 1)]
-    placed = launch.Group(
+    placed = launch.RankGroup(
         tuple(hosts_file.place(listed, group.ranks)),
         n_threads=threads,
         device=group.device,

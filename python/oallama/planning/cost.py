@@ -1,8 +1,8 @@
 """Seconds of a model's operators on every device, and of the transfers between them.
 
 `CostModel` joins an operator graph with a machine's profile: it gives each stage (a forward pass of so many tokens) as
-arrays that the prediction (predict.py) and the exact planner (layered_model.py) add up, and OATO its inputs. The equations
-are in docs/planning.md.
+arrays that the prediction (predict.py) and the exact planner (layered_model.py) add up, and OATO its inputs. The
+equations are in docs/planning.md.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..data.profile import Profile
 from ..data.workload import Workload
 from .oato import Anchor, Edge
 from .realisation import NONE, PLAIN, Realisations
-from .reduced import Link, reduced_links
+from .reduced import ReducedEdge, reduced_edges
 from .stage import OFFLOAD_MIN_TOKENS, STREAMER, Homes, Ids, Ints, Mask, StageGraph
 
 Floats = NDArray[np.float64]
@@ -342,23 +342,23 @@ class CostModel:
             t_device += times * self._per_target(stage, stage.seconds[1])
             uploaded.append(up)
 
-        def seconds(link: Link, host_side: Sequence[int]) -> float:
-            """Cost of crossing `link` with one of `host_side` on the host, averaged over them."""
+        def seconds(edge: ReducedEdge, host_side: Sequence[int]) -> float:
+            """Cost of crossing `edge` with one of `host_side` on the host, averaged over them."""
             total = 0.0
             for (stage, times), up in zip(stages, uploaded, strict=True):
                 stays = sum(not up[i] for i in host_side) / len(host_side)
-                moved = link.nbytes * (1 if link.is_logits else stage.n_tokens)
+                moved = edge.nbytes * (1 if edge.is_logits else stage.n_tokens)
                 mean = (self.link_s(1, "h2d", moved) + self.link_s(1, "d2h", moved)) / 2
-                one_way = self.link_s(1, link.direction, moved) if link.direction else mean
+                one_way = self.link_s(1, edge.direction, moved) if edge.direction else mean
                 total += times * stays * (one_way + float(self.switch[0, 1]))
             return total
 
         edges, anchors = [], []
-        for link in reduced_links(self._graphs[self.decode_tier], homes):
-            if link.j is not None:
-                edges.append(Edge(link.i, link.j, seconds(link, (link.i, link.j))))
+        for edge in reduced_edges(self._graphs[self.decode_tier], homes):
+            if edge.j is not None:
+                edges.append(Edge(edge.i, edge.j, seconds(edge, (edge.i, edge.j))))
             else:
-                anchors.append(Anchor(link.i, link.anchor_on_device, seconds(link, (link.i,))))
+                anchors.append(Anchor(edge.i, edge.anchor_on_device, seconds(edge, (edge.i,))))
         return t_host, t_device, edges, anchors
 
     def _per_target(self, stage: StageCosts, seconds: Floats) -> Floats:

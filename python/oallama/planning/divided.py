@@ -2,7 +2,7 @@
 
 A weight that is divided lives on the host; its first values (rows, or columns of a feed-forward's last matrix) also
 live on the first accelerator, and both compute their part of its operators at once (csrc/segments/segments.h). A
-`Group` is what shares one fraction: the matrices of one feed-forward, or the output matrix alone.
+`DividedGroup` is what shares one fraction: the matrices of one feed-forward, or the output matrix alone.
 
 In `Homes` a divided group counts as resident on the accelerator, where its result arrives, with
 
@@ -29,7 +29,7 @@ _OUTPUT_STEP = 32  # rows
 
 
 @dataclass(frozen=True)
-class Group:
+class DividedGroup:
     """Targets (positions in CostModel.targets) that are divided together.
 
     width: values along the divided axis. step: a part on the accelerator is a multiple of it (quantisation blocks).
@@ -55,7 +55,7 @@ class Extra:
     switches: float
 
 
-def groups(costs: CostModel) -> tuple[Group, ...]:
+def groups(costs: CostModel) -> tuple[DividedGroup, ...]:
     """Every feed-forward that the engine can divide, in the order of the layers, then the output matrix.
 
     Left out are those with other operators between their matrices (the engine keeps them whole), or whose matrices do
@@ -79,9 +79,9 @@ def groups(costs: CostModel) -> tuple[Group, ...]:
     return tuple(group for group in found if group.width > group.step)
 
 
-def _group(costs: CostModel, names: Sequence[str], position: dict[str, int], width: int, step: int) -> Group:
+def _group(costs: CostModel, names: Sequence[str], position: dict[str, int], width: int, step: int) -> DividedGroup:
     targets = tuple(position[name] for name in names)
-    return Group(targets, width, step, sum(int(costs.nbytes[t]) for t in targets))
+    return DividedGroup(targets, width, step, sum(int(costs.nbytes[t]) for t in targets))
 
 
 def _first_matrices(down: Operator, operators: Sequence[Operator]) -> tuple[str, ...]:
@@ -222,7 +222,7 @@ def shares_of(tables: DividedCosts, homes: Homes) -> list[float]:
     return sorted({round(int(homes.split[g.targets[0]]) / g.width, 3) for g in tables.groups} - {0.0})
 
 
-def top_up(groups: Sequence[Group], counts: Sequence[int], most: Sequence[int], room: int) -> list[int]:
+def top_up(groups: Sequence[DividedGroup], counts: Sequence[int], most: Sequence[int], room: int) -> list[int]:
     """Counts of divided groups raised, evenly, up to `most` of each, by what `room` bytes hold.
 
     Then the first ones get a step more than the others, until the last step that fits.
@@ -243,6 +243,6 @@ def top_up(groups: Sequence[Group], counts: Sequence[int], most: Sequence[int], 
     return found
 
 
-def bytes_of(group: Group, count: int) -> int:
+def bytes_of(group: DividedGroup, count: int) -> int:
     """Bytes of `count` of a group's values."""
     return -(-group.nbytes * count // group.width)

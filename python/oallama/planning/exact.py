@@ -1,7 +1,7 @@
 """The exact planner: the fastest placement within the budget that the cost model knows, with a proven gap.
 
-With divided weights the shares of `layered_model.SHARES` are solved for, and what the budget then leaves is handed out in
-single steps of them, so the bound is that of these shares.
+With divided weights the shares of `layered_model.SHARES` are solved for, and what the budget then leaves is handed out
+in single steps of them, so the bound is that of these shares.
 """
 
 from __future__ import annotations
@@ -214,10 +214,8 @@ class _Exact:
 
     @cached_property
     def layered(self) -> LayeredModel:
-        moves = self.moves
-        return LayeredModel(
-            self.builder.costs, self.space.workload, moves.mask, self.kv_bytes, moves.price, self.divides
-        )
+        costs, moves = self.builder.costs, self.moves
+        return LayeredModel(costs, self.space.workload, moves.mask, self.kv_bytes, moves.price, self.divides)
 
     def choose(self, capacity: list[int]) -> Proposal | None:
         if any(c < 0 for c in capacity):

@@ -46,7 +46,7 @@ class Token:
 
 
 @dataclass(frozen=True)
-class Measured:
+class FreshLinks:
     """The links to a device as they are now."""
 
     problem: Problem
@@ -201,11 +201,11 @@ class Pipeline:
             raise OallamaError(f"{event.why}, and without it {error}") from None
 
     def measure(self, name: str, events: queue.Queue[Any]) -> None:
-        """Measure the links to a device; a thread of its own puts a Measured into `events`."""
+        """Measure the links to a device; a thread of its own puts FreshLinks into `events`."""
 
         def measure() -> None:
             with suppress(OallamaError):  # it is gone: the watch says so
-                events.put(Measured(self._measured(name, self.plan.problem)))
+                events.put(FreshLinks(self._measured(name, self.plan.problem)))
 
         threading.Thread(target=measure, daemon=True).start()
 
@@ -254,7 +254,7 @@ class Pipeline:
 
     def _change(self, problem: Problem, found: Replan, why: str) -> None:
         self.plan = self.plan.allocated(problem, found.allocation.layers, found.allocation.bound_s)
-        where = ", ".join(f"{s.device} {s.first}-{s.end - 1}" for s in found.allocation.segments)
+        where = ", ".join(f"{s.device} {s.first}-{s.end - 1}" for s in found.allocation.ranges)
         self.changes_made.append({"why": why, "layers": self.plan.layers})
         self._notice(f"{why}; {len(found.moves)} layers move: {where}")
 
@@ -297,7 +297,7 @@ class _Run:
                     return
                 if isinstance(event, Slower):
                     pipeline.measure(event.name, self._events)
-                elif isinstance(event, Measured):
+                elif isinstance(event, FreshLinks):
                     if not leaving and pipeline.is_worth_moving(event.problem, n_left):
                         leaving = True
                         child.tell({"save": self._state})
