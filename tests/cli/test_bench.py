@@ -189,8 +189,8 @@ def made_up(engine, scale, baseline=False, tokens=(1, 2, 3), cell=Cell(0, 64, 3)
     )
     common = {"time": "t", "commit": "c", "dirty": False, "model_file": {"name": "m.gguf"}, "hardware": {"cpu": "X"}}
     return Result(
-        engine, "-ngl 9", cell, baseline, {}, {}, "/lib", "hash", {"CUDA0": 99 * MIB}, ExpectedTimes(0.09, 0.01), common,
-        loaded, samples,
+        engine, "-ngl 9", cell, baseline, {}, {}, "/lib", "hash", {"CUDA0": 99 * MIB}, ExpectedTimes(0.09, 0.01),
+        common, loaded, samples,
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from oallama.data.workload import Workload
 from oallama.errors import OallamaError
 from oallama.planning.cost import CostModel
 from oallama.planning.predict import Predictor
-from oallama.planning.reduced import reduced_links
+from oallama.planning.reduced import reduced_edges
 from oallama.planning.stage import Homes
 from support.synthetic import DEVICE, GPU, SMALL, Shape, graph, profile
 
@@ -86,7 +86,7 @@ def test_uploads_start_at_32_tokens():
 def test_reduced_graph_of_a_layer():
     model = costs()
     graph_1 = model.stage(1, decode=True).graph
-    links = reduced_links(graph_1, place(model))
+    links = reduced_edges(graph_1, place(model))
     index = {name: i for i, name in enumerate(model.targets)}
 
     def of(name: str) -> list[tuple]:
