@@ -15,7 +15,7 @@ from oallama.engine import engine
 from oallama.engine.engine import Settings
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
-from oallama.loading.dry_run import Here, stand_ins
+from oallama.loading.dry_run import LocalAllocators, stand_ins
 from oallama.profiling.datasheet import FOLDER, Accelerator, Cpu, Datasheet, Link, make_profile
 from support.hand_plan import hand_plan
 from support.synthetic import SMALL, graph
@@ -147,9 +147,9 @@ def test_a_stand_in_may_have_the_name_of_another_device_of_the_plan(monkeypatch,
         return {"RPC0": {"weights": 7}, "RPC1": {"weights": 1}, HOST: {}}
 
     monkeypatch.setattr(engine, "dry_run", dry_run)
-    here = Here(path, settings, ("CUDA0", "RPC0"), None)
-    monkeypatch.setattr(here, "_stand_in", {"CUDA0": "RPC0", "RPC0": "RPC1"})
-    assert here.memory(made) == {"CUDA0": {"weights": 7}, "RPC0": {"weights": 1}, HOST: {}}
+    allocators = LocalAllocators(path, settings, ("CUDA0", "RPC0"), None)
+    monkeypatch.setattr(allocators, "_stand_in", {"CUDA0": "RPC0", "RPC0": "RPC1"})
+    assert allocators.memory(made) == {"CUDA0": {"weights": 7}, "RPC0": {"weights": 1}, HOST: {}}
     ((devices, table),) = seen
     assert devices == ("RPC0", "RPC1") and "CUDA0" not in table
     lines = table.splitlines()

@@ -21,7 +21,7 @@ from oallama.data.tuning import Crossover
 from oallama.engine import engine
 from oallama.engine.engine import ACCELERATOR_TYPES, Settings
 from oallama.errors import OallamaError
-from oallama.loading.dry_run import Here
+from oallama.loading.dry_run import LocalAllocators
 from oallama.planning import (
     Budget,
     Candidates,
@@ -160,8 +160,8 @@ def load_profile(source: Profile | PathOrText, n_threads: int, elsewhere: bool =
     profile = source if isinstance(source, Profile) else Profile.load(source)
     if elsewhere:
         return profile
-    here = {d.name for d in engine.devices()}
-    known = [d.name for d in profile.devices if d.name in here]
+    present = {d.name for d in engine.devices()}
+    known = [d.name for d in profile.devices if d.name in present]
     if differences := profile.is_stale(fingerprint(known, n_threads)):
         name = "the profile" if isinstance(source, Profile) else f"the profile {source}"
         raise OallamaError(
@@ -231,7 +231,7 @@ def candidates(
     elsewhere = profile if choices.elsewhere else None
     budgets = budgets_for(vram, accelerators, graph, elsewhere, choices.margin)
     budgets = {name: budget.less(choices.reserve.get(name, 0)) for name, budget in budgets.items()}
-    here = Here(path, settings, accelerators, elsewhere)
+    allocators = LocalAllocators(path, settings, accelerators, elsewhere)
     graphs = {settings.flash_attn: graph}
     if settings.flash_attn == "auto" and settings.type_v in UNFUSED_V_TYPES and not choices.paper:
         ends = (min(graph.tiers), max(graph.tiers))  # all that predictions need
@@ -242,7 +242,7 @@ def candidates(
         profile=profile,
         accelerators=accelerators,
         budgets=budgets,
-        memory=here.memory,
+        memory=allocators.memory,
         context=context_of(settings),
         workload=choices.workload or default_workload(settings.n_ctx),
         n_outputs_max=0 if choices.all_logits else settings.n_seq_max,
@@ -251,12 +251,12 @@ def candidates(
         offline_arenas=choices.offline_arenas,
         repack=choices.repack and settings.use_extra_bufts,
         crossovers={} if choices.elsewhere else _crossovers(settings.n_threads),
-        fit=here.fit if all(budget.bytes_total for budget in budgets.values()) else None,
+        fit=allocators.fit if all(budget.bytes_total for budget in budgets.values()) else None,
         paper=choices.paper,
         fraction=choices.fraction,
     )
     found = make_plans(space, choices.planner)
-    return Candidates({name: here.noted(plan, drift) for name, plan in found.plans.items()}, found.failed)
+    return Candidates({name: allocators.noted(plan, drift) for name, plan in found.plans.items()}, found.failed)
 
 
 def read_arenas(path: PathOrText, plan: PlacementPlan, settings: Settings, choices: Choices) -> list[Arena]:
@@ -265,7 +265,7 @@ def read_arenas(path: PathOrText, plan: PlacementPlan, settings: Settings, choic
     if choices.elsewhere and choices.profile is not None:
         elsewhere = load_profile(choices.profile, settings.n_threads, elsewhere=True)
     accelerators = tuple(name for name in plan.devices if name != HOST)
-    return Here(path, settings, accelerators, elsewhere).arenas(plan)
+    return LocalAllocators(path, settings, accelerators, elsewhere).arenas(plan)
 
 
 def _crossovers(n_threads: int) -> dict[str, Crossover]:

@@ -1,4 +1,7 @@
-"""What this machine's allocators say about a plan, also about one for a machine with other devices."""
+"""Dry runs of a plan by this machine's allocators, also of a plan for a machine with other devices.
+
+A device that is not here is represented by a stand-in: a device of this machine whose allocator answers for it.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,8 @@ from oallama.planning import StockFlags
 from oallama.planning.arenas import Arena, graphs_of
 
 
-class Here:
-    """This machine's allocators, which answer for the machine of the plan.
+class LocalAllocators:
+    """This machine's allocators, which answer for the devices of the plan.
 
     elsewhere: the profile of that machine when it is another one.
     """
@@ -30,24 +33,24 @@ class Here:
 
     def memory(self, plan: PlacementPlan) -> dict[str, dict[str, int]]:
         """Dry run of a plan in the plan's own context."""
-        found = engine.dry_run(self._path, *self._as_here(plan))
-        return {self._name_there(name): sizes for name, sizes in found.items()}
+        found = engine.dry_run(self._path, *self._with_stand_ins(plan))
+        return {self._planned_name(name): sizes for name, sizes in found.items()}
 
     def arenas(self, plan: PlacementPlan) -> list[Arena]:
         """Compute buffers of the plan's graphs (`graphs_of`)."""
-        settings, table = self._as_here(plan)
+        settings, table = self._with_stand_ins(plan)
         found = engine.read_arenas(self._path, settings, graphs_of(plan.context), table)
         arenas = map(Arena.from_engine, found)
-        return [replace(arena, device=self._name_there(arena.device)) for arena in arenas]
+        return [replace(arena, device=self._planned_name(arena.device)) for arena in arenas]
 
-    def _as_here(self, plan: PlacementPlan) -> tuple[Settings, str]:
+    def _with_stand_ins(self, plan: PlacementPlan) -> tuple[Settings, str]:
         """Settings and backend map of the plan, with the devices that answer."""
         devices = tuple(self._stand_in[name] for name in plan.devices if name != HOST)
         settings = replace(self._settings, **asdict(plan.context), devices=devices)
-        return settings, moved(plan, self._stand_in).to_backend_map()
+        return settings, on_devices(plan, self._stand_in).to_backend_map()
 
-    def _name_there(self, here: str) -> str:
-        return next((name for name, stand_in in self._stand_in.items() if stand_in == here), here)
+    def _planned_name(self, stand_in: str) -> str:
+        return next((name for name, other in self._stand_in.items() if other == stand_in), stand_in)
 
     def fit(self, limits: Mapping[str, int]) -> StockFlags:
         """What llama.cpp's own --fit does with these budgets. Raises OallamaError where it finds nothing."""
@@ -65,12 +68,12 @@ class Here:
         notes = [f"times scaled: {line}" for line in drift]
         others = [name for name in plan.devices if self._stand_in.get(name, name) != name]
         if others:
-            here = engine.device(self._stand_in[others[0]]).description
-            notes.append(f"memory was dry-run on {here} in place of {', '.join(others)}, which is not here")
+            stand_in = engine.device(self._stand_in[others[0]]).description
+            notes.append(f"memory was dry-run on {stand_in} in place of {', '.join(others)}, which is not here")
         return replace(plan, predicted=replace(plan.predicted, notes=(*plan.predicted.notes, *notes)))
 
 
-def moved(plan: PlacementPlan, to: Mapping[str, str]) -> PlacementPlan:
+def on_devices(plan: PlacementPlan, to: Mapping[str, str]) -> PlacementPlan:
     """The plan's layers and tensors on other devices: `to` has the new device by the old one; others stay."""
     tensors = {
         name: replace(t, segments=tuple(replace(s, device=to.get(s.device, s.device)) for s in t.segments))
@@ -91,7 +94,7 @@ def stand_ins(names: tuple[str, ...], profile: Profile) -> tuple[str, ...]:
     found = []
     for name in names:
         backend = profile.device(name).backend
-        ranks = {here: (kind != backend, here != name) for here, kind in spare.items() if kind in (backend, "RPC")}
-        found.append(min(ranks, key=lambda here: ranks[here]) if ranks else LocalRpcServer().devices[0])
+        ranks = {own: (kind != backend, own != name) for own, kind in spare.items() if kind in (backend, "RPC")}
+        found.append(min(ranks, key=lambda own: ranks[own]) if ranks else LocalRpcServer().devices[0])
         spare.pop(found[-1], None)
     return tuple(found)

@@ -119,7 +119,7 @@ class Generation:
         from oallama.engine.engine import Settings
         from oallama.llama import Llama
         from oallama.loading import autoplan
-        from oallama.loading.dry_run import Here
+        from oallama.loading.dry_run import LocalAllocators
 
         self._job = job
         names = [name for endpoint in job.endpoints for name in _add_server(endpoint)]
@@ -127,7 +127,7 @@ class Generation:
             raise OallamaError(f"expected one device on each of {', '.join(job.endpoints)}, found {', '.join(names)}")
         settings = Settings(**asdict(job.context))
         plan = placed(job, autoplan.read_graph(job.model, settings))
-        self.memory = _memory(job, plan, Here(job.model, settings, tuple(names), None).memory(plan))
+        self.memory = _memory(job, plan, LocalAllocators(job.model, settings, tuple(names), None).memory(plan))
         if job.dry:
             return
         more: dict[str, Any] = {} if job.seed is None else {"seed": job.seed}
