@@ -1,6 +1,6 @@
-"""Processes that bench/weave_soak.py is helped by: one that starts receivers, one that does harm.
+"""Two processes of bench/weave_soak.py: one starts receivers, the other injects faults into them.
 
-python bench/weave_tormentors.py nursery|vandal
+python bench/weave_fault_processes.py spawner|injector
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def say(**answer: Any) -> None:
     os.write(1, (json.dumps(answer) + "\n").encode())
 
 
-def nursery() -> None:
+def spawner() -> None:
     """Helper: forks receivers, which takes milliseconds where a new Python takes a second.
 
     {path, model, quota, serves} -> {pid, crashed}: a new one, in place of the last; {path} -> {lives}.
@@ -102,7 +102,7 @@ def receive(command: Mapping[str, Any], crashed: bool) -> None:
                     cold.remove(1)
 
 
-def vandal() -> None:
+def injector() -> None:
     """Helper: {path, kind, seconds, seed} -> {begin} and, when it is done, {what}."""
     for text in sys.stdin:
         command = json.loads(text)
@@ -156,4 +156,4 @@ def scribble(memory: mmap.mmap, kind: str, end: float, rng: np.random.Generator)
 
 
 if __name__ == "__main__":
-    {"nursery": nursery, "vandal": vandal}[sys.argv[1]]()
+    {"spawner": spawner, "injector": injector}[sys.argv[1]]()
