@@ -20,10 +20,10 @@ from oallama.cluster.allocation.allocation import Solver, allocate
 from oallama.cluster.allocation.cluster_plan import ClusterPlan
 from oallama.cluster.allocation.devices import load_devices
 from oallama.cluster.allocation.explain import explain
+from oallama.cluster.pipeline.client import StageJob, placed
 from oallama.cluster.pipeline.measure import measure_network, measure_problem, read_model
 from oallama.cluster.pipeline.members import members
 from oallama.cluster.pipeline.pipeline import HORIZON_TOKENS, Options, Pipeline, Token
-from oallama.cluster.pipeline.stages import StageJob, placed
 from oallama.cluster.pipeline.watch import Lost
 from oallama.data.plan import check_model
 from oallama.engine.engine import Settings

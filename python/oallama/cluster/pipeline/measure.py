@@ -55,7 +55,7 @@ def read_model(path: PathOrText, settings: Settings) -> Model:
     """Raises OallamaError when llama.cpp cannot load the file, or it has no layers to deal out."""
     graph = autoplan.read_graph(path, settings)
     settings = autoplan.resolve(settings, graph.n_ctx_train)
-    # As the client's process loads it (stages.py): logits of one row.
+    # As the client's process loads it (client.py): logits of one row.
     memory = engine.dry_run(os.fspath(path), replace(settings, devices=(), n_outputs_max=1), None)
     compute = sum(found["compute"] for found in memory.values())
     cached = sum(shape is not None for shape in graph.attention)

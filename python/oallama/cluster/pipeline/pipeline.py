@@ -23,10 +23,10 @@ from ..allocation.cluster_plan import ClusterPlan
 from ..allocation.network import Network
 from ..allocation.problem import Problem
 from ..allocation.terms import price
+from .client import CLIENT, StageJob
 from .link_probe import QUICK
 from .members import SILENCE_S, Member
 from .replan import Replan, changes, replan
-from .stages import CLIENT, StageJob
 from .watch import Lost, Slower, Watch
 
 PROGRAM = "oallama.cluster.pipeline.client_process"
