@@ -20,7 +20,7 @@ from oallama.cluster.allocation.allocation import Solver, allocate
 from oallama.cluster.allocation.cluster_plan import ClusterPlan
 from oallama.cluster.allocation.devices import load_devices
 from oallama.cluster.allocation.explain import explain
-from oallama.cluster.pipeline.client import StageJob, placed
+from oallama.cluster.pipeline.client import ClientJob, placed
 from oallama.cluster.pipeline.measure import measure_network, measure_problem, read_model
 from oallama.cluster.pipeline.members import members
 from oallama.cluster.pipeline.pipeline import HORIZON_TOKENS, Options, Pipeline, Token
@@ -181,7 +181,7 @@ def _shown(tokens: Iterator[Token], quiet: bool) -> Iterator[Token]:
 
 
 @contextmanager
-def _server(job: StageJob, arguments: tuple[str, ...]) -> Iterator[subprocess.Popen[Any]]:
+def _server(job: ClientJob, arguments: tuple[str, ...]) -> Iterator[subprocess.Popen[Any]]:
     """llama-server on the job's devices; it ends with the block."""
     wanted = Settings(**asdict(job.context))
     made = placed(job, autoplan.read_graph(job.model, wanted))

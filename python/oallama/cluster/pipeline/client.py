@@ -1,4 +1,4 @@
-"""The client's part of a pipeline: a process that loads the model over RPC devices and generates, told by a StageJob.
+"""The client's part of a pipeline: a process that loads the model over RPC devices and generates, told by a ClientJob.
 
 Its program is client_process.py. It is a process of its own because ggml aborts when a device is gone: the one that
 started it lives on, and goes on elsewhere.
@@ -20,12 +20,12 @@ from oallama.engine import engine, runtime
 from oallama.errors import OallamaError
 from oallama.planning import OperatorGraph
 
-CLIENT = -1  # in StageJob.layers
+CLIENT = -1  # in ClientJob.layers
 BUSY_S = 30.0
 
 
 @dataclass(frozen=True)
-class StageJob:
+class ClientJob:
     """What the client's process is told.
 
     Attributes:
@@ -59,7 +59,7 @@ class StageJob:
     dry: bool = False
 
     @classmethod
-    def loads(cls, text: str) -> StageJob:
+    def loads(cls, text: str) -> ClientJob:
         """A job (`asdict`) from JSON."""
         content = json.loads(text)
         for name in ("names", "endpoints", "budgets", "layers", "tokens"):
@@ -95,7 +95,7 @@ def device_names(endpoints: Sequence[str]) -> list[str]:
     return [f"RPC{at}" for at in range(len(endpoints))]
 
 
-def placed(job: StageJob, graph: OperatorGraph) -> PlacementPlan:
+def placed(job: ClientJob, graph: OperatorGraph) -> PlacementPlan:
     """The job's plan."""
     names = device_names(job.endpoints)
     layers = [HOST if at == CLIENT else names[at] for at in job.layers]
@@ -115,7 +115,7 @@ class Generation:
     prompt is too long.
     """
 
-    def __init__(self, job: StageJob) -> None:
+    def __init__(self, job: ClientJob) -> None:
         from oallama.engine.engine import Settings
         from oallama.llama import Llama
         from oallama.loading import autoplan
@@ -200,7 +200,7 @@ def _add_server(endpoint: str) -> list[str]:
             time.sleep(0.2)
 
 
-def _memory(job: StageJob, plan: PlacementPlan, found: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
+def _memory(job: ClientJob, plan: PlacementPlan, found: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
     """The dry run by the cluster's names. Raises OallamaError for a device that would hold more than its budget."""
     memory = {}
     for name, device, budget in zip(job.names, device_names(job.endpoints), job.budgets, strict=True):

@@ -23,7 +23,7 @@ from ..allocation.cluster_plan import ClusterPlan
 from ..allocation.network import Network
 from ..allocation.problem import Problem
 from ..allocation.terms import price
-from .client import CLIENT, StageJob
+from .client import CLIENT, ClientJob
 from .link_probe import QUICK
 from .members import SILENCE_S, Member
 from .replan import Replan, changes, replan
@@ -161,7 +161,7 @@ class Pipeline:
                 if run.done or made >= n_generate:
                     return
 
-    def serve(self, start: Callable[[StageJob], AbstractContextManager[subprocess.Popen[Any]]]) -> int:
+    def serve(self, start: Callable[[ClientJob], AbstractContextManager[subprocess.Popen[Any]]]) -> int:
         """Run a server program, which `start` starts and ends, until it ends; anew when a device fails.
 
         Returns its exit code. SIGINT and SIGTERM are passed on to it.
@@ -235,10 +235,10 @@ class Pipeline:
         width = self.plan.problem.embedding.output_bytes
         return Watch([self._members[entry.name] for entry in self.plan.used], width, events, self._options.threshold)
 
-    def _job(self, **of_request: Any) -> StageJob:
+    def _job(self, **of_request: Any) -> ClientJob:
         used = self.start_servers()
         names = [member.name for member in used]
-        return StageJob(
+        return ClientJob(
             model=str(self._model),
             names=tuple(names),
             endpoints=tuple(member.endpoint for member in used),
@@ -276,7 +276,7 @@ class _Run:
     crashed: why it ended when every device is well; a server's worker may have.
     """
 
-    def __init__(self, pipeline: Pipeline, job: StageJob, state: str) -> None:
+    def __init__(self, pipeline: Pipeline, job: ClientJob, state: str) -> None:
         self.done, self.saved, self.crashed = False, None, ""
         self._pipeline, self._job, self._state = pipeline, job, state
         self._events: queue.Queue[Any] = queue.Queue()
