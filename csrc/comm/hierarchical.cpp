@@ -21,13 +21,13 @@ constexpr size_t ring = 2 << 20;
 
 class oa_rank_loop {
   public:
-    oa_rank_loop(const oa_stages & stages, const oa_operation & op, char * buffer) :
-        shm_(stages.shm), net_(stages.net), watch_(stages.watch), schedule_(stages.schedule), op_(op), buffer_(buffer),
-        base_(shm_.counted(OA_OUTPUT, shm_.index())), width_(oa_dtype_size(oa_dtype(op.dtype))),
+    oa_rank_loop(const oa_hierarchy & hierarchy, const oa_operation & op, char * buffer) :
+        shm_(hierarchy.shm), net_(hierarchy.net), watch_(hierarchy.watch), schedule_(hierarchy.schedule), op_(op),
+        buffer_(buffer), base_(shm_.counted(OA_OUTPUT, shm_.index())), width_(oa_dtype_size(oa_dtype(op.dtype))),
         n_chunks_(std::max<uint64_t>(1, (op.n + op.chunk - 1) / op.chunk)),
         n_slots_(std::max<uint64_t>(1, std::min<uint64_t>(shm_.area() / (op.chunk * width_),
                                                           std::max<uint64_t>(2, ring / (op.chunk * width_))))),
-        alone_(shm_.n_ranks() == 1), last_(stages.n_hosts == 1 ? OA_SUM : OA_RESULT) {
+        alone_(shm_.n_ranks() == 1), last_(hierarchy.n_hosts == 1 ? OA_SUM : OA_RESULT) {
         if (alone_) {
             n_in_ = n_summed_ = n_chunks_; // its values are the host's sum
         } else if (!op.slices && !shm_.is_lm()) {
@@ -177,8 +177,8 @@ class oa_rank_loop {
                (n_out_ >= n_slots_ && owes(OA_OUTPUT, n_out_ + 1 - n_slots_));
     }
 
-    oa_shm_stage &       shm_;
-    oa_host_stage &      net_;
+    oa_intra_host &      shm_;
+    oa_inter_host &      net_;
     oa_watch &           watch_;
     oa_schedule * const  schedule_;
     const oa_operation & op_;
@@ -193,6 +193,6 @@ class oa_rank_loop {
 
 } // namespace
 
-void oa_run_stages(const oa_stages & stages, const oa_operation & op, char * buffer) {
-    oa_rank_loop(stages, op, buffer).run();
+void oa_run_hierarchical(const oa_hierarchy & hierarchy, const oa_operation & op, char * buffer) {
+    oa_rank_loop(hierarchy, op, buffer).run();
 }

@@ -1,4 +1,4 @@
-#include "host_stage.h"
+#include "inter_host.h"
 
 #include "comm_error.h"
 #include "mpi_call.h"
@@ -51,7 +51,7 @@ int dead_rank(MPI_Comm comm) {
 
 } // namespace
 
-oa_host_stage::oa_host_stage(MPI_Comm base, double timeout) : timeout_(timeout) {
+oa_inter_host::oa_inter_host(MPI_Comm base, double timeout) : timeout_(timeout) {
     // In the constructor's body: an exception leaves what was made so far to MPI_Finalize.
     control_       = duplicate(base, timeout);
     ways_[OA_UP]   = duplicate(base, timeout);
@@ -65,7 +65,7 @@ oa_host_stage::oa_host_stage(MPI_Comm base, double timeout) : timeout_(timeout) 
     listen();
 }
 
-oa_host_stage::~oa_host_stage() {
+oa_inter_host::~oa_inter_host() {
     int finalized = 0;
     MPI_Finalized(&finalized);
     if (finalized) {
@@ -78,12 +78,12 @@ oa_host_stage::~oa_host_stage() {
     }
 }
 
-void oa_host_stage::listen() {
+void oa_inter_host::listen() {
     oa_mpi_check(MPI_Irecv(&heard_, sizeof(heard_), MPI_BYTE, MPI_ANY_SOURCE, MPI_ANY_TAG, control_, &listening_),
                  "listen to the other hosts");
 }
 
-void oa_host_stage::gather_bytes(const void * mine, size_t size, void * all, const char * what,
+void oa_inter_host::gather_bytes(const void * mine, size_t size, void * all, const char * what,
                                  const std::function<void()> & meanwhile) {
     gathering_ = true;
     gathered_.resize(size * size_t(n_ranks_ + 1));
@@ -97,17 +97,17 @@ void oa_host_stage::gather_bytes(const void * mine, size_t size, void * all, con
     gathering_ = false;
 }
 
-void oa_host_stage::begin(const oa_operation & op) {
+void oa_inter_host::begin(const oa_operation & op) {
     op_  = op;
     tag_ = op.tag() % n_tags_;
 }
 
-void oa_host_stage::add(const pending & p, MPI_Request request) {
+void oa_inter_host::add(const pending & p, MPI_Request request) {
     active_.push_back(request);
     pending_.push_back(p);
 }
 
-void oa_host_stage::send(oa_direction direction, int to, const void * data, size_t size, int ticket) {
+void oa_inter_host::send(oa_direction direction, int to, const void * data, size_t size, int ticket) {
     MPI_Request   request;
     const pending p    = { ticket, to, size, false };
     const int     code = MPI_Isend(data, int(size), MPI_BYTE, to, tag_, ways_[direction], &request);
@@ -117,7 +117,7 @@ void oa_host_stage::send(oa_direction direction, int to, const void * data, size
     add(p, request);
 }
 
-void oa_host_stage::receive(oa_direction direction, int from, void * data, size_t size, int ticket) {
+void oa_inter_host::receive(oa_direction direction, int from, void * data, size_t size, int ticket) {
     MPI_Request   request;
     const pending p    = { ticket, from, size, true };
     const int     code = MPI_Irecv(data, int(size), MPI_BYTE, from, MPI_ANY_TAG, ways_[direction], &request);
@@ -127,7 +127,7 @@ void oa_host_stage::receive(oa_direction direction, int from, void * data, size_
     add(p, request);
 }
 
-bool oa_host_stage::poll(std::vector<int> & tickets) {
+bool oa_inter_host::poll(std::vector<int> & tickets) {
     if (polls_++ % 32 == 0) {
         hear();
     }
@@ -163,7 +163,7 @@ bool oa_host_stage::poll(std::vector<int> & tickets) {
     return true;
 }
 
-void oa_host_stage::finished(const pending & p, const MPI_Status & status) const {
+void oa_inter_host::finished(const pending & p, const MPI_Status & status) const {
     if (!p.receives) {
         return;
     }
@@ -177,7 +177,7 @@ void oa_host_stage::finished(const pending & p, const MPI_Status & status) const
     }
 }
 
-void oa_host_stage::broken(const pending & p, int code) const {
+void oa_inter_host::broken(const pending & p, int code) const {
     int kind = code;
     MPI_Error_class(code, &kind);
     const std::string peer = "rank " + std::to_string(p.peer);
@@ -195,7 +195,7 @@ void oa_host_stage::broken(const pending & p, int code) const {
                         p.peer);
 }
 
-void oa_host_stage::hear() {
+void oa_inter_host::hear() {
     int       there = 0;
     const int code  = MPI_Test(&listening_, &there, MPI_STATUS_IGNORE);
     if (code != MPI_SUCCESS) {
@@ -209,7 +209,7 @@ void oa_host_stage::hear() {
     }
 }
 
-void oa_host_stage::check_timeout(double waited) const {
+void oa_inter_host::check_timeout(double waited) const {
     if (waited < timeout_) {
         return;
     }
@@ -226,7 +226,7 @@ void oa_host_stage::check_timeout(double waited) const {
                         peer);
 }
 
-void oa_host_stage::tell(const std::vector<int> & ranks, const std::string & what, int culprit) {
+void oa_inter_host::tell(const std::vector<int> & ranks, const std::string & what, int culprit) {
     told_.culprit = culprit;
     std::strncpy(told_.what, what.c_str(), sizeof(told_.what) - 1);
     std::vector<MPI_Request> sent;

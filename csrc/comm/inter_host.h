@@ -1,4 +1,4 @@
-// The stage between hosts: MPI messages between ranks, normally the LMs, none of whose waits blocks.
+// The phase between hosts: MPI messages between ranks, normally the LMs, none of whose waits blocks.
 //
 // Two directions have a communicator each (towards the sum, away from it); within one the messages of a pair of ranks
 // match in the order they were posted. A tag says which operation a message belongs to and is checked on arrival, as is
@@ -16,14 +16,14 @@
 
 enum oa_direction { OA_UP, OA_DOWN };
 
-class oa_host_stage {
+class oa_inter_host {
   public:
     // Collective over `base`. `timeout`: seconds until a silent rank is given up.
-    oa_host_stage(MPI_Comm base, double timeout);
-    ~oa_host_stage();
+    oa_inter_host(MPI_Comm base, double timeout);
+    ~oa_inter_host();
 
-    oa_host_stage(const oa_host_stage &)             = delete;
-    oa_host_stage & operator=(const oa_host_stage &) = delete;
+    oa_inter_host(const oa_inter_host &)             = delete;
+    oa_inter_host & operator=(const oa_inter_host &) = delete;
 
     int rank() const { return rank_; }
     int n_ranks() const { return n_ranks_; }

@@ -1,4 +1,4 @@
-#include "shm_stage.h"
+#include "intra_host.h"
 
 #include "comm_error.h"
 #include "futex.h"
@@ -36,14 +36,14 @@ size_t padded(size_t n) {
 
 } // namespace
 
-oa_shm_stage::oa_shm_stage(int index, int n_ranks, int lm, size_t area) :
+oa_intra_host::oa_intra_host(int index, int n_ranks, int lm, size_t area) :
     index_(index), n_ranks_(n_ranks), lm_(lm), area_(padded(area)) {}
 
-size_t oa_shm_stage::segment_size(int n_ranks, size_t area) {
+size_t oa_intra_host::segment_size(int n_ranks, size_t area) {
     return padded(sizeof(oa_shm_header) + size_t(n_ranks) * sizeof(oa_shm_rank)) + size_t(n_ranks + 2) * padded(area);
 }
 
-void oa_shm_stage::attached() {
+void oa_intra_host::attached() {
     char * at = segment_.data();
     header_   = reinterpret_cast<oa_shm_header *>(at); // zeroed memory is a valid state of all of it
     ranks_    = reinterpret_cast<oa_shm_rank *>(at + sizeof(oa_shm_header));
@@ -51,25 +51,25 @@ void oa_shm_stage::attached() {
     ranks_[index_].pid.store(getpid());
 }
 
-void oa_shm_stage::announce(const oa_operation & op) {
+void oa_intra_host::announce(const oa_operation & op) {
     ranks_[index_].ops[op.number % 2] = op;
     slices_                           = op.slices != 0;
 }
 
-oa_operation oa_shm_stage::announced(int index, uint64_t number) const {
+oa_operation oa_intra_host::announced(int index, uint64_t number) const {
     return ranks_[index].ops[number % 2];
 }
 
-bool oa_shm_stage::takes_part(oa_shm_event event, int index) const {
+bool oa_intra_host::takes_part(oa_shm_event event, int index) const {
     return index == lm_ || event == OA_INPUT || event == OA_OUTPUT || event == OA_CLOSED ||
            (event == OA_SUM && slices_);
 }
 
-uint64_t oa_shm_stage::counted(oa_shm_event event, int index) const {
+uint64_t oa_intra_host::counted(oa_shm_event event, int index) const {
     return ranks_[index].counts[event].load();
 }
 
-void oa_shm_stage::count(oa_shm_event event, uint64_t total) {
+void oa_intra_host::count(oa_shm_event event, uint64_t total) {
     ranks_[index_].counts[event].store(total);
     // Sequentially consistent stores and loads: of several last ranks at least one sees all the others.
     if (reached(event, total)) {
@@ -80,7 +80,7 @@ void oa_shm_stage::count(oa_shm_event event, uint64_t total) {
     }
 }
 
-bool oa_shm_stage::reached(oa_shm_event event, uint64_t total) {
+bool oa_intra_host::reached(oa_shm_event event, uint64_t total) {
     if (seen_[event] >= total) {
         return true;
     }
@@ -94,11 +94,11 @@ bool oa_shm_stage::reached(oa_shm_event event, uint64_t total) {
     return least >= total;
 }
 
-uint32_t oa_shm_stage::now() const {
+uint32_t oa_intra_host::now() const {
     return header_->events.load();
 }
 
-void oa_shm_stage::sleep(uint32_t seen) {
+void oa_intra_host::sleep(uint32_t seen) {
     // Looking again pays only when the others run meanwhile, on cores of their own: doubled when it helped, halved when
     // it did not. Yielding in between lets them run where they do not.
     constexpr int most = 64;
@@ -115,11 +115,11 @@ void oa_shm_stage::sleep(uint32_t seen) {
     header_->sleepers.fetch_sub(1);
 }
 
-void oa_shm_stage::beat() {
+void oa_intra_host::beat() {
     ranks_[index_].beats.fetch_add(1, std::memory_order_relaxed);
 }
 
-uint64_t oa_shm_stage::beats(int index) const {
+uint64_t oa_intra_host::beats(int index) const {
     uint64_t sum = ranks_[index].beats.load(std::memory_order_relaxed);
     for (const auto & count : ranks_[index].counts) {
         sum += count.load(std::memory_order_relaxed);
@@ -127,11 +127,11 @@ uint64_t oa_shm_stage::beats(int index) const {
     return sum;
 }
 
-int oa_shm_stage::pid(int index) const {
+int oa_intra_host::pid(int index) const {
     return ranks_[index].pid.load();
 }
 
-void oa_shm_stage::fail(const std::string & what, int rank) {
+void oa_intra_host::fail(const std::string & what, int rank) {
     uint32_t none = NO_FAILURE;
     if (header_->failure.compare_exchange_strong(none, FAILING)) {
         header_->culprit = rank;
@@ -142,11 +142,11 @@ void oa_shm_stage::fail(const std::string & what, int rank) {
     }
 }
 
-bool oa_shm_stage::failed() const {
+bool oa_intra_host::failed() const {
     return header_->failure.load(std::memory_order_acquire) == FAILED;
 }
 
-void oa_shm_stage::throw_failure() const {
+void oa_intra_host::throw_failure() const {
     if (failed()) {
         throw oa_comm_error(header_->what, header_->culprit);
     }

@@ -1,13 +1,13 @@
-// The stage inside a host: areas and progress counters in memory that its ranks share.
+// The phase inside a host: areas and progress counters in memory that its ranks share.
 //
-// Every rank counts, over the life of the stage, the chunks that it has put in, summed, given out as LM and taken out.
+// Every rank counts, over the life of the phase, the chunks that it has put in, summed, given out as LM and taken out.
 // Counters only grow and each is written by one rank. A rank with nothing to do sleeps on the host's event word; the
 // word changes only when the last of the awaited ranks has counted a chunk, so a chunk costs a few wake-ups, not one
 // per rank, and ranks that outnumber the cores do not spin. No wait is unbounded: see watch.h.
 #pragma once
 
 #include "operation.h"
-#include "shm_segment.h"
+#include "shared_memory.h"
 
 #include <atomic>
 #include <cstddef>
@@ -15,22 +15,22 @@
 #include <string>
 
 // OA_INPUT: copied into the rank's input area; OA_SUM: its slice is in the sum area; OA_RESULT: the LM has put the
-// result into the result area; OA_OUTPUT: copied out by the rank. On devices (device_stage.h) the same, started there;
-// OA_CLOSED: the rank has let go of the others' device memory.
+// result into the result area; OA_OUTPUT: copied out by the rank. On devices (intra_host_device.h) the same, started
+// there; OA_CLOSED: the rank has let go of the others' device memory.
 enum oa_shm_event { OA_INPUT, OA_SUM, OA_RESULT, OA_OUTPUT, OA_CLOSED, OA_N_EVENTS };
 
 struct oa_shm_rank;
 struct oa_shm_header;
 
-class oa_shm_stage {
+class oa_intra_host {
   public:
     // `index`: this rank among the `n_ranks` of the host, `lm` the index of the LM. Areas are `area` bytes each.
-    oa_shm_stage(int index, int n_ranks, int lm, size_t area);
+    oa_intra_host(int index, int n_ranks, int lm, size_t area);
 
     static size_t segment_size(int n_ranks, size_t area);
     // Once, before anything below. Whoever made the segment is one of the ranks.
-    oa_shm_segment & segment() { return segment_; }
-    void             attached(); // the segment is mapped
+    oa_shared_memory & segment() { return segment_; }
+    void               attached(); // the segment is mapped
 
     int    index() const { return index_; }
     int    n_ranks() const { return n_ranks_; }
@@ -68,13 +68,13 @@ class oa_shm_stage {
   private:
     bool takes_part(oa_shm_event event, int index) const;
 
-    const int       index_, n_ranks_, lm_;
-    const size_t    area_;
-    oa_shm_segment  segment_;
-    oa_shm_header * header_            = nullptr;
-    oa_shm_rank *   ranks_             = nullptr;
-    char *          areas_             = nullptr;
-    bool            slices_            = false;
-    uint64_t        seen_[OA_N_EVENTS] = {}; // totals that are known to be reached
-    int             spin_              = 0;
+    const int        index_, n_ranks_, lm_;
+    const size_t     area_;
+    oa_shared_memory segment_;
+    oa_shm_header *  header_            = nullptr;
+    oa_shm_rank *    ranks_             = nullptr;
+    char *           areas_             = nullptr;
+    bool             slices_            = false;
+    uint64_t         seen_[OA_N_EVENTS] = {}; // totals that are known to be reached
+    int              spin_              = 0;
 };

@@ -1,4 +1,4 @@
-#include "device_stage.h"
+#include "intra_host_device.h"
 
 #include "comm_error.h"
 #include "sum.h"
@@ -21,7 +21,7 @@ struct introduction {
 };
 
 template <typename F>
-std::vector<introduction> together(oa_host_stage & net, introduction & mine, const char * what, F && action) {
+std::vector<introduction> together(oa_inter_host & net, introduction & mine, const char * what, F && action) {
     try {
         action();
     } catch (const std::exception & error) {
@@ -38,8 +38,8 @@ std::vector<introduction> together(oa_host_stage & net, introduction & mine, con
 
 } // namespace
 
-oa_device_stage::oa_device_stage(oa_host_stage & net, oa_shm_stage & shm, oa_watch & watch,
-                                 const oa_topology & topology, const oa_device_options & options) :
+oa_intra_host_device::oa_intra_host_device(oa_inter_host & net, oa_intra_host & shm, oa_watch & watch,
+                                           const oa_topology & topology, const oa_device_options & options) :
     net_(net),
     shm_(shm), watch_(watch), n_hosts_(topology.n_hosts()), timeout_(options.timeout) {
     const oa_host & host = topology.hosts[size_t(topology.host_of[size_t(net.rank())])];
@@ -51,7 +51,7 @@ oa_device_stage::oa_device_stage(oa_host_stage & net, oa_shm_stage & shm, oa_wat
     exchange(options, host);
 }
 
-void oa_device_stage::exchange(const oa_device_options & options, const oa_host & host) {
+void oa_intra_host_device::exchange(const oa_device_options & options, const oa_host & host) {
     introduction mine = {};
     const size_t size = oa_device_area(call_.buffer);
     const auto   all  = together(net_, mine, "gather the devices", [&] {
@@ -81,7 +81,7 @@ void oa_device_stage::exchange(const oa_device_options & options, const oa_host 
     });
 }
 
-oa_device_stage::~oa_device_stage() {
+oa_intra_host_device::~oa_intra_host_device() {
     if (!device_) {
         return;
     }
@@ -95,11 +95,11 @@ oa_device_stage::~oa_device_stage() {
 }
 
 // Elements at a time: as many as a buffer takes of the pieces that travel between hosts.
-size_t oa_device_stage::piece(const oa_operation & op) const {
+size_t oa_intra_host_device::piece(const oa_operation & op) const {
     return call_.buffer / oa_dtype_size(oa_dtype(op.dtype)) / op.chunk * op.chunk;
 }
 
-void oa_device_stage::run(const oa_operation & op, void * buffer, oa_schedule * schedule, void * stream) {
+void oa_intra_host_device::run(const oa_operation & op, void * buffer, oa_schedule * schedule, void * stream) {
     op_                    = &op;
     schedule_              = schedule;
     stream_                = stream;
@@ -140,7 +140,7 @@ void oa_device_stage::run(const oa_operation & op, void * buffer, oa_schedule * 
 }
 
 // Up to the result at the LM.
-void oa_device_stage::between_hosts() {
+void oa_intra_host_device::between_hosts() {
     settle(OA_REDUCE, nullptr, OA_INPUT);
     count(OA_SUM);
     if (shm_.is_lm()) {
@@ -151,7 +151,7 @@ void oa_device_stage::between_hosts() {
     }
 }
 
-void oa_device_stage::wire() {
+void oa_intra_host_device::wire() {
     const size_t width = oa_dtype_size(call_.dtype);
     const int    first = schedule_->n_finished();
     const int    last  = first + int(std::max<uint64_t>(1, (call_.n + op_->chunk - 1) / op_->chunk));
@@ -173,7 +173,7 @@ void oa_device_stage::wire() {
     }
 }
 
-void oa_device_stage::start(oa_device_step step, const void * from, void * to) {
+void oa_intra_host_device::start(oa_device_step step, const void * from, void * to) {
     call_.step = step;
     call_.from = from;
     call_.to   = to;
@@ -181,7 +181,7 @@ void oa_device_stage::start(oa_device_step step, const void * from, void * to) {
 }
 
 // A step that waits for flags, until it has found them and is done.
-void oa_device_stage::settle(oa_device_step step, void * to, oa_shm_event awaited) {
+void oa_intra_host_device::settle(oa_device_step step, void * to, oa_shm_event awaited) {
     for (bool again = false;; again = true) {
         if (shared_ || again) {
             await(awaited);
@@ -206,7 +206,7 @@ void oa_device_stage::settle(oa_device_step step, void * to, oa_shm_event awaite
 }
 
 // Until all ranks have started what `event` stands for.
-void oa_device_stage::await(oa_shm_event event) {
+void oa_intra_host_device::await(oa_shm_event event) {
     while (true) {
         const uint32_t now = shm_.now();
         if (shm_.reached(event, total_)) {
@@ -225,21 +225,21 @@ void oa_device_stage::await(oa_shm_event event) {
 }
 
 // Until all that was started has ended. Never for long: no step waits for longer than its patience.
-void oa_device_stage::finish() {
+void oa_intra_host_device::finish() {
     while (device_->busy(stream_)) {
         watch_.look([](int) { return false; });
         sched_yield();
     }
 }
 
-void oa_device_stage::count(oa_shm_event event) {
+void oa_intra_host_device::count(oa_shm_event event) {
     if (shared_ && event != OA_OUTPUT) {
         finish(); // others start what needs it when they hear of it
     }
     shm_.count(event, total_);
 }
 
-void oa_device_stage::compare_operations() const {
+void oa_intra_host_device::compare_operations() const {
     for (int i = 0; i < shm_.n_ranks(); ++i) {
         const oa_operation theirs = shm_.announced(i, op_->number);
         if (!(theirs == *op_)) {

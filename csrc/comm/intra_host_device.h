@@ -1,7 +1,7 @@
-// The stage inside a host for values in device memory: starts the steps of device_sum.h and sees to it that they end.
+// The phase inside a host for values in device memory: starts the steps of device_sum.h and sees to it that they end.
 //
-// The host's part goes through the same shared memory as the stage on the CPU: a rank counts what it has started, so
-// that its waits, and what ends them, are those of shm_stage.h and watch.h. Ranks on different devices start a step
+// The host's part goes through the same shared memory as the phase on the CPU: a rank counts what it has started, so
+// that its waits, and what ends them, are those of intra_host.h and watch.h. Ranks on different devices start a step
 // that waits at once and let the device look for the flags for a while; only when it gives up does the host wait until
 // the other ranks have got there, and starts the step again. Ranks that share a device would take it from each other
 // while they look: they wait on the host first, until what they need is there.
@@ -11,9 +11,9 @@
 #pragma once
 
 #include "device.h"
-#include "host_stage.h"
+#include "inter_host.h"
+#include "intra_host.h"
 #include "schedule.h"
-#include "shm_stage.h"
 #include "topology.h"
 #include "watch.h"
 
@@ -23,16 +23,16 @@ struct oa_device_options {
     double      timeout;
 };
 
-class oa_device_stage {
+class oa_intra_host_device {
   public:
     // A collective of all ranks of all hosts; throws oa_comm_error on all of them when one cannot. Uses what it is
     // given as long as it lives.
-    oa_device_stage(oa_host_stage & net, oa_shm_stage & shm, oa_watch & watch, const oa_topology & topology,
-                    const oa_device_options & options);
-    ~oa_device_stage(); // waits a moment for the other ranks' to go
+    oa_intra_host_device(oa_inter_host & net, oa_intra_host & shm, oa_watch & watch, const oa_topology & topology,
+                         const oa_device_options & options);
+    ~oa_intra_host_device(); // waits a moment for the other ranks' to go
 
-    oa_device_stage(const oa_device_stage &)             = delete;
-    oa_device_stage & operator=(const oa_device_stage &) = delete;
+    oa_intra_host_device(const oa_intra_host_device &)             = delete;
+    oa_intra_host_device & operator=(const oa_intra_host_device &) = delete;
 
     // Whether the ranks of a host add up slices of so many bytes.
     bool slices(size_t n_bytes) const { return n_hosts_ > 1 || oa_device_slices(n_bytes, shm_.n_ranks()) > 1; }
@@ -56,8 +56,8 @@ class oa_device_stage {
     void count(oa_shm_event event);
     void compare_operations() const;
 
-    oa_host_stage &            net_;
-    oa_shm_stage &             shm_;
+    oa_inter_host &            net_;
+    oa_intra_host &            shm_;
     oa_watch &                 watch_;
     const int                  n_hosts_;
     const double               timeout_;

@@ -1,4 +1,4 @@
-#include "shm_segment.h"
+#include "shared_memory.h"
 
 #include "comm_error.h"
 
@@ -17,21 +17,21 @@ namespace {
 
 } // namespace
 
-oa_shm_segment::~oa_shm_segment() {
+oa_shared_memory::~oa_shared_memory() {
     close_descriptor();
     if (data_) {
         munmap(data_, size_);
     }
 }
 
-void oa_shm_segment::close_descriptor() {
+void oa_shared_memory::close_descriptor() {
     if (descriptor_ >= 0) {
         close(descriptor_);
         descriptor_ = -1;
     }
 }
 
-void oa_shm_segment::map(size_t size) {
+void oa_shared_memory::map(size_t size) {
     size_       = size + lead;
     void * data = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor_, 0);
     if (data == MAP_FAILED) {
@@ -40,7 +40,7 @@ void oa_shm_segment::map(size_t size) {
     data_ = data;
 }
 
-void oa_shm_segment::create(size_t size, uint64_t token) {
+void oa_shared_memory::create(size_t size, uint64_t token) {
     descriptor_ = memfd_create("oallama-allreduce", MFD_CLOEXEC);
     if (descriptor_ < 0 || ftruncate(descriptor_, off_t(size + lead)) != 0) {
         fail("cannot make " + std::to_string(size + lead) + " bytes of shared memory");
@@ -49,7 +49,7 @@ void oa_shm_segment::create(size_t size, uint64_t token) {
     std::memcpy(data_, &token, sizeof(token));
 }
 
-void oa_shm_segment::attach(int pid, int descriptor, size_t size, uint64_t token) {
+void oa_shared_memory::attach(int pid, int descriptor, size_t size, uint64_t token) {
     const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(descriptor);
     descriptor_            = open(path.c_str(), O_RDWR | O_CLOEXEC);
     const std::string hint = " (ranks with the same host id must run on one machine and see each other's processes;"

@@ -5,13 +5,13 @@
 #include <cstddef>
 #include <cstdint>
 
-class oa_shm_segment {
+class oa_shared_memory {
   public:
-    oa_shm_segment() = default;
-    ~oa_shm_segment();
+    oa_shared_memory() = default;
+    ~oa_shared_memory();
 
-    oa_shm_segment(const oa_shm_segment &)             = delete;
-    oa_shm_segment & operator=(const oa_shm_segment &) = delete;
+    oa_shared_memory(const oa_shared_memory &)             = delete;
+    oa_shared_memory & operator=(const oa_shared_memory &) = delete;
 
     // Zeroed memory that others attach to by this process and descriptor(), until close_descriptor().
     // `token` lets them see that they have found the right one.
