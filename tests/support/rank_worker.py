@@ -27,7 +27,7 @@ def main() -> None:
     if int(os.environ["OMPI_COMM_WORLD_RANK"]) > 0:
         if what == "stops":
             Path(file).write_text(str(os.getpid()))
-        raise SystemExit(core.follow(file if what == "reads" else "") or 0)
+        raise SystemExit(core.replay(file if what == "reads" else "") or 0)
     job = RankJob(sys.argv[1], (0.5, 0.5), prompt="Once", n_ctx=256)
     if what == "refusals":
         refusals(job)

@@ -32,7 +32,7 @@ def main() -> None:
     if not engine.core().load_backend(str(library())):
         raise SystemExit(1)
     if rank > 0:
-        if why := engine.core().follow(job.model, n_threads):
+        if why := engine.core().replay(job.model, n_threads):
             raise SystemExit(f"rank {rank} stopped: {why}")
         return
     try:

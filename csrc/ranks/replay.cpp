@@ -1,4 +1,4 @@
-#include "follow.h"
+#include "replay.h"
 
 #include "llama-batch.h"
 #include "llama-impl.h"
@@ -62,7 +62,7 @@ std::map<const llama_model *, int>   g_models;
 std::map<const llama_context *, int> g_contexts;
 int                                  g_n_models   = 0;
 int                                  g_n_contexts = 0;
-bool                                 g_inside     = false; // of oa_follow_load or _init: upstream's own body runs
+bool                                 g_inside     = false; // of oa_replay_load or _init: upstream's own body runs
 
 bool leads() {
     return oa_ranks() && oa_ranks()->rank == 0;
@@ -130,24 +130,24 @@ llama_context * make_context(llama_model * model, const llama_context_params & p
 
 // ---- rank 0 --------------------------------------------------------------------------------------------------------
 
-bool oa_follow_wanted(const llama_model_params & params) {
+bool oa_replay_wanted(const llama_model_params & params) {
     if (!leads() || g_inside || params.split_mode != LLAMA_SPLIT_MODE_TENSOR || params.no_alloc || params.vocab_only) {
         return false;
     }
     return params.devices && params.devices[0] == oa_ranks()->devices[0];
 }
 
-bool oa_follow_wanted(const llama_model * model) {
+bool oa_replay_wanted(const llama_model * model) {
     return leads() && !g_inside && g_models.count(model) > 0;
 }
 
-llama_model * oa_follow_load(const char * path, llama_model_params params) {
+llama_model * oa_replay_load(const char * path, llama_model_params params) {
     if (params.tensor_buft_overrides && params.tensor_buft_overrides[0].pattern) {
         LLAMA_LOG_ERROR("overridden buffer types (-ot): not with a model that is spread over ranks\n");
         return nullptr;
     }
     message call;
-    call.put(OA_FOLLOW_LOAD).put(without_pointers(params));
+    call.put(OA_REPLAY_LOAD).put(without_pointers(params));
     std::vector<float> split(llama_max_devices(), 0.0f);
     if (params.tensor_split) {
         split.assign(params.tensor_split, params.tensor_split + llama_max_devices());
@@ -164,42 +164,42 @@ llama_model * oa_follow_load(const char * path, llama_model_params params) {
     return make_model(path, params);
 }
 
-llama_context * oa_follow_init(llama_model * model, llama_context_params params) {
+llama_context * oa_replay_init(llama_model * model, llama_context_params params) {
     message call;
-    call.put(OA_FOLLOW_INIT).put(g_models.at(model)).put(without_pointers(params));
+    call.put(OA_REPLAY_INIT).put(g_models.at(model)).put(without_pointers(params));
     send(call);
     return make_context(model, params);
 }
 
-void oa_follow_free(const llama_context * context) {
+void oa_replay_free(const llama_context * context) {
     const auto it = g_contexts.find(context);
     if (!leads() || it == g_contexts.end()) {
         return;
     }
     message call;
-    call.put(OA_FOLLOW_FREE).put(it->second);
+    call.put(OA_REPLAY_FREE).put(it->second);
     send(call);
     g_contexts.erase(it);
 }
 
-void oa_follow_free(const llama_model * model) {
+void oa_replay_free(const llama_model * model) {
     const auto it = g_models.find(model);
     if (!leads() || it == g_models.end()) {
         return;
     }
     message call;
-    call.put(OA_FOLLOW_FREE_MODEL).put(it->second);
+    call.put(OA_REPLAY_FREE_MODEL).put(it->second);
     send(call);
     g_models.erase(it);
 }
 
-void oa_follow_process(const llama_context * context, llama_process_type type, const llama_batch_ext & batch) {
+void oa_replay_process(const llama_context * context, llama_process_type type, const llama_batch_ext & batch) {
     const auto it = g_contexts.find(context);
     if (!leads() || it == g_contexts.end()) {
         return;
     }
     message call;
-    call.put(OA_FOLLOW_PROCESS).put(it->second).put(type);
+    call.put(OA_REPLAY_PROCESS).put(it->second).put(type);
     call.put(uint64_t(batch.n_embd)).put(uint64_t(batch.embd.size())).put(batch.embd.data(), batch.embd.size());
     call.put(uint64_t(batch.tokens.size()));
     for (const auto & token : batch.tokens) {
@@ -212,7 +212,7 @@ void oa_follow_process(const llama_context * context, llama_process_type type, c
     send(call);
 }
 
-void oa_follow_tell(oa_follow_call call, const llama_context * context, int a) {
+void oa_replay_tell(oa_replay_call call, const llama_context * context, int a) {
     const auto it = g_contexts.find(context);
     if (leads() && it != g_contexts.end()) {
         message m;
@@ -221,7 +221,7 @@ void oa_follow_tell(oa_follow_call call, const llama_context * context, int a) {
     }
 }
 
-void oa_follow_tell(oa_follow_call call, llama_memory_t memory, int a, int b, int c, int d) {
+void oa_replay_tell(oa_replay_call call, llama_memory_t memory, int a, int b, int c, int d) {
     if (!leads()) {
         return;
     }
@@ -234,7 +234,7 @@ void oa_follow_tell(oa_follow_call call, llama_memory_t memory, int a, int b, in
     }
 }
 
-bool oa_follow_refuses(const llama_model * model, const char * what) {
+bool oa_replay_refuses(const llama_model * model, const char * what) {
     if (g_models.count(model) == 0) {
         return false;
     }
@@ -242,8 +242,8 @@ bool oa_follow_refuses(const llama_model * model, const char * what) {
     return true;
 }
 
-bool oa_follow_refuses(const llama_context * context, const char * what) {
-    return g_contexts.count(context) > 0 && oa_follow_refuses(llama_get_model(context), what);
+bool oa_replay_refuses(const llama_context * context, const char * what) {
+    return g_contexts.count(context) > 0 && oa_replay_refuses(llama_get_model(context), what);
 }
 
 // ---- the other ranks -----------------------------------------------------------------------------------------------
@@ -251,14 +251,14 @@ bool oa_follow_refuses(const llama_context * context, const char * what) {
 namespace {
 
 // What this rank has made, by number.
-struct followed {
+struct replayed {
     std::string                    path;
     int                            n_threads;
     std::map<int, llama_model *>   models;
     std::map<int, llama_context *> contexts;
 };
 
-void load(followed & all, message & call) {
+void load(replayed & all, message & call) {
     auto       params   = call.get<llama_model_params>();
     const auto split    = call.get_many<float>(llama_max_devices());
     const auto n        = call.get<uint64_t>();
@@ -275,7 +275,7 @@ void load(followed & all, message & call) {
     }
 }
 
-void init(followed & all, message & call) {
+void init(replayed & all, message & call) {
     llama_model * model  = all.models.at(call.get<int>());
     auto          params = call.get<llama_context_params>();
     if (all.n_threads > 0) {
@@ -310,19 +310,19 @@ void process(llama_context * context, message & call) {
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
 
-void repeat(llama_context * context, oa_follow_call which, message & call) {
+void repeat(llama_context * context, oa_replay_call which, message & call) {
     llama_memory_t memory = llama_get_memory(context);
     const auto     a = call.get<int>(), b = call.get<int>(), c = call.get<int>(), d = call.get<int>();
     switch (which) {
-        case OA_FOLLOW_CLEAR: return llama_memory_clear(memory, a);
-        case OA_FOLLOW_SEQ_RM: llama_memory_seq_rm(memory, a, b, c); return;
-        case OA_FOLLOW_SEQ_CP: return llama_memory_seq_cp(memory, a, b, c, d);
-        case OA_FOLLOW_SEQ_KEEP: return llama_memory_seq_keep(memory, a);
-        case OA_FOLLOW_SEQ_ADD: return llama_memory_seq_add(memory, a, b, c, d);
-        case OA_FOLLOW_SEQ_DIV: return llama_memory_seq_div(memory, a, b, c, d);
-        case OA_FOLLOW_SET_EMBEDDINGS: return llama_set_embeddings(context, a);
-        case OA_FOLLOW_SET_CAUSAL: return llama_set_causal_attn(context, a);
-        case OA_FOLLOW_SET_WARMUP: return llama_set_warmup(context, a);
+        case OA_REPLAY_CLEAR: return llama_memory_clear(memory, a);
+        case OA_REPLAY_SEQ_RM: llama_memory_seq_rm(memory, a, b, c); return;
+        case OA_REPLAY_SEQ_CP: return llama_memory_seq_cp(memory, a, b, c, d);
+        case OA_REPLAY_SEQ_KEEP: return llama_memory_seq_keep(memory, a);
+        case OA_REPLAY_SEQ_ADD: return llama_memory_seq_add(memory, a, b, c, d);
+        case OA_REPLAY_SEQ_DIV: return llama_memory_seq_div(memory, a, b, c, d);
+        case OA_REPLAY_SET_EMBEDDINGS: return llama_set_embeddings(context, a);
+        case OA_REPLAY_SET_CAUSAL: return llama_set_causal_attn(context, a);
+        case OA_REPLAY_SET_WARMUP: return llama_set_warmup(context, a);
         default: throw std::runtime_error("rank 0 speaks another version");
     }
 }
@@ -330,7 +330,7 @@ void repeat(llama_context * context, oa_follow_call which, message & call) {
 #pragma GCC diagnostic pop
 
 // False at the end, which rank 0 tells by an empty call.
-bool follow_one(followed & all) {
+bool replay_one(replayed & all) {
     uint64_t size = 0;
     if (!oa_ranks()->broadcast(&size, sizeof(size))) {
         throw std::runtime_error("rank 0 is gone");
@@ -343,21 +343,21 @@ bool follow_one(followed & all) {
         throw std::runtime_error("rank 0 is gone");
     }
     message    call(std::move(bytes));
-    const auto which = call.get<oa_follow_call>();
-    if (which == OA_FOLLOW_LOAD) {
+    const auto which = call.get<oa_replay_call>();
+    if (which == OA_REPLAY_LOAD) {
         load(all, call);
-    } else if (which == OA_FOLLOW_INIT) {
+    } else if (which == OA_REPLAY_INIT) {
         init(all, call);
-    } else if (which == OA_FOLLOW_FREE_MODEL) {
+    } else if (which == OA_REPLAY_FREE_MODEL) {
         const auto it = all.models.find(call.get<int>());
         llama_model_free(it->second);
         all.models.erase(it);
     } else {
         const auto it = all.contexts.find(call.get<int>());
-        if (which == OA_FOLLOW_FREE) {
+        if (which == OA_REPLAY_FREE) {
             llama_free(it->second);
             all.contexts.erase(it);
-        } else if (which == OA_FOLLOW_PROCESS) {
+        } else if (which == OA_REPLAY_PROCESS) {
             process(it->second, call);
         } else {
             repeat(it->second, which, call);
@@ -368,11 +368,11 @@ bool follow_one(followed & all) {
 
 } // namespace
 
-std::string oa_follow_run(const std::string & path, int n_threads) {
-    followed    all{ path, n_threads, {}, {} };
+std::string oa_replay_run(const std::string & path, int n_threads) {
+    replayed    all{ path, n_threads, {}, {} };
     std::string error;
     try {
-        while (follow_one(all)) {
+        while (replay_one(all)) {
         }
     } catch (const std::exception & caught) {
         error = caught.what();

@@ -1,12 +1,12 @@
-#include "follow.h"
+#include "replay.h"
 
 #include "bindings.h"
 #include "ggml-backend.h"
 #include "llama-arch.h"
 #include "ranks.h"
 
-void register_follow(py::module_ & m) {
-    m.def("follow", &oa_follow_run, py::arg("path") = "", py::arg("n_threads") = 0, release_gil(),
+void register_replay(py::module_ & m) {
+    m.def("replay", &oa_replay_run, py::arg("path") = "", py::arg("n_threads") = 0, release_gil(),
           "Repeat rank 0's calls until its program ends. path: this host's copy of the model. Returns why it stopped "
           "early; empty after a regular end.");
     m.def(
