@@ -14,7 +14,7 @@ from ..errors import OallamaError
 from .style import table
 
 
-def render_verified(plans: Sequence[PlacementPlan]) -> Table:
+def render_verification(plans: Sequence[PlacementPlan]) -> Table:
     """Three rows per plan in the order given, fastest first: TTFT, TPOT and the whole request; fits 80 columns.
 
     The error is of the prediction, in percent of what was measured; positive: predicted too slow. Below the table: what
