@@ -18,10 +18,10 @@ from oallama.loading.autoplan import Choices
 from oallama.serving.command import planned_environment, planned_server
 from oallama.serving.serve_limits import Limits
 
+from ..serving.hot_cold import Weaving, serve_woven
 from .groups import grouped
 from .options import Hardware, Kernels, Plan, Sizes, Vram, settings
 from .terminal import progress_bar
-from .woven import Weaving, serve_woven
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import sys
 import time
 from typing import Any
 
-from oallama.cluster.pipeline.client import Generation, ServerLost, ClientJob
+from oallama.cluster.pipeline.client import ClientJob, Generation, ServerLost
 from oallama.engine.rpc import share_processor
 from oallama.engine.runtime import quiet
 from oallama.errors import OallamaError
