@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from oallama.bench import Engine, LoadParams
-from oallama.cli.comparison import Rivals, interleave_for, stock_plans
+from oallama.bench.rivals import Rivals, interleave_for, stock_plans
 from oallama.engine import engine
 from oallama.loading import autoplan
 from support.made_profile import made_profile

@@ -21,7 +21,7 @@ from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices
 from oallama.planning import OperatorGraph, Workload
 
-from .comparison import Rivals, interleave_for, results_table, stock_plans
+from ..bench.rivals import Rivals, interleave_for, results_table, stock_plans
 from .groups import grouped
 from .options import Hardware, Json, Kernels, Model, Plan, Planner, Sizes, settings
 from .terminal import out, progress_bar, warn_if_busy

@@ -26,11 +26,11 @@ from oallama.modelmaker import make_model
 from oallama.planning import OperatorGraph, Workload, compare, format_bytes
 from oallama.views.plan_table import render_plan
 
-from .comparison import Rivals, interleave_for, results_table, stock_plans
+from ..bench.rivals import Rivals, interleave_for, results_table, stock_plans
 from .devices import devices_table
 from .options import Kernels, Rpc, Sizes, Threads, connect, settings
 from .profile import profile_table
-from .speaking import speak
+from ..bench.plain_page import speak
 from .terminal import interruptible, out, progress_bar, warn_if_busy
 
 MODEL = Path("models/demo-llama-247M-Q8_0.gguf")

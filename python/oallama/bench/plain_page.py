@@ -18,7 +18,7 @@ from oallama.loading.completion import complete
 from oallama.storyteller import demo_model
 from oallama.storyteller.exam import PAGE_END, mark
 
-from .terminal import interruptible, out, progress_bar
+from ..cli.terminal import interruptible, out, progress_bar
 
 START = "One sunny day, Anna and Ben were in the garden. Anna found a red ball."
 BUDGET = "50%"
