@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from oallama.bench import Engine, LoadParams
-from oallama.bench.rivals import Rivals, interleave_for, stock_plans
+from oallama.bench.rivals import Rivals, interleave_for
 from oallama.engine import engine
 from oallama.loading import autoplan
+from oallama.loading.stock_plans import stock_plans
 from support.made_profile import made_profile
 
 

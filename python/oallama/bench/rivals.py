@@ -4,35 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
-from rich.console import Group
-from rich.text import Text
-
-from oallama.base.printing import say, seconds
-from oallama.bench import (
-    Engine,
-    LoadParams,
-    Result,
-    all_on_device,
-    compare,
-    cpu_only,
-    find_baseline_lib,
-    first_prompts,
-    fitted,
-    layer_split,
-)
-from oallama.bench.planned import planned
-from oallama.data.plan import HOST, PlacementPlan
-from oallama.engine import engine, runtime
-from oallama.engine.engine import Settings
-from oallama.engine.rpc import LocalRpcServer
-from oallama.errors import OallamaError
-from oallama.loading import autoplan
-from oallama.loading.autoplan import Choices, Progress
-from oallama.planning import OperatorGraph, format_bytes
-from oallama.views.style import table
+from ..base.printing import say
+from ..data.budget import format_bytes
+from ..data.plan import HOST, PlacementPlan
+from ..engine import engine, runtime
+from ..engine.engine import Settings
+from ..engine.rpc import LocalRpcServer
+from .baselines import all_on_device, cpu_only, find_baseline_lib, fitted, layer_split
+from .engines import Engine, LoadParams
+from .planned import planned
 
 # Drivers and library workspaces take their part beside the buffers.
 _SHARE_OF_FREE = 0.9
@@ -84,36 +66,6 @@ class Rivals:
         return [*engines, all_on_device(params(layers), lib)] if everything else engines
 
 
-def stock_plans(
-    path: Path,
-    graph: OperatorGraph,
-    plan: PlacementPlan,
-    budget: str,
-    settings: Settings,
-    choices: Choices,
-    progress: Progress | None = None,
-) -> dict[str, PlacementPlan]:
-    """llama.cpp's layer split and its --fit in the device bytes of `plan`'s budget.
-
-    `budget`: what to take when the plan uses the CPU alone, which has none. --fit is left out where it does the same or
-    fails. `progress` hears of what the profile lacks and is measured. Raises OallamaError where no layer split fits.
-    """
-    own = next(iter(plan.budgets.values()), budget)
-    if own != "auto":
-        choices = replace(choices, margin=None)
-    layers = autoplan.plan_graph(path, graph, own, settings, replace(choices, planner="layers"), progress)
-    try:
-        total = next(iter(layers.budgets.values()))
-        fit = autoplan.plan_graph(path, graph, total, settings, replace(choices, planner="fit", margin=None))
-    except OallamaError as error:
-        say(f"llama.cpp's --fit is left out: {error}")
-        return {"layers": layers}
-    if fit.to_backend_map() == layers.to_backend_map():
-        say(f"llama.cpp's --fit does the same as its layer split ({_n_gpu_layers(layers)} layers)")
-        return {"layers": layers}
-    return {"layers": layers, "fit": fit}
-
-
 def _accelerators(plan: PlacementPlan) -> tuple[str, ...]:
     return tuple(name for name in plan.devices if name != HOST)
 
@@ -138,32 +90,3 @@ def interleave_for(asked: str, engines: Sequence[Engine], plan: PlacementPlan) -
         return asked
     say(f"{name} cannot hold {len(used)} engines at once ({format_bytes(free)} are free): they take turns")
     return "reload"
-
-
-def results_table(results: Sequence[Result]) -> Group:
-    """Medians that fit 80 columns; the reports on disk have the spread and everything else."""
-    view = table()
-    view.add_column("engine")
-    view.add_column("test", no_wrap=True)
-    for name in ("TTFT", "TPOT", "device MiB", "vs llama.cpp"):
-        view.add_column(name, justify="right", no_wrap=True)
-    for result in results:
-        view.add_row(*_row(result, results))
-    text = "vs llama.cpp: TTFT / TPOT against its own layer split in the same device bytes; above 1x is faster"
-    failed = {f"{r.engine} was left out: {r.error}" for r in results if r.error}
-    return Group(view, *(Text(line, style="dim") for line in (text, *first_prompts(results), *sorted(failed))))
-
-
-def _row(result: Result, results: Sequence[Result]) -> tuple[str, ...]:
-    ttft, tpot = result.summary("ttft_s"), result.summary("tpot_s")
-    versus = compare(result, results)
-    used = result.device_bytes()
-    ratios = [f"{ratio.value:.2f}x" if ratio else "-" for ratio in (versus.ttft, versus.tpot)] if versus else []
-    return (
-        result.engine,
-        f"{result.cell.prompt}+{result.cell.gen}" + (f" @ {result.cell.depth}" if result.cell.depth else ""),
-        seconds(ttft.p50 if ttft else None),
-        seconds(tpot.p50 if tpot else None),
-        "-" if used is None else f"{used / 2**20:.1f}",
-        "baseline" if result.baseline else " / ".join(ratios) or "-",
-    )
