@@ -28,7 +28,7 @@ from oallama.weave.plan import REMEDY, read_looks
 
 
 @dataclass(frozen=True)
-class Weaving:
+class HotCold:
     """What is served and how.
 
     guests: sequences of the hot model beyond its own; None: as many as its own. lend: memory of each cold model's
@@ -48,7 +48,7 @@ class Weaving:
     margin: str | None = None
 
 
-def planned(weaving: Weaving, wanted: Settings) -> tuple[Served, list[Served]]:
+def planned(request: HotCold, wanted: Settings) -> tuple[Served, list[Served]]:
     """What every model is served with; threads are dealt out evenly unless given.
 
     Raises:
@@ -56,24 +56,24 @@ def planned(weaving: Weaving, wanted: Settings) -> tuple[Served, list[Served]]:
             not allow what is wanted of them.
     """
     quiet()
-    n_threads = wanted.n_threads or max(1, len(cpu_set()) // (1 + len(weaving.cold)))
-    guests = wanted.n_seq_max if weaving.guests is None else weaving.guests
-    guests = guests if weaving.cold else 0
-    places = parse_places(weaving.device)
-    check_places(places, len(weaving.cold), guests)
+    n_threads = wanted.n_threads or max(1, len(cpu_set()) // (1 + len(request.cold)))
+    guests = wanted.n_seq_max if request.guests is None else request.guests
+    guests = guests if request.cold else 0
+    places = parse_places(request.device)
+    check_places(places, len(request.cold), guests)
     if guests and wanted.flash_attn == "off":
         raise OallamaError("guests need flash attention: leave --flash-attn off out, or give --guests 0")
-    if not guests and (weaving.lend is not None or weaving.plan):
+    if not guests and (request.lend is not None or request.plan):
         raise OallamaError("--lend and --weave are for guests, and there are none; leave them out")
-    if weaving.margin is not None and not places.on_gpus:
+    if request.margin is not None and not places.on_gpus:
         raise OallamaError("--margin is for models on GPUs (--device); leave it out")
 
-    looks = read_looks(weaving.plan, places.on_gpus) if weaving.plan else None
+    looks = read_looks(request.plan, places.on_gpus) if request.plan else None
     is_cold = []
 
     def served(path: Path, device: str | None) -> Served:
         graph = autoplan.read_graph(path, wanted)
-        if looks and path == weaving.hot:
+        if looks and path == request.hot:
             check_model(looks.hot, graph.model, REMEDY)
         settings = replace(autoplan.resolve(wanted, graph.n_ctx_train), n_threads=n_threads)
         made = Served(path, settings, device=device)
@@ -82,29 +82,29 @@ def planned(weaving: Weaving, wanted: Settings) -> tuple[Served, list[Served]]:
         is_cold.append(path)
         return replace(made, part=looks.part, distance=looks.distance)
 
-    hot, cold = served(weaving.hot, places.hot), [served(path, places.cold) for path in weaving.cold]
+    hot, cold = served(request.hot, places.hot), [served(path, places.cold) for path in request.cold]
     check([hot, *cold])
-    if looks and not set(is_cold) & set(weaving.cold):
-        raise OallamaError(f"the weave plan {weaving.plan} is for another cold model; {REMEDY}")
+    if looks and not set(is_cold) & set(request.cold):
+        raise OallamaError(f"the weave plan {request.plan} is for another cold model; {REMEDY}")
     if guests:
-        lent = _lent(weaving, wanted, [hot, *cold], guests)
+        lent = _lent(request, wanted, [hot, *cold], guests)
         hot, cold = replace(hot, guests=guests), [replace(model, lend_nbytes=lent) for model in cold]
     elif places.on_gpus:
-        _rooms(weaving, [hot, *cold])
+        _rooms(request, [hot, *cold])
     return hot, cold
 
 
-def _lent(weaving: Weaving, wanted: Settings, models: Sequence[Served], guests: int) -> int:
+def _lent(request: HotCold, wanted: Settings, models: Sequence[Served], guests: int) -> int:
     """Bytes of each cold model's process, on its GPU if it has one."""
     hot, cold = models[0], models[1:]
-    room = _rooms(weaving, models).get(cold[0].device or "")
-    if weaving.lend is not None:
-        budget = parse_budget(weaving.lend, weights_bytes=0, free_bytes=0)
+    room = _rooms(request, models).get(cold[0].device or "")
+    if request.lend is not None:
+        budget = parse_budget(request.lend, weights_bytes=0, free_bytes=0)
         if budget.bytes_total is None:
-            raise OallamaError(f'--lend is a size, like "2GiB", got {weaving.lend}')
+            raise OallamaError(f'--lend is a size, like "2GiB", got {request.lend}')
         if room is not None and budget.bytes_total > room:
             raise OallamaError(
-                f"{cold[0].device} has {format_bytes(room)} left for guests, which is less than --lend {weaving.lend}"
+                f"{cold[0].device} has {format_bytes(room)} left for guests, which is less than --lend {request.lend}"
             )
         return budget.bytes_total
     at_home = sum(found["kv"] for found in _dry_run(hot).values())
@@ -117,13 +117,13 @@ def _lent(weaving: Weaving, wanted: Settings, models: Sequence[Served], guests: 
     return room
 
 
-def _rooms(weaving: Weaving, models: Sequence[Served]) -> dict[str, int]:
+def _rooms(request: HotCold, models: Sequence[Served]) -> dict[str, int]:
     """What every GPU has left beside the models on it."""
     taken: dict[str, list[int]] = {}
     for model in models:
         if model.device:
             taken.setdefault(model.device, []).append(sum(_dry_run(model)[model.device].values()))
-    return {device: room_for_guests(device, each, weaving.margin) for device, each in taken.items()}
+    return {device: room_for_guests(device, each, request.margin) for device, each in taken.items()}
 
 
 @cache
@@ -132,9 +132,9 @@ def _dry_run(model: Served) -> dict[str, dict[str, int]]:
     return engine.dry_run(os.fspath(model.model), replace(model.settings, devices=devices), None)
 
 
-def serve_woven(weaving: Weaving, wanted: Settings, host: str, port: int, more: Sequence[str]) -> int:
+def serve_hot_cold(request: HotCold, wanted: Settings, host: str, port: int, more: Sequence[str]) -> int:
     """Run llama-server's router until it ends; returns its exit code."""
-    hot, cold = planned(weaving, wanted)
+    hot, cold = planned(request, wanted)
     remove_abandoned()
     there = autoplan.find_accelerator()
     if there and not any(model.device for model in (hot, *cold)):
@@ -156,8 +156,8 @@ def serve_woven(weaving: Weaving, wanted: Settings, host: str, port: int, more: 
         command = [str(runtime.program("llama-server")), "--models-preset", file.name]
         command += ["--models-max", str(1 + len(cold)), "--host", host, "--port", str(port), *more]
         say(f"serving on http://{host}:{port} (OpenAI API under /v1); models load now")
-        of_models = environments(hot, cold, weaving.deadline_s, weaving.limits, folder)
+        of_models = environments(hot, cold, request.deadline_s, request.limits, folder)
         try:
-            return run_server(command, os.environ | weaving.limits.of_router() | {MODEL_ENVIRONMENTS.name: of_models})
+            return run_server(command, os.environ | request.limits.of_router() | {MODEL_ENVIRONMENTS.name: of_models})
         finally:
             remove_abandoned()
