@@ -119,7 +119,7 @@ class Cold:
 
 
 class Soak:
-    """The hot model, the same without guests, two receivers, and the processes that start and harm them; a context manager."""
+    """The hot model, the same without guests, two receivers, and what starts and harms them; a context manager."""
 
     def __init__(self, folder: Path, seed: int, deadline_s: float) -> None:
         self._seed = seed

@@ -8,7 +8,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -33,6 +33,7 @@ from oallama.loading import autoplan
 from oallama.serving.command import planned_environment, planned_server
 from oallama.views.cluster import render_explanation, render_network, render_prediction
 
+from .groups import grouped
 from .options import Json, Kernels, Model, Sizes, Threads, TypeK, TypeV, settings
 from .terminal import out, progress_bar, warn_if_busy
 
@@ -42,15 +43,27 @@ PROMPTS = (32, 128, 512)
 PROBE_BYTES = 16384  # of 4096 values in f32 (docs/sources.md, 5)
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """How the model is loaded."""
+
+    ctx: Annotated[int, typer.Option(min=1, help="Tokens of context.")] = 4096
+    ubatch: Annotated[int, typer.Option(min=1, help="Most tokens of one graph (micro-batch).")] = 512
+    type_k: TypeK = "f16"
+    type_v: TypeV = "f16"
+    threads: Threads = 0
+
+    def settings(self) -> Settings:
+        return settings(Sizes(self.ctx, ubatch=self.ubatch), Kernels(self.type_k, self.type_v, threads=self.threads))
+
+
+@grouped
 def plan(
     model: Model,
     devices: Devices,
+    *,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write the plan.")] = None,
-    ctx: Annotated[int, typer.Option(min=1, help="Tokens of context.")] = 4096,
-    ubatch: Annotated[int, typer.Option(min=1, help="Most tokens of one graph (micro-batch).")] = 512,
-    type_k: TypeK = "f16",
-    type_v: TypeV = "f16",
-    threads: Threads = 0,
+    loaded: Loaded,
     solver: Annotated[str, typer.Option(help=", ".join(get_args(Solver)))] = "grouped",
     ssh_agent: SshAgent = None,
     json: Json = False,
@@ -60,7 +73,7 @@ def plan(
         raise OallamaError(f"unknown --solver {solver!r}; expected one of {', '.join(get_args(Solver))}")
     quiet()
     cluster = load_devices(devices)
-    read = read_model(model, settings(Sizes(ctx, ubatch=ubatch), Kernels(type_k, type_v, threads=threads)))
+    read = read_model(model, loaded.settings())
     warn_if_busy()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with members(cluster.devices, _agent(ssh_agent)) as hosts, progress_bar("measuring") as report:
