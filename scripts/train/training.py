@@ -1,4 +1,4 @@
-"""Trains the demo model; `python bench/storyteller.py --train` runs it (needs `pip install oallama[train]`).
+"""Trains the demo model; `python scripts/train` runs it (needs `pip install oallama[train]`).
 
 The text is new in every step, so that nothing is learnt by heart: 2048 tokens a step, in rows of 128, then 256, then
 512. Muon for matrices, Adam for the rest; the rate rises, is constant, and falls to zero while rows are long.
@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from ..modelmaker.shapes import Shape
-from . import llama_jax
-from .pages import documents, rows, tokenizer_text
-from .tokenizer import learn
+import llama_jax
+from oallama.modelmaker.shapes import Shape
+from pages import documents, rows, tokenizer_text
+from tokenizer import learn
 
 SHAPE = Shape("llama", 4, 256, 512, 4, 2, 64, 640, 512, 10000.0, 1e-5, tied=True)
 SEED = 2

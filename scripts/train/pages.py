@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from .stories import Author, Story
-from .tokenizer import END, TURN, TURN_END
+from oallama.storyteller.stories import Author, Story
+from tokenizer import END, TURN, TURN_END
 
 
 def documents(seed: int, n: int) -> list[str]:

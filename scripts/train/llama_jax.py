@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..modelmaker.shapes import Shape
-from ..modelmaker.tensors import tensors_of
+from oallama.modelmaker.shapes import Shape
+from oallama.modelmaker.tensors import tensors_of
 
 Params = dict[str, Any]
 _EMBEDDING_STD = 0.25

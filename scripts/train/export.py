@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from ..modelmaker.gguf_header import pack_header, padded
-from ..modelmaker.metadata import model_metadata
-from ..modelmaker.partial_file import complete_or_absent
-from ..modelmaker.quant_types import FILE_TYPES, choose_types, n_bytes
-from ..modelmaker.shapes import Shape
-from ..modelmaker.tensors import tensors_of
+from oallama.modelmaker.gguf_header import pack_header, padded
+from oallama.modelmaker.metadata import model_metadata
+from oallama.modelmaker.partial_file import complete_or_absent
+from oallama.modelmaker.quant_types import FILE_TYPES, choose_types, n_bytes
+from oallama.modelmaker.shapes import Shape
+from oallama.modelmaker.tensors import tensors_of
 
 _DESCRIPTION = "tells very short stories and answers questions about them; trained by oallama on text of a grammar"
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from gguf import TokenType
 
-from ..modelmaker.chat_templates import CHATML
+from oallama.modelmaker.chat_templates import CHATML
 
 END, TURN, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SPECIAL = (END, TURN, TURN_END)
