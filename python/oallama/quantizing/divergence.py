@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from ..engine import engine, runtime
 from ..errors import OallamaError
-from ..llama import Llama
 from ..planning import format_bytes
 from ..profiling.fingerprint import cpu_set
 
@@ -125,6 +124,8 @@ class _Scorer:
     """A loaded model that gives the logits of the second half of a chunk."""
 
     def __init__(self, path: str | os.PathLike[str], n_ctx: int, n_gpu_layers: int, n_threads: int) -> None:
+        from ..llama import Llama  # loads the engine
+
         engine.check_gguf(Path(path))
         try:
             self.llm = Llama(
