@@ -13,7 +13,7 @@ from rich.console import Console
 
 from oallama.bench.engines import Engine, LoadParams, Worker
 from oallama.bench.planned import planned
-from oallama.bench.results import Cell, Loaded, Prediction, Result, Sample
+from oallama.bench.results import Cell, Loaded, ExpectedTimes, Result, Sample
 from oallama.bench.sweep import Sweep
 from oallama.data.plan import HOST, DeviceMemory, PlacementPlan, Segment, TensorPlacement
 from oallama.data.predicted import predicted_times
@@ -55,7 +55,7 @@ class FakeBench:
         return [self._result(e, cell, s) for e, s in zip(engines, self.seconds, strict=True)]
 
     def _result(self, engine: Engine, cell: Cell, s: float | None) -> Result:
-        result = Result(engine.name, "", cell, False, {}, {}, "", engine.plan_hash, None, Prediction(), {})
+        result = Result(engine.name, "", cell, False, {}, {}, "", engine.plan_hash, None, ExpectedTimes(), {})
         if s is None:
             result.error = f"engine {engine.name!r}: boom"
             return result
