@@ -121,7 +121,7 @@ def servers(way: str, models: dict[str, Path], options: argparse.Namespace) -> I
     from oallama.base.environment import MODEL_ENVIRONMENTS
     from oallama.bench.load.lengths import LONGEST
     from oallama.engine import runtime
-    from oallama.engine.engine import Settings
+    from oallama.engine.load_settings import Settings
     from oallama.engine.rpc import free_port
     from oallama.modelmaker import SHAPES
     from oallama.serving.serve_limits import Limits

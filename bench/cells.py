@@ -30,7 +30,8 @@ from oallama.bench.machine import describe, save_lines
 from oallama.bench.planned import planned
 from oallama.bench.sweep import Sweep, run_bench
 from oallama.data.plan import HOST, PlacementPlan
-from oallama.engine import engine, runtime
+from oallama.engine import runtime
+from oallama.engine.load_settings import Settings
 from oallama.engine.rpc import LocalRpcServer, share_processor
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
@@ -104,7 +105,7 @@ _profiled: set[tuple[str, str]] = set()
 def record(model: Path, arch: str, device: str, budget: str | None, depth: int, options: argparse.Namespace) -> None:
     """Measure one cell and append its lines."""
     n_ctx = -(-(depth + N_PROMPT + N_GENERATE + 1) // 256) * 256
-    settings = engine.Settings(n_ctx=n_ctx, n_threads=options.threads)
+    settings = Settings(n_ctx=n_ctx, n_threads=options.threads)
     name = _rpc_device() if device == "RPC" else device
     graph = autoplan.read_graph(model, settings)
     if (arch, device) not in _profiled:

@@ -25,7 +25,7 @@ from oallama.bench.machine import describe, save_lines
 from oallama.cluster.allocation.allocation import allocate
 from oallama.cluster.allocation.cluster_plan import ClusterPlan
 from oallama.cluster.pipeline.measure import read_model
-from oallama.engine.engine import Settings
+from oallama.engine.load_settings import Settings
 from oallama.modelmaker import make_model
 from oallama.netlab import Conditions, NetLab
 

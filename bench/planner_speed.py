@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from oallama.bench.machine import describe, save_lines
-from oallama.engine import engine
+from oallama.engine import skeleton
+from oallama.engine.load_settings import Settings
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices
 from oallama.modelmaker import make_sparse_model
@@ -51,11 +52,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--datasheet", default="rtx4090-xeon4314")
     options = parser.parse_args()
-    sheet, dry_run = Datasheet.load(options.datasheet), engine.dry_run
+    sheet, dry_run = Datasheet.load(options.datasheet), skeleton.dry_run
     for shape, file_type, budget, n_ctx in MODELS:
         with tempfile.TemporaryDirectory() as folder:
             path = make_sparse_model(Path(folder) / f"{shape}.gguf", shape=shape, file_type=file_type)
-            settings = engine.Settings(n_ctx=n_ctx, n_threads=sheet.cpu.cores)
+            settings = Settings(n_ctx=n_ctx, n_threads=sheet.cpu.cores)
             start = time.perf_counter()
             graph = autoplan.read_graph(path, settings)
             read_s = time.perf_counter() - start
@@ -63,7 +64,7 @@ def main() -> None:
             for planner in PLANNERS:
                 runs = []
                 for _ in range(options.repeats):
-                    watch = engine.dry_run = Stopwatch(dry_run)  # type: ignore[assignment]
+                    watch = skeleton.dry_run = Stopwatch(dry_run)  # type: ignore[assignment]
                     start = time.perf_counter()
                     choices = Choices(planner=planner, profile=profile, elsewhere=True)  # type: ignore[arg-type]
                     plan = autoplan.plan_graph(path, graph, budget, settings, choices)
@@ -78,7 +79,7 @@ def main() -> None:
                 }  # fmt: skip
                 print({k: v for k, v in line.items() if k != "chosen"}, plan.planner, flush=True)
                 save_lines([{**line, "machine": describe(sys.argv)}], options.out, append=True)
-    engine.dry_run = dry_run
+    skeleton.dry_run = dry_run
 
 
 if __name__ == "__main__":

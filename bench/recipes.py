@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from oallama.bench.machine import describe, save_lines
-from oallama.engine.engine import Settings
+from oallama.engine.load_settings import Settings
 from oallama.engine.rpc import LocalRpcServer
 from oallama.errors import OallamaError
 from oallama.loading import autoplan

@@ -61,13 +61,13 @@ def main() -> None:
 
 def plans_for(depth: int, device: str, options: Any, line: dict[str, Any], log: Log) -> dict[str, Any]:
     """Ours and --fit; `log` hears why one is missing."""
-    from oallama.engine import engine
+    from oallama.engine.load_settings import Settings
     from oallama.errors import OallamaError
     from oallama.loading import autoplan
     from oallama.planning import Workload
 
     n_ctx = -(-(depth + options.n_prompt + options.n_generate) // 256) * 256
-    settings = engine.Settings(n_ctx=n_ctx, flash_attn="on", n_threads=options.threads)
+    settings = Settings(n_ctx=n_ctx, flash_attn="on", n_threads=options.threads)
     choices = autoplan.Choices(device=device, workload=Workload(options.n_prompt, options.n_generate, depth))
     try:
         graph = autoplan.read_graph(options.model, settings)

@@ -62,11 +62,11 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--tools", type=lambda text: text.split(","), default=["memcheck", "synccheck", "racecheck"])
     options = parser.parse_args()
-    from oallama.engine import engine
+    from oallama.engine.load_settings import Settings
     from oallama.loading import autoplan
 
     with Log(options.out) as log:
-        graph = autoplan.read_graph(options.model, engine.Settings(n_ctx=256))
+        graph = autoplan.read_graph(options.model, Settings(n_ctx=256))
         jobs = {tool: partial(run, options, tool, graph) for tool in options.tools}
         log.rounds("memcheck", jobs, 1, model=options.model.stem)
 

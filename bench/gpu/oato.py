@@ -25,13 +25,13 @@ START_S, LOADED_BYTES_S = 2.5, 4e9
 
 def plans(model: Path, budget: str, device: str, options: Any, log: Log | None) -> dict[str, Any]:
     """Of every planner that applies; `log` hears of those that do not."""
-    from oallama.engine import engine
+    from oallama.engine.load_settings import Settings
     from oallama.errors import OallamaError
     from oallama.loading import autoplan
     from oallama.planning import Workload
 
     n_ctx = -(-(max(options.prompts) + options.n_generate) // 256) * 256
-    settings = engine.Settings(n_ctx=n_ctx, flash_attn="on", n_threads=options.threads)
+    settings = Settings(n_ctx=n_ctx, flash_attn="on", n_threads=options.threads)
     middle = sorted(options.prompts)[len(options.prompts) // 2]
     choices = {"device": device, "workload": Workload(middle, options.n_generate)}
     graph = autoplan.read_graph(model, settings)

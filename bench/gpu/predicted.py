@@ -33,14 +33,14 @@ def main() -> None:
     parser.add_argument("--prompts", type=numbers, default=(32, 128, 512))
     parser.add_argument("--n-generate", type=int, default=64)
     options = parser.parse_args()
-    from oallama.engine import engine
+    from oallama.engine.load_settings import Settings
     from oallama.errors import OallamaError
     from oallama.loading import autoplan
     from oallama.planning import Workload
 
     device = planning_device(options.device)
     n_ctx = -(-(max(options.prompts) + options.n_generate) // 256) * 256
-    settings = engine.Settings(n_ctx=n_ctx, flash_attn="on", n_threads=options.threads)
+    settings = Settings(n_ctx=n_ctx, flash_attn="on", n_threads=options.threads)
     workload = Workload(sorted(options.prompts)[len(options.prompts) // 2], options.n_generate)
     with Log(options.out) as log:
         jobs = {}

@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--ctx", type=int, default=8192)
     parser.add_argument("--task-seconds", type=float, help="most seconds of measuring a task (a rehearsal's, coarse)")
     options = parser.parse_args()
-    from oallama.engine import engine
+    from oallama.engine.load_settings import Settings
     from oallama.loading import autoplan
     from oallama.profiling import profiler
 
@@ -49,7 +49,7 @@ def main() -> None:
         for name in options.model:
             file, _, n_ctx = name.partition(":")
             model = Path(file)
-            settings = engine.Settings(n_ctx=int(n_ctx or options.ctx), n_threads=options.threads)
+            settings = Settings(n_ctx=int(n_ctx or options.ctx), n_threads=options.threads)
             graph = autoplan.read_graph(model, settings)
             steps: list[tuple[float, str]] = []
             start = time.monotonic()

@@ -57,16 +57,17 @@ def main() -> None:
     parser.add_argument("--prompts", type=numbers, default=(128, 512, 2048, 16384))
     parser.add_argument("--ubatch", type=int, default=512)
     options = parser.parse_args()
-    from oallama.engine import engine
+    from oallama.engine import native
+    from oallama.engine.load_settings import Settings
     from oallama.loading import autoplan
 
     device = planning_device(options.device)
     with Log(options.out) as log:
-        links = engine.core().link_bench(device, [LINK_BYTES])
+        links = native.core().link_bench(device, [LINK_BYTES])
         rates = {f"{r['direction']} {r['memory']}": r["bytes"] / r["median_s"] for r in links}
         log.add("link", bytes_s=rates)
         peak = rates.get("h2d pinned", rates["h2d pageable"])
-        graph = autoplan.read_graph(options.model, engine.Settings(n_ctx=1024))
+        graph = autoplan.read_graph(options.model, Settings(n_ctx=1024))
         copied = sum(graph.tensor[op.weight].nbytes for op in graph.targets(1) if op.weight)
         found: dict[str, dict[int, list[float]]] = {}
 

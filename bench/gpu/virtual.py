@@ -39,13 +39,13 @@ def main() -> None:
     parser.add_argument("--prompts", type=numbers, default=(32, 512))
     parser.add_argument("--n-generate", type=int, default=32)
     options = parser.parse_args()
-    from oallama.engine import engine
+    from oallama.engine.load_settings import Settings
     from oallama.loading import autoplan
 
     family = options.device.rstrip("0123456789")
     one, two = (f"{family}0",), (f"{family}0", f"{family}1")
     with Log(options.out) as log:
-        graph = autoplan.read_graph(options.model, engine.Settings(n_ctx=1024))
+        graph = autoplan.read_graph(options.model, Settings(n_ctx=1024))
         jobs = {
             "one": partial(load, options, one, "", graph),
             "two": partial(load, options, two, "", graph),

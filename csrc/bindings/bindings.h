@@ -1,5 +1,5 @@
 // One register function per bound part. Engine errors arrive in Python as ValueError (std::invalid_argument) or
-// RuntimeError; python/oallama/engine/engine.py turns those a user can cause into OallamaError.
+// RuntimeError; python/oallama/engine turns those a user can cause into OallamaError.
 #pragma once
 
 #include <pybind11/pybind11.h>

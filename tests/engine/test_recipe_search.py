@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from oallama import Llama
 from oallama.cli.app import app
 from oallama.engine import runtime
-from oallama.engine.engine import Settings
+from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
 from oallama.loading.autoplan import Choices
 from oallama.modelmaker import make_model

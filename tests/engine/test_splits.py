@@ -14,7 +14,7 @@ import pytest
 
 from oallama import Llama
 from oallama.data.plan import HOST, PlacementPlan
-from oallama.engine.engine import Settings
+from oallama.engine.load_settings import Settings
 from oallama.loading import autoplan
 from oallama.planning.cost import CostModel
 from support.hand_plan import CONTEXT, hand_plan

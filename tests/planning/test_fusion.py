@@ -14,7 +14,7 @@ import pytest
 from oallama.data.entries import CHAINS, FEED_FORWARD, NORM, ROPE_STORE
 from oallama.data.fusion import chains
 from oallama.data.profile import Profile
-from oallama.engine import engine
+from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.planning import OperatorGraph, Workload
@@ -42,7 +42,7 @@ def test_chains_of_the_engines_graphs(tiny: Callable[..., Path]) -> None:
     """Both norms of a layer and the last one, the keys' RoPE, the feed-forward."""
 
     def found(arch: str, tier: int) -> Counter[str]:
-        model = autoplan.read_graph(tiny(arch), engine.Settings(n_ctx=512))
+        model = autoplan.read_graph(tiny(arch), Settings(n_ctx=512))
         return Counter(chain.kind for chain in chains(model, tier, "f16"))
 
     for tier in (1, 512):

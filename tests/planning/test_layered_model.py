@@ -13,7 +13,7 @@ import pytest
 from oallama.data.operators import OperatorGraph
 from oallama.data.plan import ContextSettings
 from oallama.data.workload import Workload
-from oallama.engine import engine
+from oallama.engine.load_settings import Settings
 from oallama.loading import autoplan
 from oallama.planning.block import Block
 from oallama.planning.cost import CostModel
@@ -61,7 +61,7 @@ def test_so_do_those_with_divided_weights(shape: Shape, uploads: bool, concurren
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_layers_of_the_engines_graphs_add_up_to_the_prediction(arch: str, flash_attn: str, tiny) -> None:
     context = ContextSettings(4096, flash_attn=flash_attn)
-    model = autoplan.read_graph(tiny(arch), engine.Settings(n_ctx=4096, flash_attn=flash_attn))
+    model = autoplan.read_graph(tiny(arch), Settings(n_ctx=4096, flash_attn=flash_attn))
     machine = profile(model, more={"GPU1": SLOWER}, flash=(True, False))
     for (accelerators, work), uploads in product(
         [((DEVICE,), WORKLOADS[0]), ((DEVICE,), WORKLOADS[1]), ((DEVICE, "GPU1"), WORKLOADS[1])], [False, True]

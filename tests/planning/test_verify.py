@@ -13,7 +13,7 @@ from rich.console import Console
 
 from oallama.bench.engines import Engine, LoadParams, Worker
 from oallama.bench.planned import planned
-from oallama.bench.results import Cell, Loaded, ExpectedTimes, Result, Sample
+from oallama.bench.results import Cell, ExpectedTimes, Loaded, Result, Sample
 from oallama.bench.sweep import Sweep
 from oallama.data.plan import HOST, DeviceMemory, PlacementPlan, Segment, TensorPlacement
 from oallama.data.predicted import predicted_times

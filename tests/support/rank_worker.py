@@ -16,11 +16,11 @@ from pathlib import Path
 
 from oallama.cluster.ranks.rank import RankJob, library, rank_llama
 from oallama.cluster.ranks.rank_process import answer
-from oallama.engine import engine, runtime
+from oallama.engine import native, runtime
 
 
 def main() -> None:
-    core = engine.core()
+    core = native.core()
     if not core.load_backend(str(library())):
         raise SystemExit("this process cannot be a rank")
     what, file = (*sys.argv[2:], "", "")[:2]

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from ..base.printing import say
 from ..data.budget import format_bytes
 from ..data.plan import HOST, PlacementPlan
-from ..engine import engine, runtime
-from ..engine.engine import Settings
+from ..engine import device_list, runtime
+from ..engine.load_settings import Settings
 from ..engine.rpc import LocalRpcServer
 from .baselines import all_on_device, cpu_only, find_baseline_lib, fitted, layer_split
 from .engines import Engine, LoadParams
@@ -85,7 +85,7 @@ def interleave_for(asked: str, engines: Sequence[Engine], plan: PlacementPlan) -
         return asked
     whole = sum(tensor.nbytes for tensor in plan.tensors.values())
     used = [e.predicted_bytes.get(name, 0) if e.predicted_bytes else whole for e in engines if e.params.devices]
-    free = engine.device(name).memory_free
+    free = device_list.device(name).memory_free
     if sum(used) <= free * _SHARE_OF_FREE:
         return asked
     say(f"{name} cannot hold {len(used)} engines at once ({format_bytes(free)} are free): they take turns")

@@ -16,7 +16,7 @@ from oallama.bench import Result, Sweep, find_baseline_lib, medians, run_bench, 
 from oallama.bench.report import record
 from oallama.bench.rivals import Rivals, interleave_for
 from oallama.data.plan import HOST, PlacementPlan
-from oallama.engine.engine import Settings
+from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices

@@ -26,7 +26,7 @@ from oallama.cluster.pipeline.members import members
 from oallama.cluster.pipeline.pipeline import HORIZON_TOKENS, Options, Pipeline, Token
 from oallama.cluster.pipeline.watch import Lost
 from oallama.data.plan import check_model
-from oallama.engine.engine import Settings
+from oallama.engine.load_settings import Settings
 from oallama.engine.runtime import quiet
 from oallama.errors import OallamaError
 from oallama.loading import autoplan

@@ -17,8 +17,8 @@ from oallama.bench import Sweep, find_baseline_lib, medians, run_bench, write_re
 from oallama.bench.plain_page import BUDGET, CONTEXT, START, TOKENS, plain_page
 from oallama.bench.rivals import Rivals, interleave_for
 from oallama.data.plan import PlacementPlan
-from oallama.engine import engine
-from oallama.engine.engine import Settings
+from oallama.engine import device_list, model_file
+from oallama.engine.load_settings import Settings
 from oallama.engine.rpc import share_processor
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
@@ -69,7 +69,7 @@ def demo(
         out.print(NO_GPU)
         chosen = connect(None, True).device
         threads = threads or max(1, len(os.sched_getaffinity(0)) // 2)
-    out.print(devices_table(engine.devices()))
+    out.print(devices_table(device_list.devices()))
     wanted = settings(Sizes(ctx), Kernels(threads=threads))
     graph = autoplan.read_graph(path, wanted)
     run = _Run(path, graph, autoplan.resolve(wanted, graph.n_ctx_train), Choices(device=chosen, workload=WORKLOAD))
@@ -135,7 +135,7 @@ def _model(given: Path | None) -> Path:
             )  # fmt: skip
         out.print(f"{path}: built, random weights", soft_wrap=True)
     else:
-        out.print(f"{engine.check_gguf(path)}: {format_bytes(path.stat().st_size)}", soft_wrap=True)
+        out.print(f"{model_file.check_gguf(path)}: {format_bytes(path.stat().st_size)}", soft_wrap=True)
     return path
 
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from oallama.base.printing import print_json, seconds
 from oallama.data.entries import OTHER, OperatorTime
 from oallama.data.profile import Profile as MachineProfile
-from oallama.engine.engine import Settings
+from oallama.engine.load_settings import Settings
 from oallama.engine.runtime import quiet
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices

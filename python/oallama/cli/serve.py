@@ -11,7 +11,7 @@ import typer
 from oallama.base.children import run_server
 from oallama.base.printing import say
 from oallama.data.plan import HOST, PlacementPlan
-from oallama.engine.engine import Settings
+from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices

@@ -11,8 +11,9 @@ from dataclasses import asdict, replace
 
 from oallama.data.plan import HOST, PlacementPlan
 from oallama.data.profile import Profile
-from oallama.engine import engine
-from oallama.engine.engine import ACCELERATOR_TYPES, Settings
+from oallama.engine import device_list, skeleton, stock_fit
+from oallama.engine.device_list import ACCELERATOR_TYPES
+from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
 from oallama.planning import StockFlags
 from oallama.planning.arenas import Arena, graphs_of
@@ -33,13 +34,13 @@ class LocalAllocators:
 
     def memory(self, plan: PlacementPlan) -> dict[str, dict[str, int]]:
         """Dry run of a plan in the plan's own context."""
-        found = engine.dry_run(self._path, *self._with_stand_ins(plan))
+        found = skeleton.dry_run(self._path, *self._with_stand_ins(plan))
         return {self._planned_name(name): sizes for name, sizes in found.items()}
 
     def arenas(self, plan: PlacementPlan) -> list[Arena]:
         """Compute buffers of the plan's graphs (`graphs_of`)."""
         settings, table = self._with_stand_ins(plan)
-        found = engine.read_arenas(self._path, settings, graphs_of(plan.context), table)
+        found = skeleton.read_arenas(self._path, settings, graphs_of(plan.context), table)
         arenas = map(Arena.from_engine, found)
         return [replace(arena, device=self._planned_name(arena.device)) for arena in arenas]
 
@@ -56,7 +57,7 @@ class LocalAllocators:
         """What llama.cpp's own --fit does with these budgets. Raises OallamaError where it finds nothing."""
         budgets = {self._stand_in[name]: limit for name, limit in limits.items()}
         settings = replace(self._settings, devices=tuple(self._stand_in[name] for name in self._accelerators))
-        found = engine.fit(self._path, settings, budgets)
+        found = stock_fit.fit(self._path, settings, budgets)
         if found.status != "success":
             raise OallamaError(f"llama.cpp's --fit found nothing within the budget ({found.status})")
         names = {stand_in: name for name, stand_in in self._stand_in.items()}
@@ -68,7 +69,7 @@ class LocalAllocators:
         notes = [f"times scaled: {line}" for line in drift]
         others = [name for name in plan.devices if self._stand_in.get(name, name) != name]
         if others:
-            stand_in = engine.device(self._stand_in[others[0]]).description
+            stand_in = device_list.device(self._stand_in[others[0]]).description
             notes.append(f"memory was dry-run on {stand_in} in place of {', '.join(others)}, which is not here")
         return replace(plan, predicted=replace(plan.predicted, notes=(*plan.predicted.notes, *notes)))
 
@@ -90,7 +91,7 @@ def stand_ins(names: tuple[str, ...], profile: Profile) -> tuple[str, ...]:
     """
     from oallama.engine.rpc import LocalRpcServer
 
-    spare = {d.name: d.backend for d in engine.devices() if d.type in ACCELERATOR_TYPES}
+    spare = {d.name: d.backend for d in device_list.devices() if d.type in ACCELERATOR_TYPES}
     found = []
     for name in names:
         backend = profile.device(name).backend

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from oallama.base.printing import say
 from oallama.data.plan import PlacementPlan
-from oallama.engine.engine import Settings
+from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices, Progress

@@ -14,8 +14,8 @@ from oallama.base.environment import MODEL_ENVIRONMENTS
 from oallama.base.printing import say
 from oallama.data.budget import format_bytes, parse_budget
 from oallama.data.plan import check_model
-from oallama.engine import engine, runtime
-from oallama.engine.engine import Settings
+from oallama.engine import runtime, skeleton
+from oallama.engine.load_settings import Settings
 from oallama.engine.runtime import quiet
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
@@ -129,7 +129,7 @@ def _rooms(request: HotCold, models: Sequence[Served]) -> dict[str, int]:
 @cache
 def _dry_run(model: Served) -> dict[str, dict[str, int]]:
     devices = (model.device,) if model.device else ()
-    return engine.dry_run(os.fspath(model.model), replace(model.settings, devices=devices), None)
+    return skeleton.dry_run(os.fspath(model.model), replace(model.settings, devices=devices), None)
 
 
 def serve_hot_cold(request: HotCold, wanted: Settings, host: str, port: int, more: Sequence[str]) -> int:

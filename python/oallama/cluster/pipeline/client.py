@@ -16,7 +16,7 @@ from typing import Any
 from oallama.data.budget import format_bytes
 from oallama.data.plan import HOST, ContextSettings, Mode, PlacementPlan, Prediction, TensorPlacement
 from oallama.data.plan_export import home_layer
-from oallama.engine import engine, runtime
+from oallama.engine import device_list, runtime
 from oallama.errors import OallamaError
 from oallama.planning import OperatorGraph
 
@@ -116,7 +116,7 @@ class Generation:
     """
 
     def __init__(self, job: ClientJob) -> None:
-        from oallama.engine.engine import Settings
+        from oallama.engine.load_settings import Settings
         from oallama.llama import Llama
         from oallama.loading import autoplan
         from oallama.loading.dry_run import LocalAllocators
@@ -193,7 +193,7 @@ def _add_server(endpoint: str) -> list[str]:
     end = time.monotonic() + BUSY_S
     while True:
         try:
-            return engine.add_rpc_server(endpoint)
+            return device_list.add_rpc_server(endpoint)
         except OallamaError as error:
             if time.monotonic() > end:
                 raise ServerLost(str(error)) from None
