@@ -4,33 +4,30 @@ from __future__ import annotations
 
 import codecs
 import signal
-import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, get_args
 
 import typer
 
-from oallama.base.children import die_with_parent
 from oallama.base.printing import print_json, say, seconds, write_text
 from oallama.cluster.allocation.allocation import Solver, allocate
 from oallama.cluster.allocation.cluster_plan import ClusterPlan
 from oallama.cluster.allocation.devices import load_devices
 from oallama.cluster.allocation.explain import explain
-from oallama.cluster.pipeline.client import ClientJob, placed
 from oallama.cluster.pipeline.measure import measure_network, measure_problem, read_model
 from oallama.cluster.pipeline.members import members
 from oallama.cluster.pipeline.pipeline import HORIZON_TOKENS, Options, Pipeline, Token
+from oallama.cluster.pipeline.server import server_of
 from oallama.cluster.pipeline.watch import Lost
 from oallama.data.plan import check_model
 from oallama.engine.load_settings import Settings
 from oallama.engine.runtime import quiet
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
-from oallama.serving.command import planned_environment, planned_server
 from oallama.views.cluster import render_explanation, render_network, render_prediction
 
 from .groups import grouped
@@ -135,7 +132,7 @@ def run_plan(
         layers = Counter(pipeline.plan.layers)
         say(f"{model.name}: layers on {', '.join(f'{name} ({n})' for name, n in layers.items())}")
         if server is not None:
-            return pipeline.serve(lambda job: _server(job, server))
+            return pipeline.serve(lambda job: server_of(job, server))
         tokens = list(_shown(pipeline.complete(prompt, n_generate, temperature, seed), quiet=json))
         n_prompt = pipeline.n_prompt
         times = [token.at for token in tokens]
@@ -191,19 +188,3 @@ def _shown(tokens: Iterator[Token], quiet: bool) -> Iterator[Token]:
         yield token
     if not quiet:
         write_text(decoder.decode(b"", final=True) + "\n")
-
-
-@contextmanager
-def _server(job: ClientJob, arguments: tuple[str, ...]) -> Iterator[subprocess.Popen[Any]]:
-    """llama-server on the job's devices; it ends with the block."""
-    wanted = Settings(**asdict(job.context))
-    made = placed(job, autoplan.read_graph(job.model, wanted))
-    wanted = autoplan.resolve(replace(wanted, n_threads=job.n_threads), job.context.n_ctx)
-    command = [*planned_server(Path(job.model), wanted, made, job.endpoints), *arguments]
-    with planned_environment(made) as environment:
-        process = subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=die_with_parent)
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.wait()
