@@ -155,7 +155,7 @@ def test_messages_of_the_preflight() -> None:
 
 
 def test_a_program_without_preflight_ends_with_one_line(server: Server) -> None:
-    program = "import sys\nfrom oallama.engine import \nengine.core().add_rpc_server(sys.argv[1])"
+    program = "import sys\nfrom oallama.engine import native\nnative.core().add_rpc_server(sys.argv[1])"
     short = {**os.environ, "OALLAMA_RPC_TOKEN_FILE": "/nowhere"}
     done = subprocess.run(
         [sys.executable, "-c", program, server.endpoint], env=short, capture_output=True, text=True, timeout=60
