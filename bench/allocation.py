@@ -85,7 +85,7 @@ def speed(case: tuple[int, int, float], links: Any, solver: Any, options: argpar
         found = allocate(problem, solver, time_limit_s=options.time_limit)
         seconds.append(time.perf_counter() - start)
         gaps.append(found.gap)
-        used.append(len(found.segments))
+        used.append(len(found.ranges))
     seconds, gaps, used = seconds[1:], gaps[1:], used[1:]
     line = {
         "what": "speed", "solver": solver, "links": links, "layers": n_layers, "devices": n_devices,

@@ -19,7 +19,7 @@ from typing import Any
 from oallama.bench.machine import describe
 from oallama.bench.script import arguments, record
 from oallama.data.plan import HOST
-from oallama.engine import engine
+from oallama.engine.load_settings import Settings
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices
 from oallama.modelmaker import make_sparse_model
@@ -58,7 +58,7 @@ def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for shape, budget, n_ubatch, n_prompt in CASES:
         with tempfile.TemporaryDirectory() as folder:
             path = make_sparse_model(Path(folder) / f"{shape}.gguf", shape=shape, file_type="Q4_K_M")
-            settings = engine.Settings(n_ctx=N_CTX, n_ubatch=n_ubatch, flash_attn="on", n_threads=sheet.cpu.cores)
+            settings = Settings(n_ctx=N_CTX, n_ubatch=n_ubatch, flash_attn="on", n_threads=sheet.cpu.cores)
             graph = autoplan.read_graph(path, settings)
             profile, workload = make_profile(graph, sheet), Workload(n_prompt, 128, 1024)
             for step, how in STEPS.items():

@@ -37,7 +37,7 @@ from oallama.bench.load.lengths import LONGEST
 from oallama.bench.machine import describe
 from oallama.bench.script import arguments, read, record, words
 from oallama.engine import runtime
-from oallama.engine.engine import Settings
+from oallama.engine.load_settings import Settings
 from oallama.engine.rpc import free_port
 from oallama.modelmaker import SHAPES, make_model
 from oallama.serving.serve_limits import Limits

@@ -29,7 +29,8 @@ from oallama.bench.planned import planned
 from oallama.bench.script import arguments, note, numbers, read, record, words
 from oallama.bench.sweep import Sweep, run_bench
 from oallama.data.plan import HOST, PlacementPlan
-from oallama.engine import engine, runtime
+from oallama.engine import runtime
+from oallama.engine.load_settings import Settings
 from oallama.engine.rpc import LocalRpcServer, share_processor
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
@@ -111,7 +112,7 @@ def cell(
 ) -> dict[str, Any]:
     """One cell, measured."""
     n_ctx = -(-(depth + N_PROMPT + N_GENERATE + 1) // 256) * 256
-    settings = engine.Settings(n_ctx=n_ctx, n_threads=options.threads)
+    settings = Settings(n_ctx=n_ctx, n_threads=options.threads)
     name = _rpc_device() if device == "RPC" else device
     graph = autoplan.read_graph(model, settings)
     if (arch, device) not in _profiled:

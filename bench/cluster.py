@@ -74,12 +74,12 @@ def paper_model(path: Path, n_layer: int = SHAPE["n_layer"]) -> Path:
 def rpc_client(endpoints: list[str], model: Path, options: Any) -> None:
     """llama.cpp's -sm tensor over RPC servers, driven like a rank."""
     from oallama.cluster.ranks.rank import RankJob, rank_llama
-    from oallama.engine import engine
+    from oallama.engine import device_list
     from oallama.engine.runtime import quiet
     from oallama.loading.completion import complete
 
     quiet()
-    names = [name for endpoint in endpoints for name in engine.add_rpc_server(endpoint)]
+    names = [name for endpoint in endpoints for name in device_list.add_rpc_server(endpoint)]
     shares = tuple(1 / len(names) for _ in names)
     job = RankJob(str(model), shares, n_ctx=1024)
     llm = rank_llama(job, 1, names)

@@ -21,7 +21,8 @@ os.environ.setdefault("GGML_VK_VISIBLE_DEVICES", "0")  # lavapipe is hidden othe
 
 from oallama.bench.machine import describe
 from oallama.bench.script import arguments, record, words
-from oallama.engine import engine
+from oallama.engine import skeleton
+from oallama.engine.load_settings import Settings
 from oallama.engine.rpc import LocalRpcServer
 from oallama.modelmaker import make_sparse_model
 from oallama.planning.arenas import Arena, graphs_of
@@ -50,12 +51,12 @@ def placements(device: str, n_layer: int) -> dict[str, dict[str, Any]]:
 
 def cells(shape: str, path: Path, device: str) -> Iterator[dict[str, Any]]:
     """The grid of one model, arenas as dicts without their blocks."""
-    n_layer = engine.read_graphs(path, engine.Settings(n_ctx=64), [1])["n_layer"]
+    n_layer = skeleton.read_graphs(path, Settings(n_ctx=64), [1])["n_layer"]
     places = placements(device, n_layer)
     for (name, place), flash, n_ubatch, logits in product(places.items(), ("on", "off"), UBATCHES, ("last", "all")):
         n_outputs = 1 if logits == "last" else 0
-        settings = engine.Settings(n_ctx=N_CTX, n_ubatch=n_ubatch, flash_attn=flash, n_outputs_max=n_outputs, **place)
-        arenas = [Arena.from_engine(raw) for raw in engine.read_arenas(path, settings, graphs_of(settings))]
+        settings = Settings(n_ctx=N_CTX, n_ubatch=n_ubatch, flash_attn=flash, n_outputs_max=n_outputs, **place)
+        arenas = [Arena.from_engine(raw) for raw in skeleton.read_arenas(path, settings, graphs_of(settings))]
         yield {
             "shape": shape,
             "placement": name,

@@ -40,7 +40,8 @@ from oallama.bench.script import arguments, progress, record, words
 from oallama.bench.sweep import Sweep, run_bench
 from oallama.data.operators import OUTPUT, OperatorGraph, TensorInfo
 from oallama.data.plan import is_divided_by_columns
-from oallama.engine import engine, runtime
+from oallama.engine import runtime
+from oallama.engine.load_settings import Settings
 from oallama.engine.rpc import LocalRpcServer
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
@@ -97,7 +98,7 @@ def halved(graph: OperatorGraph, device: str) -> str:
 
 
 def twice(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    graph = autoplan.read_graph(args.model, engine.Settings(n_ctx=256))
+    graph = autoplan.read_graph(args.model, Settings(n_ctx=256))
     common = LoadParams(flash_attn="on", use_extra_bufts=False)  # an RPC server has plain kernels only
     with two_cores(("divided",)) as servers:
         endpoint = servers["divided"].endpoint
@@ -136,7 +137,7 @@ def budgets(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 def at_budgets(
     args: argparse.Namespace, device: str, params: dict[str, LoadParams], interleave: str
 ) -> Iterator[dict[str, Any]]:
-    settings = engine.Settings(n_ctx=256, n_batch=32, n_ubatch=32, n_threads=params[PLANNERS[0]].n_threads)
+    settings = Settings(n_ctx=256, n_batch=32, n_ubatch=32, n_threads=params[PLANNERS[0]].n_threads)
     sweep = Sweep((4,), gens=(12,), repeats=args.repeats, interleave=interleave)
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in PLANNERS}
     for budget in args.budgets:
@@ -171,7 +172,7 @@ def percent(budget: str) -> float:
 
 def predicted(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     sheet, found = Datasheet.load(args.datasheet), {name: [] for name in PLANNERS}
-    settings = engine.Settings(n_ctx=4096, flash_attn="on", n_threads=sheet.cpu.cores)
+    settings = Settings(n_ctx=4096, flash_attn="on", n_threads=sheet.cpu.cores)
     with tempfile.TemporaryDirectory() as folder:
         path = make_sparse_model(Path(folder) / "model.gguf", shape=args.shape, file_type="Q4_K_M")
         graph = autoplan.read_graph(path, settings)

@@ -17,7 +17,8 @@ from typing import Any
 
 from oallama.bench.machine import describe
 from oallama.bench.script import arguments, record
-from oallama.engine import engine
+from oallama.engine import skeleton
+from oallama.engine.load_settings import Settings
 from oallama.engine.rpc import LocalRpcServer
 from oallama.loading import autoplan
 from oallama.modelmaker import make_model, make_sparse_model
@@ -53,7 +54,7 @@ def make(folder: Path) -> Iterator[dict[str, Any]]:
 def profile(folder: Path, device: str) -> Iterator[dict[str, Any]]:
     for file_type in ("F16", "Q4_K_M"):
         path = make_sparse_model(folder / "8b.gguf", shape="llama3-8b", file_type=file_type)
-        graph = OperatorGraph.from_engine(engine.read_graphs(path, engine.Settings(n_ctx=4096), TIERS))
+        graph = OperatorGraph.from_engine(skeleton.read_graphs(path, Settings(n_ctx=4096), TIERS))
         for name in ("CPU", device):
             cache = folder / f"cache-{name}-{file_type}"
             start = time.monotonic()
@@ -71,7 +72,7 @@ def profile(folder: Path, device: str) -> Iterator[dict[str, Any]]:
 
 def plan(folder: Path, device: str) -> Iterator[dict[str, Any]]:
     path = make_sparse_model(folder / "32b.gguf", shape="qwq-32b", file_type="Q4_K_M")
-    settings = engine.Settings(n_ctx=4096)
+    settings = Settings(n_ctx=4096)
     choices = autoplan.Choices(device=device, planner="oato")
     start = time.monotonic()
     graph = autoplan.read_graph(path, settings)

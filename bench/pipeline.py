@@ -24,7 +24,7 @@ from oallama.bench.script import arguments, note, record
 from oallama.cluster.allocation.allocation import allocate
 from oallama.cluster.allocation.cluster_plan import ClusterPlan
 from oallama.cluster.pipeline.measure import read_model
-from oallama.engine.engine import Settings
+from oallama.engine.load_settings import Settings
 from oallama.netlab import Conditions, NetLab
 
 CTX = 1024

@@ -19,7 +19,8 @@ from typing import Any
 
 from oallama.bench.machine import describe
 from oallama.bench.script import arguments, record
-from oallama.engine import engine
+from oallama.engine import skeleton
+from oallama.engine.load_settings import Settings
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices
 from oallama.modelmaker import make_sparse_model
@@ -54,11 +55,11 @@ def main() -> None:
 
 
 def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    sheet, dry_run = Datasheet.load(options.datasheet), engine.dry_run
+    sheet, dry_run = Datasheet.load(options.datasheet), skeleton.dry_run
     for shape, file_type, budget, n_ctx in MODELS:
         with tempfile.TemporaryDirectory() as folder:
             path = make_sparse_model(Path(folder) / f"{shape}.gguf", shape=shape, file_type=file_type)
-            settings = engine.Settings(n_ctx=n_ctx, n_threads=sheet.cpu.cores)
+            settings = Settings(n_ctx=n_ctx, n_threads=sheet.cpu.cores)
             start = time.perf_counter()
             graph = autoplan.read_graph(path, settings)
             read_s = time.perf_counter() - start
@@ -66,7 +67,7 @@ def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             for planner in PLANNERS:
                 runs = []
                 for _ in range(options.repeats):
-                    watch = engine.dry_run = Stopwatch(dry_run)  # type: ignore[assignment]
+                    watch = skeleton.dry_run = Stopwatch(dry_run)  # type: ignore[assignment]
                     start = time.perf_counter()
                     choices = Choices(planner=planner, profile=profile, elsewhere=True)  # type: ignore[arg-type]
                     plan = autoplan.plan_graph(path, graph, budget, settings, choices)
@@ -79,7 +80,7 @@ def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                     "dry_runs_s": statistics.median(run[1] for run in runs), "dry_runs": runs[0][2],
                     "chosen": plan.planner, "request_s": plan.predicted.request_s,
                 }  # fmt: skip
-    engine.dry_run = dry_run
+    skeleton.dry_run = dry_run
 
 
 if __name__ == "__main__":

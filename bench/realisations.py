@@ -29,7 +29,8 @@ from oallama.bench.sweep import Sweep, order, run_bench
 from oallama.data.entries import DeviceInfo, OperatorTime
 from oallama.data.plan import HOST, PlacementPlan
 from oallama.data.profile import Profile
-from oallama.engine import engine, runtime
+from oallama.engine import device_list, native, runtime
+from oallama.engine.load_settings import Settings
 from oallama.engine.rpc import LocalRpcServer
 from oallama.loading import autoplan
 from oallama.modelmaker import make_model
@@ -48,8 +49,8 @@ WAYS = ("default", "plain", "chosen")
 
 
 def operators(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    core, threads = engine.core(), args.threads
-    bench = core.OpBench(HOST, threads, True, cold_bytes(engine.device(HOST)))
+    core, threads = native.core(), args.threads
+    bench = core.OpBench(HOST, threads, True, cold_bytes(device_list.device(HOST)))
     k, m = args.shape
     for kind in args.weights:
         ways = BOTH if core.repacks(HOST, kind, k, m, 0) else BOTH[:1]
@@ -108,7 +109,7 @@ def plans(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 params[way] = replace(params[way], rpc_servers=(server.endpoint,))
         for file_type in args.types:
             path = make_model(Path(folder) / f"{file_type}.gguf", shape=args.model_shape, file_type=file_type)
-            settings = engine.Settings(n_ctx=1024, n_threads=args.threads)
+            settings = Settings(n_ctx=1024, n_threads=args.threads)
             choices = autoplan.Choices(
                 device=args.device, planner="exact", workload=Workload(args.prompt, args.generate), streams=args.streams
             )

@@ -23,7 +23,7 @@ from typing import Any
 
 from oallama.bench.machine import describe
 from oallama.bench.script import arguments, progress, record
-from oallama.engine.engine import Settings
+from oallama.engine.load_settings import Settings
 from oallama.engine.rpc import LocalRpcServer
 from oallama.errors import OallamaError
 from oallama.loading import autoplan

@@ -1,28 +1,22 @@
-"""The demo model: trains it, compares the export with llama.cpp, and measures what it knows.
+"""What the demo model knows.
 
-python bench/storyteller.py [--train NEW.gguf] [--model FILE.gguf] [--out FILE.jsonl]
+python bench/storyteller.py [--model FILE.gguf] [--out FILE.jsonl]
 
---train needs `pip install oallama[train]` (JAX on the CPU) and writes a model from nothing: text, tokenizer, weights.
-One JSON line for it: loss, minutes; tokens of the held-out text by the tokenizers library against llama.cpp's; logits
-of JAX against llama.cpp's. One line for what the model (a new one, --model, or the shipped one) knows: perplexity of
-the held-out text, right answers by kind of question, true sentences and answers of pages that it writes.
+One JSON line for --model, default the shipped one: perplexity of the held-out text, right answers by kind of question,
+true sentences and answers of pages that it writes. `python scripts/train` makes a new one.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from oallama import Llama, demo_model
 from oallama.bench.machine import describe
-from oallama.bench.script import arguments, note, record
+from oallama.bench.script import arguments, record
 from oallama.engine import runtime
 from oallama.storyteller import Author, held_out_text
 from oallama.storyteller.exam import mark, right_answers, tell
@@ -34,68 +28,9 @@ N_CTX = 512
 
 def main() -> None:
     parser = arguments(__doc__, "storyteller")
-    parser.add_argument("--train", type=Path)
     parser.add_argument("--model", type=Path, default=demo_model())
     options = parser.parse_args()
-    if options.train:
-        record([train(options.train)], options.out, each=describe())
-    record([knowledge(options.train or options.model)], options.out, each=describe())
-
-
-def train(path: Path) -> dict[str, Any]:
-    """Write a new model; how that went."""
-    from oallama.storyteller import export, tokenizer
-    from oallama.storyteller import train as trainer
-
-    steps = sum(trainer.STEPS.values())
-    start, losses = time.perf_counter(), []
-
-    def report(step: int, loss: float) -> None:
-        losses.append(loss)
-        note(f"step {step + 1} of {steps}: loss {loss:.4f}")
-
-    words = trainer.make_tokenizer()
-    weights = trainer.train(words, trainer.SEED, report)
-    export.write_gguf(path, trainer.SHAPE, weights, tokenizer.gguf_keys(words))
-    return {
-        "bench": "storyteller-training",
-        "steps": steps,
-        "tokens": steps * trainer.TOKENS_PER_STEP,
-        "parameters": sum(w.size for w in weights.values()),
-        "bytes": path.stat().st_size,
-        "loss_of_last_20_steps": round(float(np.mean(losses[-20:])), 4),
-        "minutes": round((time.perf_counter() - start) / 60, 1),
-        "cpu_minutes": round(sum(os.times()[:2]) / 60, 1),
-        **compare(path, words, weights),
-    }
-
-
-def compare(path: Path, words: Any, weights: dict[str, Any]) -> dict[str, Any]:
-    """What llama.cpp makes of the file, against what it was made of: tokens and logits of the held-out text."""
-    import jax
-    import jax.numpy as jnp
-
-    from oallama.storyteller import llama_jax
-    from oallama.storyteller import train as trainer
-
-    text = held_out_text()
-    expected = words.encode(text).ids
-    llm = Llama(str(path), n_ctx=N_CTX, logits_all=True, verbose=False)
-    tokens = llm.tokenize(text.encode(), add_bos=False)
-    llm.eval(tokens[:N_CTX])
-    stored = {name: w.astype(jnp.float16).astype(jnp.float32) if w.ndim == 2 else w for name, w in weights.items()}
-    batch = jnp.array([tokens[:N_CTX]], jnp.int32)
-    ours = np.asarray(jax.jit(llama_jax.logits, static_argnums=2)(stored, batch, trainer.SHAPE))[0]
-    theirs = llm.scores[:N_CTX]
-    held_out = trainer.loss_of(weights, np.array(tokens[:N_CTX], np.int32)[None])
-    return {
-        "held_out_tokens": len(expected),
-        "same_tokens_as_llama_cpp": tokens == expected,
-        "text_comes_back": llm.detokenize(tokens) == text.encode(),
-        "logits_nmse": float(((theirs - ours) ** 2).sum() / (ours**2).sum()),
-        "logits_rows": N_CTX,
-        "held_out_loss": round(float(held_out), 4),
-    }
+    record([knowledge(options.model)], options.out, each=describe())
 
 
 def knowledge(path: Path) -> dict[str, Any]:

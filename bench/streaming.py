@@ -27,7 +27,8 @@ from oallama.bench.results import Result
 from oallama.bench.script import arguments, numbers, progress, record
 from oallama.bench.sweep import Sweep, run_bench
 from oallama.data.operators import TOKEN_EMBEDDING, OperatorGraph, TensorInfo, layer_of
-from oallama.engine import engine, runtime
+from oallama.engine import runtime, skeleton
+from oallama.engine.load_settings import Settings
 from oallama.engine.rpc import LocalRpcServer
 from oallama.loading import autoplan
 from oallama.modelmaker import make_sparse_model
@@ -76,10 +77,10 @@ def memory(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 def memory_line(path: Path, name: str, device: str, n_prompt: int, server: LocalRpcServer | None) -> dict[str, Any]:
     """Device bytes of both ways, the bound on the minimal one, and with a server those of a real run."""
     n_ctx = -(-(n_prompt + 32) // 256) * 256
-    settings = engine.Settings(n_ctx=n_ctx, devices=(device,), flash_attn="on", n_outputs_max=1, n_threads=2)
+    settings = Settings(n_ctx=n_ctx, devices=(device,), flash_attn="on", n_outputs_max=1, n_threads=2)
     graph = autoplan.read_graph(path, settings)
     tables = {mode: table(graph, device, mode, all_of_them=True) for mode in ("resident", "stream 1")}
-    found = {mode: engine.dry_run(path, settings, text)[device] for mode, text in tables.items()}
+    found = {mode: skeleton.dry_run(path, settings, text)[device] for mode, text in tables.items()}
     total = {mode: sum(sizes.values()) for mode, sizes in found.items()}
     groups: dict[int | None, int] = {}
     for tensor in graph.tensors:
@@ -145,7 +146,7 @@ def time_lines(what: str, results: list[Result], metric: str) -> Iterator[dict[s
 
 def uploads(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Ratio above 1: streaming is faster than llama.cpp's uploads."""
-    graph = autoplan.read_graph(args.model, engine.Settings(n_ctx=1024))
+    graph = autoplan.read_graph(args.model, Settings(n_ctx=1024))
     device = args.device or "RPC0"
     rivals = {"uploaded": table(graph, device, "upload"), "streamed": table(graph, device, f"stream {FROM}")}
     sweep = Sweep(prompts=args.prompts, gens=(2,), repeats=args.repeats)
@@ -154,7 +155,7 @@ def uploads(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def decode(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Ratio above 1: faster with streams."""
-    graph = autoplan.read_graph(args.model, engine.Settings(n_ctx=1024))
+    graph = autoplan.read_graph(args.model, Settings(n_ctx=1024))
     device = args.device or "RPC0"
     rivals = {"host": table(graph, device, "host"), "streamed": table(graph, device, f"stream {FROM}")}
     # A load decides how fast a model in memory is (bench/README.md): every round loads anew.

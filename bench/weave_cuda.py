@@ -89,10 +89,10 @@ def looks(lib: Any, repeats: int) -> Iterator[dict[str, Any]]:
 
 def ggml_attention(n_head: int, n_head_kv: int, width: int, depth: int) -> float | None:
     with suppress(ImportError, RuntimeError):
-        from oallama.engine import engine
+        from oallama.engine import device_list, native
 
-        if any(d.backend == "CUDA" for d in engine.devices()):
-            bench = engine.core().OpBench("CUDA0", 1, False, 256 << 20)
+        if any(d.backend == "CUDA" for d in device_list.devices()):
+            bench = native.core().OpBench("CUDA0", 1, False, 256 << 20)
             shape = {"head_dim_k": width, "head_dim_v": width, "n_head": n_head, "n_head_kv": n_head_kv}
             found = bench.attention("f16", "f16", **shape, n_tokens=1, depth=depth, flash=True, max_s=1.0)
             return float(found["median_s"])

@@ -38,8 +38,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from weave_fault_processes import HANG_S, Helper
 from weave_faults import KINDS, Fault, show, summary
-from weave_tormentors import HANG_S, Helper
 
 from oallama.bench.machine import describe
 from oallama.bench.script import arguments, note, record, words
@@ -85,19 +85,19 @@ def main() -> None:
 class Cold:
     """One of the receivers, in whatever process it is now, and what the hot model's log said of it last."""
 
-    def __init__(self, nursery: Helper, path: str, model: Path, quota_nbytes: int) -> None:
+    def __init__(self, spawner: Helper, path: str, model: Path, quota_nbytes: int) -> None:
         self.path, self.pid = path, 0
         self.attached = False
-        self._nursery, self._options = nursery, {"path": path, "model": str(model), "quota": quota_nbytes}
+        self._spawner, self._options = spawner, {"path": path, "model": str(model), "quota": quota_nbytes}
 
     def start(self, serves: bool) -> int:
         """A new receiver, in place of the last one. Returns how many ended by themselves."""
-        answer = self._nursery.ask(**self._options, serves=serves)
+        answer = self._spawner.ask(**self._options, serves=serves)
         self.pid = answer["pid"]
         return int(answer["crashed"])
 
     def lives(self) -> bool:
-        return bool(self._nursery.ask(path=self.path)["lives"])
+        return bool(self._spawner.ask(path=self.path)["lives"])
 
     def signal(self, number: int) -> None:
         os.kill(self.pid, number)  # no other process has this number: its parent has not looked for it yet
@@ -106,7 +106,7 @@ class Cold:
         """False: it does not answer."""
         self.signal(signal.SIGUSR1 if wanted else signal.SIGUSR2)
         try:
-            return self._nursery.answer() == {"drains": wanted}
+            return self._spawner.answer() == {"drains": wanted}
         except TimeoutError:
             return False
 
@@ -117,12 +117,12 @@ class Cold:
 
 
 class Soak:
-    """The hot model, the same without guests, two receivers, and their tormentors; a context manager."""
+    """The hot model, the same without guests, two receivers, and what starts and harms them; a context manager."""
 
     def __init__(self, folder: Path, seed: int, deadline_s: float) -> None:
         self._seed = seed
         self._stack = ExitStack()
-        self._nursery, self._vandal = (self._stack.enter_context(Helper(role)) for role in ("nursery", "vandal"))
+        self._spawner, self._injector = (self._stack.enter_context(Helper(role)) for role in ("spawner", "injector"))
         self._open(folder, deadline_s)
         self._next: dict[int, int] = {}  # of the sequences that are there
         self._fault = Fault(-1, "none")
@@ -142,7 +142,7 @@ class Soak:
         self.home = self._stack.enter_context(Sequences(model, **options))
         a_block = N_LAYERS * 2 * 128 * 2 * 64  # layers, K and V, values of two bytes, tokens
         paths = [channel_path(f"soak-{os.getpid()}-{at}") for at in range(2)]
-        self.colds = [Cold(self._nursery, path, model, QUOTA_BLOCKS * a_block) for path in paths]
+        self.colds = [Cold(self._spawner, path, model, QUOTA_BLOCKS * a_block) for path in paths]
         for cold in self.colds:
             cold.start(serves=False)
         self.hot = self._stack.enter_context(
@@ -337,9 +337,9 @@ class Soak:
             return
         if kind in ("task", "result", "word", "hog"):
             seconds = 0.0 if kind == "word" else rng.uniform(0.005, 0.06)
-            fault.detail = self._vandalize(fault, target, kind, seconds, rng)
+            fault.detail = self._inject(fault, target, kind, seconds, rng)
             if fault.detail in layout().header:  # read by the next sender only: this one has to fail
-                self._vandalize(fault, target, "result", 0.02, rng)
+                self._inject(fault, target, "result", 0.02, rng)
             return
         fault.begins.append(time.monotonic())
         if kind in ("kill", "replace"):
@@ -361,11 +361,11 @@ class Soak:
         elif kind == "drain":
             fault.stuck = not target.drain(True)
 
-    def _vandalize(self, fault: Fault, target: Cold, kind: str, seconds: float, rng: np.random.Generator) -> str:
+    def _inject(self, fault: Fault, target: Cold, kind: str, seconds: float, rng: np.random.Generator) -> str:
         fault.begins.append(time.monotonic())
         command = {"path": target.path, "kind": kind, "seconds": seconds, "seed": int(rng.integers(1 << 32))}
-        fault.begins[-1] = self._vandal.ask(**command)["begin"]
-        return str(self._vandal.answer()["what"])
+        fault.begins[-1] = self._injector.ask(**command)["begin"]
+        return str(self._injector.answer()["what"])
 
 
 def random_tokens(rng: np.random.Generator, n: int) -> list[int]:

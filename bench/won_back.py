@@ -19,7 +19,8 @@ from typing import Any
 
 from oallama.bench.machine import describe
 from oallama.bench.script import arguments, record
-from oallama.engine import engine, runtime
+from oallama.engine import load_settings, native, runtime, skeleton
+from oallama.engine.load_settings import Settings
 from oallama.engine.rpc import LocalRpcServer
 from oallama.modelmaker import make_model, make_sparse_model
 
@@ -29,34 +30,34 @@ N_VOCAB = 128256  # LLaMA 3's
 N_CTX = 4096
 
 
-def contexts(device: str) -> Iterator[tuple[int, str, engine.Settings]]:
+def contexts(device: str) -> Iterator[tuple[int, str, Settings]]:
     """(micro-batch, "before" or "after", settings): the requested micro-batch as it is and smaller ones, in pairs."""
     for n_ubatch in N_UBATCH:
         for when, n_outputs_max in N_OUTPUTS_MAX.items():
-            settings = engine.Settings(n_ctx=N_CTX, n_ubatch=n_ubatch, devices=(device,), n_threads=2)
+            settings = Settings(n_ctx=N_CTX, n_ubatch=n_ubatch, devices=(device,), n_threads=2)
             yield n_ubatch, when, replace(settings, n_outputs_max=n_outputs_max)
 
 
 def dry_runs(name: str, path: Path, device: str) -> list[dict[str, Any]]:
     """Compute-buffer bytes by device, before and after, from the allocators' dry run."""
-    found = {(n, when): engine.dry_run(path, settings) for n, when, settings in contexts(device)}
+    found = {(n, when): skeleton.dry_run(path, settings) for n, when, settings in contexts(device)}
     return _lines(name, "dry run", found)
 
 
 def loads(name: str, path: Path, device: str) -> list[dict[str, Any]]:
     """The same of live contexts that decoded a full micro-batch; on the accelerator it is what the ledger counts."""
-    llama_cpp, core = runtime.llama_cpp(), engine.core()
+    llama_cpp, core = runtime.llama_cpp(), native.core()
     model = None
     found = {}
     for n_ubatch, when, settings in contexts(device):
-        params = engine.make_params(settings)
+        params = load_settings.make_params(settings)
         model = model or llama_cpp.llama_model_load_from_file(str(path).encode(), params.model)
         before = _allocated(device)
         context = llama_cpp.llama_init_from_model(model, params.context)
         tokens = (llama_cpp.llama_token * n_ubatch)(*range(300, 300 + n_ubatch))
         if llama_cpp.llama_decode(context, llama_cpp.llama_batch_get_one(tokens, n_ubatch)):
             raise RuntimeError(f"llama_decode fails with n_ubatch {n_ubatch} and {when}")
-        live = engine.by_device(core.memory_of(ctypes.cast(context, ctypes.c_void_p).value))
+        live = skeleton.by_device(core.memory_of(ctypes.cast(context, ctypes.c_void_p).value))
         live[device]["compute"] = _allocated(device) - before - live[device]["kv"]
         found[n_ubatch, when] = live
         llama_cpp.llama_free(context)
@@ -65,7 +66,7 @@ def loads(name: str, path: Path, device: str) -> list[dict[str, Any]]:
 
 
 def _allocated(device: str) -> int:
-    return sum(e["current"] for name, e in engine.core().ledger().items() if name.split("[")[0] == device)
+    return sum(e["current"] for name, e in native.core().ledger().items() if name.split("[")[0] == device)
 
 
 def _lines(name: str, how: str, found: dict[tuple[int, str], dict[str, dict[str, int]]]) -> list[dict[str, Any]]:

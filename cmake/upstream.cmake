@@ -20,7 +20,7 @@ set(OALLAMA_LLAMA_SOURCES
     ${OALLAMA_CSRC}/map/backend_table.cpp
     ${OALLAMA_CSRC}/map/host_weights.cpp
     ${OALLAMA_CSRC}/map/weight_marks.cpp
-    ${OALLAMA_CSRC}/ranks/follow.cpp
+    ${OALLAMA_CSRC}/ranks/replay.cpp
     ${OALLAMA_CSRC}/segments/segments.cpp
     ${OALLAMA_CSRC}/segments/segments_graph.cpp
     ${OALLAMA_WEAVE_GUEST_SOURCES})

@@ -84,8 +84,8 @@ measure() {
 engine_is_here() {
     $python - "$device" <<'PYTHON' 2>&1 | tail -n 1
 import sys
-from oallama.engine import engine
-names = [device.name for device in engine.devices()]
+from oallama.engine import device_list
+names = [device.name for device in device_list.devices()]
 print("devices:", *names)
 sys.exit(sys.argv[1] != "RPC" and sys.argv[1] not in names)
 PYTHON

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from oallama.engine import engine
+from oallama.engine.load_settings import Settings
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices
 from oallama.modelmaker import make_sparse_model
@@ -32,7 +32,7 @@ def main() -> None:
     sheet = Datasheet.load(SHEET)
     with tempfile.TemporaryDirectory() as folder:
         path = make_sparse_model(Path(folder) / f"{SHAPE}.gguf", shape=SHAPE, file_type=FILE_TYPE)
-        settings = engine.Settings(n_ctx=CONTEXT, n_threads=sheet.cpu.cores)
+        settings = Settings(n_ctx=CONTEXT, n_threads=sheet.cpu.cores)
         graph = autoplan.read_graph(path, settings)
         choices = Choices(profile=make_profile(graph, sheet), elsewhere=True)
         plan = autoplan.plan_graph(path, graph, BUDGET, settings, choices)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from oallama.engine import engine, runtime
+from oallama.engine import native, runtime
 from oallama.modelmaker import make_model
 from support.paths import ROOT
 
@@ -57,7 +57,7 @@ def no_engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
     for name in ("lib_dir", "llama_cpp"):
         monkeypatch.setattr(runtime, name, refuse)
-    monkeypatch.setattr(engine, "core", refuse)
+    monkeypatch.setattr(native, "core", refuse)
 
 
 @pytest.fixture(scope="session")

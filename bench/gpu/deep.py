@@ -17,7 +17,7 @@ from common import Log, arguments
 from loads import add_plans, context_of, measured, planning_device
 
 from oallama.bench.script import numbers
-from oallama.engine import engine
+from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.planning import Workload
@@ -51,7 +51,7 @@ def main() -> None:
 def plans_for(depth: int, device: str, options: Any) -> tuple[dict[str, Any], dict[str, str]]:
     """Ours and --fit; why one is missing."""
     n_ctx = context_of(depth + options.n_prompt + options.n_generate)
-    settings = engine.Settings(n_ctx=n_ctx, flash_attn="on", n_threads=options.threads)
+    settings = Settings(n_ctx=n_ctx, flash_attn="on", n_threads=options.threads)
     choices = autoplan.Choices(device=device, workload=Workload(options.n_prompt, options.n_generate, depth))
     try:
         graph = autoplan.read_graph(options.model, settings)

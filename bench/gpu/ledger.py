@@ -20,7 +20,8 @@ from loads import planning_device, prompt_of
 
 from oallama import Llama
 from oallama.bench.script import words
-from oallama.engine import engine
+from oallama.engine import device_list
+from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.planning import Workload
@@ -44,19 +45,19 @@ def child(options: Any, text: str) -> dict[str, Any]:
     used_before = [gpu["memory.used"] for gpu in driver]
     budget, flash = text.split(":")
     device = planning_device(options.device)
-    settings = engine.Settings(n_ctx=options.ctx, flash_attn=flash, n_threads=options.threads)
+    settings = Settings(n_ctx=options.ctx, flash_attn=flash, n_threads=options.threads)
     choices = autoplan.Choices(device=device, planner="exact", workload=Workload(SHORT, 64))
     plan = autoplan.plan_model(options.model, budget, settings, choices)
-    free = {"before": engine.device(device).memory_free}
+    free = {"before": device_list.device(device).memory_free}
     llm = Llama(str(options.model), plan=plan, n_threads=options.threads, verbose=False)
-    free["loaded"] = engine.device(device).memory_free
+    free["loaded"] = device_list.device(device).memory_free
     for name, n in (("short prompt", min(SHORT, options.ctx // 2)), ("long prompt", options.ctx - 64)):
         llm.reset()
         llm.eval(prompt_of(n))
-        free[name] = engine.device(device).memory_free
+        free[name] = device_list.device(device).memory_free
     for _ in range(4):
         llm.eval([301])
-    free["decoded"] = engine.device(device).memory_free
+    free["decoded"] = device_list.device(device).memory_free
     ours = llm.placement()[device].measured
     unknown = {name: free["before"] - left - ours.total for name, left in free.items() if name != "before"}
     return {

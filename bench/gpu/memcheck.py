@@ -19,7 +19,8 @@ from common import Log, arguments
 from maps import mixed
 
 from oallama.bench.script import words
-from oallama.engine import engine, runtime
+from oallama.engine import runtime
+from oallama.engine.load_settings import Settings
 from oallama.engine.rpc import LocalRpcServer
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
@@ -58,7 +59,7 @@ def main() -> None:
     parser.add_argument("--tools", type=words, default=["memcheck", "synccheck", "racecheck"])
     options = parser.parse_args()
     with Log(options.out) as log:
-        graph = autoplan.read_graph(options.model, engine.Settings(n_ctx=256))
+        graph = autoplan.read_graph(options.model, Settings(n_ctx=256))
         jobs = {tool: partial(run, options, tool, graph) for tool in options.tools}
         log.rounds("memcheck", jobs, 1, model=options.model.stem)
 

@@ -19,7 +19,7 @@ from common import Log, arguments
 from loads import add_plans, context_of, distinct, measured, planning_device
 
 from oallama.bench.script import numbers, words
-from oallama.engine import engine
+from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.modelmaker import make_model, make_sparse_model
@@ -33,7 +33,7 @@ START_S, LOADED_BYTES_S = 2.5, 4e9
 def plans(model: Path, budget: str, device: str, options: Any) -> tuple[dict[str, Any], dict[str, str]]:
     """Of every planner that applies; why the others do not."""
     n_ctx = context_of(max(options.prompts) + options.n_generate)
-    settings = engine.Settings(n_ctx=n_ctx, flash_attn="on", n_threads=options.threads)
+    settings = Settings(n_ctx=n_ctx, flash_attn="on", n_threads=options.threads)
     middle = sorted(options.prompts)[len(options.prompts) // 2]
     choices = {"device": device, "workload": Workload(middle, options.n_generate)}
     graph = autoplan.read_graph(model, settings)

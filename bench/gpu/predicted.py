@@ -16,7 +16,7 @@ from common import Log, arguments
 from loads import add_plans, context_of, measured, planning_device
 
 from oallama.bench.script import numbers, words
-from oallama.engine import engine
+from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.planning import Workload
@@ -37,7 +37,7 @@ def main() -> None:
     options = parser.parse_args()
     device = planning_device(options.device)
     n_ctx = context_of(max(options.prompts) + options.n_generate)
-    settings = engine.Settings(n_ctx=n_ctx, flash_attn="on", n_threads=options.threads)
+    settings = Settings(n_ctx=n_ctx, flash_attn="on", n_threads=options.threads)
     workload = Workload(sorted(options.prompts)[len(options.prompts) // 2], options.n_generate)
     with Log(options.out) as log:
         jobs = {}

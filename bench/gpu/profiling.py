@@ -17,7 +17,7 @@ from common import Log, arguments
 from loads import planning_device
 
 from oallama.data.plan import HOST
-from oallama.engine import engine
+from oallama.engine.load_settings import Settings
 from oallama.loading import autoplan
 from oallama.profiling import profiler
 
@@ -51,7 +51,7 @@ def main() -> None:
         for name in options.model:
             file, _, n_ctx = name.partition(":")
             model = Path(file)
-            settings = engine.Settings(n_ctx=int(n_ctx or options.ctx), n_threads=options.threads)
+            settings = Settings(n_ctx=int(n_ctx or options.ctx), n_threads=options.threads)
             graph = autoplan.read_graph(model, settings)
             steps: list[tuple[float, str]] = []
             start = time.monotonic()

@@ -21,7 +21,8 @@ from loads import on_device, one_load, planning_device
 from oallama.bench import Engine, LoadParams
 from oallama.bench.maps import backend_map
 from oallama.bench.script import numbers
-from oallama.engine import engine, runtime
+from oallama.engine import native, runtime
+from oallama.engine.load_settings import Settings
 from oallama.loading import autoplan
 
 LINK_BYTES = 64 << 20
@@ -55,11 +56,11 @@ def main() -> None:
     options = parser.parse_args()
     device = planning_device(options.device)
     with Log(options.out) as log:
-        links = engine.core().link_bench(device, [LINK_BYTES])
+        links = native.core().link_bench(device, [LINK_BYTES])
         rates = {f"{r['direction']} {r['memory']}": r["bytes"] / r["median_s"] for r in links}
         log.add("link", bytes_s=rates)
         peak = rates.get("h2d pinned", rates["h2d pageable"])
-        graph = autoplan.read_graph(options.model, engine.Settings(n_ctx=1024))
+        graph = autoplan.read_graph(options.model, Settings(n_ctx=1024))
         copied = sum(graph.tensor[op.weight].nbytes for op in graph.targets(1) if op.weight)
         found: dict[str, dict[int, list[float]]] = {}
 

@@ -20,7 +20,8 @@ from maps import halves
 
 from oallama.bench import Engine, LoadParams
 from oallama.bench.script import numbers
-from oallama.engine import engine, runtime
+from oallama.engine import runtime
+from oallama.engine.load_settings import Settings
 from oallama.engine.rpc import LocalRpcServer
 from oallama.loading import autoplan
 
@@ -45,7 +46,7 @@ def main() -> None:
     family = options.device.rstrip("0123456789")
     one, two = (f"{family}0",), (f"{family}0", f"{family}1")
     with Log(options.out) as log:
-        graph = autoplan.read_graph(options.model, engine.Settings(n_ctx=1024))
+        graph = autoplan.read_graph(options.model, Settings(n_ctx=1024))
         jobs = {
             "one": partial(load, options, one, "", graph),
             "two": partial(load, options, two, "", graph),

@@ -1,5 +1,5 @@
 // One register function per bound part. Engine errors arrive in Python as ValueError (std::invalid_argument) or
-// RuntimeError; python/oallama/engine/engine.py turns those a user can cause into OallamaError.
+// RuntimeError; python/oallama/engine turns those a user can cause into OallamaError.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -16,7 +16,7 @@ void register_arenas(py::module_ & m);
 void register_backend_map(py::module_ & m);
 void register_devices(py::module_ & m);
 void register_fit(py::module_ & m);
-void register_follow(py::module_ & m);
+void register_replay(py::module_ & m);
 void register_graphs(py::module_ & m);
 void register_memory(py::module_ & m);
 void register_op_timer(py::module_ & m);

@@ -10,7 +10,7 @@ PYBIND11_MODULE(_core, m) {
     register_backend_map(m);
     register_devices(m);
     register_fit(m);
-    register_follow(m);
+    register_replay(m);
     register_graphs(m);
     register_memory(m);
     register_op_timer(m);

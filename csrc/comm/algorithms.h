@@ -2,12 +2,12 @@
 //
 // star          Every rank sends its values to rank 0, which adds them in the order of the ranks (f32) and sends the
 //               result to every rank. Knows nothing of hosts: the reference that the others are compared with.
-// The others have three stages: the sum of a host, in the order of its ranks (f32), rounded to the element type or
+// The others have three phases: the sum of a host, in the order of its ranks (f32), rounded to the element type or
 // packed for the wire; between the LMs; copies to the ranks of each host. Between the LMs:
 // tree          LM -> GM -> LM. In the order of the hosts (f32).
 // exchange      LM <-> LM recursive doubling. Pairwise: (h0 + h1) + (h2 + h3), rounded after every step.
 // rabenseifner  reduce-scatter and all-gather. In the order of the hosts (f32).
-// These take the message in pieces of the stage's area, one after the other.
+// These take the message in pieces of the area, one after the other.
 // pipelined     exchange (two hosts) or rabenseifner (more), in chunks: while one is on the wire the next is summed and
 //               the one before copied out. The order is that of the algorithm inside.
 //
@@ -18,24 +18,24 @@
 // most, f16 3.4e-4, bf16 2.7e-3. q8: wire.h.
 #pragma once
 
-#include "host_stage.h"
+#include "inter_host.h"
+#include "intra_host.h"
 #include "schedule.h"
-#include "shm_stage.h"
 #include "watch.h"
 
 // Sends everything to rank 0. `scratch`: n_ranks * OA_STAR_BLOCK bytes at rank 0, else unused.
 constexpr size_t OA_STAR_BLOCK = 4 << 20;
-void             oa_run_star(oa_host_stage & net, oa_watch & watch, const oa_operation & op, char * buffer,
+void             oa_run_star(oa_inter_host & net, oa_watch & watch, const oa_operation & op, char * buffer,
                              std::vector<char> & scratch);
 
-// The three stages with chunks of op.chunk elements. `schedule`: of the LM's between the hosts; null elsewhere, and
+// The three phases with chunks of op.chunk elements. `schedule`: of the LM's between the hosts; null elsewhere, and
 // when there is one host.
-struct oa_stages {
-    oa_shm_stage &  shm;
-    oa_host_stage & net;
+struct oa_hierarchy {
+    oa_intra_host & shm;
+    oa_inter_host & net;
     oa_watch &      watch;
     oa_schedule *   schedule;
     int             n_hosts;
 };
 
-void oa_run_stages(const oa_stages & stages, const oa_operation & op, char * buffer);
+void oa_run_hierarchical(const oa_hierarchy & hierarchy, const oa_operation & op, char * buffer);

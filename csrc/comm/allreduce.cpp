@@ -32,7 +32,7 @@ std::string host_name() {
     return name;
 }
 
-std::vector<introduction> gather(oa_host_stage & net, const introduction & mine) {
+std::vector<introduction> gather(oa_inter_host & net, const introduction & mine) {
     std::vector<introduction> all = net.gather(mine, "gather the hosts");
     for (size_t rank = 0; rank < all.size(); ++rank) {
         if (all[rank].error[0]) {
@@ -66,7 +66,7 @@ oa_allreduce::oa_allreduce(MPI_Comm comm, const oa_allreduce_options & options) 
     const std::lock_guard<std::mutex> lock(mpi_turn);
     require(std::isfinite(options.timeout) && options.timeout > 0,
             "the timeout must be a positive number of seconds, got " + std::to_string(options.timeout));
-    net_ = std::make_unique<oa_host_stage>(comm, options.timeout);
+    net_ = std::make_unique<oa_inter_host>(comm, options.timeout);
     try {
         share_memory(options);
     } catch (...) {
@@ -103,9 +103,9 @@ void oa_allreduce::share_memory(const oa_allreduce_options & options) {
         return int(std::find(host.ranks.begin(), host.ranks.end(), rank) - host.ranks.begin());
     };
     const int n = int(host.ranks.size());
-    shm_        = std::make_unique<oa_shm_stage>(index_of(rank()), n, index_of(host.lm), size_t(options.area));
+    shm_        = std::make_unique<oa_intra_host>(index_of(rank()), n, index_of(host.lm), size_t(options.area));
     // The LM makes the memory, the others attach to it, and all hear who could not.
-    const size_t size    = oa_shm_stage::segment_size(n, size_t(options.area));
+    const size_t size    = oa_intra_host::segment_size(n, size_t(options.area));
     const auto   guarded = [&](auto && action) {
         try {
             action();
@@ -157,11 +157,11 @@ oa_operation oa_allreduce::resolve(oa_dtype dtype, size_t n, oa_algorithm algori
             std::string("wire q8 is for float32, got ") + oa_dtype_name(dtype));
     require(wire == OA_WIRE_NATIVE || algorithm != OA_STAR, "the star has no wire q8: it knows no hosts");
     require(chunk >= 0, "a chunk must be a number of bytes, 0 for the model's, got " + std::to_string(chunk));
-    const size_t        width = oa_dtype_size(dtype);
-    const double        ratio = oa_wire_ratio(wire);
-    const oa_prediction best  = algorithm == OA_AUTO ? oa_choose(n * width, topology_, links_, ratio).best :
-                                                       oa_predict(algorithm, n * width, topology_, links_, ratio);
-    oa_operation        op;
+    const size_t            width = oa_dtype_size(dtype);
+    const double            ratio = oa_wire_ratio(wire);
+    const oa_algorithm_time best  = algorithm == OA_AUTO ? oa_choose(n * width, topology_, links_, ratio).best :
+                                                           oa_predict(algorithm, n * width, topology_, links_, ratio);
+    oa_operation            op;
     op.number    = n_operations_;
     op.n         = n;
     op.dtype     = dtype;
@@ -215,7 +215,7 @@ void oa_allreduce::run(const oa_operation & op, char * buffer) {
         watch_->begin(op);
         oa_run_star(*net_, *watch_, op, buffer, scratch_);
     } else if (topology_.n_ranks() > 1) {
-        oa_run_stages({ *shm_, *net_, *watch_, schedule(op), topology_.n_hosts() }, op, buffer);
+        oa_run_hierarchical({ *shm_, *net_, *watch_, schedule(op), topology_.n_hosts() }, op, buffer);
     }
 }
 
@@ -224,8 +224,8 @@ void oa_allreduce::open_device(const std::string & name, bool eager) {
     const std::lock_guard<std::mutex> lock(mpi_turn);
     require(!broken_, "this group of ranks has failed before; make a new one");
     require(!device_, "this group of ranks has opened its devices before");
-    device_ =
-        std::make_unique<oa_device_stage>(*net_, *shm_, *watch_, topology_, oa_device_options{ name, eager, timeout_ });
+    device_ = std::make_unique<oa_intra_host_device>(*net_, *shm_, *watch_, topology_,
+                                                     oa_device_options{ name, eager, timeout_ });
 }
 
 oa_operation oa_allreduce::allreduce_device(void * buffer, oa_dtype dtype, size_t n, oa_algorithm algorithm,
@@ -243,7 +243,7 @@ oa_operation oa_allreduce::allreduce_device(void * buffer, oa_dtype dtype, size_
 
 void oa_allreduce::run_device(const oa_operation & op, char * buffer, void * stream) {
     net_->begin(op);
-    if (op.algorithm == OA_STAR) { // goes from rank to rank, whatever host: nothing for the stage inside one
+    if (op.algorithm == OA_STAR) { // goes from rank to rank, whatever host: nothing for the phase inside one
         const size_t      size = op.n * oa_dtype_size(oa_dtype(op.dtype));
         std::vector<char> values(size);
         device_->device().copy(values.data(), buffer, size, stream);
@@ -293,7 +293,7 @@ void oa_allreduce::break_up(const std::string & what, int culprit) {
 const oa_links & oa_allreduce::probe() {
     check_thread();
     const std::lock_guard<std::mutex> lock(mpi_turn);
-    // All-reduces that end at the host: what the stage inside it costs.
+    // All-reduces that end at the host: what the phase inside it costs.
     const auto in_host = [&](size_t n, bool slices) {
         oa_operation op;
         op.number    = n_operations_;
@@ -302,7 +302,7 @@ const oa_links & oa_allreduce::probe() {
         op.algorithm = OA_PIPELINED;
         op.slices    = slices;
         std::vector<char> buffer(n * sizeof(float));
-        oa_run_stages({ *shm_, *net_, *watch_, nullptr, 1 }, op, buffer.data());
+        oa_run_hierarchical({ *shm_, *net_, *watch_, nullptr, 1 }, op, buffer.data());
     };
     together([&] {
         net_->begin({});

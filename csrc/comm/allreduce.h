@@ -1,4 +1,4 @@
-// The all-reduce of one group of ranks: topology, stages and algorithms put together.
+// The all-reduce of one group of ranks: topology, phases and algorithms put together.
 //
 // Every rank makes one of these (a collective), then all call allreduce() with equal sizes, types and algorithms in the
 // same order. After an error the group is unusable on every rank. Calls of all groups of a process take turns: MPI is
@@ -7,7 +7,7 @@
 
 #include "algorithms.h"
 #include "choose.h"
-#include "device_stage.h"
+#include "intra_host_device.h"
 #include "topology.h"
 
 #include <map>
@@ -78,10 +78,10 @@ class oa_allreduce {
     oa_links                                             links_ = oa_assumed_links();
     const double                                         timeout_;
     bool                                                 broken_ = false;
-    std::unique_ptr<oa_host_stage>                       net_;
-    std::unique_ptr<oa_shm_stage>                        shm_;
+    std::unique_ptr<oa_inter_host>                       net_;
+    std::unique_ptr<oa_intra_host>                       shm_;
     std::unique_ptr<oa_watch>                            watch_;
-    std::unique_ptr<oa_device_stage>                     device_;
+    std::unique_ptr<oa_intra_host_device>                device_;
     std::map<oa_algorithm, std::unique_ptr<oa_schedule>> schedules_;
     std::vector<char>                                    scratch_; // what the star and the probe receive
     uint64_t                                             n_operations_ = 0;

@@ -65,7 +65,7 @@ double wire(oa_algorithm algorithm, const shape & s, const oa_links & l) {
     return s.hosts == 1 ? 0 : steps(algorithm, s.hosts) * l.alpha + between(algorithm, s, l);
 }
 
-oa_prediction whole(oa_algorithm algorithm, const shape & s, const oa_links & l) {
+oa_algorithm_time whole(oa_algorithm algorithm, const shape & s, const oa_links & l) {
     const bool slices = host_sum(s, l, true) < host_sum(s, l, false);
     return { algorithm, 0, slices, host_sum(s, l, slices) + wire(algorithm, s, l) + host_copies(s, l) };
 }
@@ -77,11 +77,11 @@ constexpr double about_equal   = 1.03;
 constexpr double largest_chunk = 512 * 1024;
 
 // The inner algorithm in chunks.
-oa_prediction pipelined(const shape & s, const oa_links & l) {
+oa_algorithm_time pipelined(const shape & s, const oa_links & l) {
     const oa_algorithm inside = s.hosts == 2 ? OA_EXCHANGE : OA_RABENSEIFNER;
     // A host's part of a chunk is whole messages.
-    const double               parts = inside == OA_EXCHANGE ? 1 : s.hosts;
-    std::vector<oa_prediction> found;
+    const double                   parts = inside == OA_EXCHANGE ? 1 : s.hosts;
+    std::vector<oa_algorithm_time> found;
     for (double messages = 1; messages <= 8; messages *= 2) {
         const double largest  = messages * parts * double(OA_LARGEST_MESSAGE);
         const double n_chunks = std::ceil(s.n / largest);
@@ -97,14 +97,14 @@ oa_prediction pipelined(const shape & s, const oa_links & l) {
         found.push_back({ OA_PIPELINED, size_t(chunk), true, seconds });
     }
     if (found.empty()) {
-        oa_prediction only = whole(inside, s, l);
-        only.algorithm     = OA_PIPELINED;
+        oa_algorithm_time only = whole(inside, s, l);
+        only.algorithm         = OA_PIPELINED;
         return only;
     }
-    const auto faster = [](const oa_prediction & x, const oa_prediction & y) { return x.seconds < y.seconds; };
+    const auto faster = [](const oa_algorithm_time & x, const oa_algorithm_time & y) { return x.seconds < y.seconds; };
     const auto best   = std::min_element(found.begin(), found.end(), faster);
     return *std::find_if(found.rbegin(), found.rend(),
-                         [&](const oa_prediction & p) { return p.seconds <= about_equal * best->seconds; });
+                         [&](const oa_algorithm_time & p) { return p.seconds <= about_equal * best->seconds; });
 }
 
 } // namespace
@@ -113,8 +113,8 @@ oa_links oa_assumed_links() {
     return { 60e-6, 125e6, 10e-6, 30e-6, 4e9, 8e9, "assumed, not measured: 1 Gbit/s Ethernet" };
 }
 
-oa_prediction oa_predict(oa_algorithm algorithm, size_t n_bytes, const oa_topology & topology, const oa_links & links,
-                         double wire_ratio) {
+oa_algorithm_time oa_predict(oa_algorithm algorithm, size_t n_bytes, const oa_topology & topology,
+                             const oa_links & links, double wire_ratio) {
     const shape s = { double(n_bytes), double(topology.n_hosts()), double(topology.widest()), wire_ratio };
     if (algorithm == OA_STAR) {
         const double remote = 2 * (links.alpha + (s.hosts - 1) * s.ranks * std::max(links.gap, s.n / links.bandwidth));
@@ -124,21 +124,21 @@ oa_prediction oa_predict(oa_algorithm algorithm, size_t n_bytes, const oa_topolo
     return algorithm == OA_PIPELINED ? pipelined(s, links) : whole(algorithm, s, links);
 }
 
-oa_choice oa_choose(size_t n_bytes, const oa_topology & topology, const oa_links & links, double wire_ratio) {
-    oa_choice choice;
+oa_algorithm_choice oa_choose(size_t n_bytes, const oa_topology & topology, const oa_links & links, double wire_ratio) {
+    oa_algorithm_choice choice;
     for (const oa_algorithm algorithm : { OA_EXCHANGE, OA_RABENSEIFNER, OA_PIPELINED, OA_TREE, OA_STAR }) {
         choice.all.push_back(oa_predict(algorithm, n_bytes, topology, links, wire_ratio));
     }
     // Of equals the first: with one host all but the pipeline are the same. The star is there to be compared with; it
     // has no wire format.
-    const auto faster = [](const oa_prediction & x, const oa_prediction & y) { return x.seconds < y.seconds; };
+    const auto faster = [](const oa_algorithm_time & x, const oa_algorithm_time & y) { return x.seconds < y.seconds; };
     choice.best       = *std::min_element(choice.all.begin(), choice.all.end() - 1, faster);
     return choice;
 }
 
-std::string oa_choice::print() const {
+std::string oa_algorithm_choice::print() const {
     std::string text;
-    for (const oa_prediction & p : all) {
+    for (const oa_algorithm_time & p : all) {
         char line[128];
         std::snprintf(line, sizeof(line), "%c %-12s %10.3f ms", p.algorithm == best.algorithm ? '*' : ' ',
                       oa_algorithm_name(p.algorithm), p.seconds * 1e3);

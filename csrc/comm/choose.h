@@ -24,22 +24,23 @@ struct oa_links {
 // and memory at 30 us and 4 GB/s a rank, 8 GB/s alone. Orders of magnitude, not measurements.
 oa_links oa_assumed_links();
 
-struct oa_prediction {
+struct oa_algorithm_time {
     oa_algorithm algorithm;
     size_t       chunk;  // bytes at a time; 0: the whole message
     bool         slices; // inside a host every rank sums a slice; else its LM sums alone
     double       seconds;
 };
 
-struct oa_choice {
-    oa_prediction              best;
-    std::vector<oa_prediction> all; // each algorithm with its best chunk
-    std::string                print() const;
+struct oa_algorithm_choice {
+    oa_algorithm_time              best;
+    std::vector<oa_algorithm_time> all; // each algorithm with its best chunk
+    std::string                    print() const;
 };
 
 // All that matters is the number of hosts and the ranks of the widest; `wire_ratio`: bytes on the wire per byte.
-oa_choice oa_choose(size_t n_bytes, const oa_topology & topology, const oa_links & links, double wire_ratio = 1);
+oa_algorithm_choice oa_choose(size_t n_bytes, const oa_topology & topology, const oa_links & links,
+                              double wire_ratio = 1);
 
 // One of them, whether it is the best or not.
-oa_prediction oa_predict(oa_algorithm algorithm, size_t n_bytes, const oa_topology & topology, const oa_links & links,
-                         double wire_ratio = 1);
+oa_algorithm_time oa_predict(oa_algorithm algorithm, size_t n_bytes, const oa_topology & topology,
+                             const oa_links & links, double wire_ratio = 1);

@@ -1,4 +1,4 @@
-// A rank's device as the stage inside a host needs it: memory that the devices of other ranks reach, and the steps of
+// A rank's device as the phase inside a host needs it: memory that the devices of other ranks reach, and the steps of
 // device_sum.h, one after the other on a stream. Two kinds: CUDA GPUs, and the CPU, which the kernels are tested on
 // where there is no GPU.
 #pragma once

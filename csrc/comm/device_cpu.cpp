@@ -2,7 +2,7 @@
 
 #include "comm_error.h"
 #include "device.h"
-#include "shm_segment.h"
+#include "shared_memory.h"
 
 #include <cstring>
 #include <deque>
@@ -71,7 +71,7 @@ class cpu_device : public oa_device {
         char bytes[16];
     };
 
-    std::deque<oa_shm_segment>    segments_;
+    std::deque<oa_shared_memory>  segments_;
     std::deque<std::vector<unit>> host_;
 };
 

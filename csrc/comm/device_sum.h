@@ -1,4 +1,4 @@
-// The stage inside a host for values in device memory: what the ranks' devices do. One text for CUDA kernels
+// The phase inside a host for values in device memory: what the ranks' devices do. One text for CUDA kernels
 // (device_sum_cuda.cu) and for CPU threads (device_cpu.cpp), which differ in a policy of a dozen primitives.
 //
 // Every rank has an area that the devices of all ranks of its host can read and write: flags, two input buffers (of
@@ -24,8 +24,8 @@
 // after all inputs of the next epoch are there, thus after all have fetched the last result.
 //
 // Waits are bounded: by `patience`, and by an abort word in host memory. A block that gives up says why in the report
-// and returns; the host looks what is wrong and launches the step again (device_stage.cpp). ADD, GATHER and TAKE can
-// run any number of times; REDUCE remembers which blocks are done.
+// and returns; the host looks what is wrong and launches the step again (intra_host_device.cpp). ADD, GATHER and TAKE
+// can run any number of times; REDUCE remembers which blocks are done.
 #pragma once
 
 #include "comm_types.h"

@@ -14,7 +14,7 @@ struct oa_step {
 
 class oa_exchange : public oa_schedule {
   public:
-    oa_exchange(oa_host_stage & net, const oa_lm_group & group) : oa_schedule(net, group) {
+    oa_exchange(oa_inter_host & net, const oa_lm_group & group) : oa_schedule(net, group) {
         int power = 1;
         while (2 * power <= group_.n()) {
             power *= 2;
@@ -105,6 +105,6 @@ class oa_exchange : public oa_schedule {
 
 } // namespace
 
-std::unique_ptr<oa_schedule> oa_make_exchange(oa_host_stage & net, const oa_lm_group & group) {
+std::unique_ptr<oa_schedule> oa_make_exchange(oa_inter_host & net, const oa_lm_group & group) {
     return std::make_unique<oa_exchange>(net, group);
 }

@@ -33,7 +33,7 @@ int oa_comm_allreduce(oa_comm_t comm, void * buffer, enum oa_dtype dtype, size_t
 
 /* Sums in device memory: once, by all ranks. `device`: the PCI address of this rank's CUDA device, "cpu" for tests,
  * NULL when it has none. 0, or -1 when a rank cannot (no peer access, say): the group is usable, but not for the next
- * one. `eager`: see device_stage.h; 0. */
+ * one. `eager`: see intra_host_device.h; 0. */
 int oa_comm_open_device(oa_comm_t comm, const char * device, int eager);
 
 /* The same as oa_comm_allreduce() for memory of that device. What was given to `stream` (a cudaStream_t; NULL: nothing)

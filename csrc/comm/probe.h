@@ -2,14 +2,14 @@
 #pragma once
 
 #include "choose.h"
-#include "host_stage.h"
+#include "inter_host.h"
 #include "watch.h"
 
 #include <functional>
 #include <vector>
 
 struct oa_probe_context {
-    oa_host_stage &                   net;
+    oa_inter_host &                   net;
     oa_watch &                        watch;
     const oa_topology &               topology;
     std::vector<char> &               scratch; // outlives what is in flight

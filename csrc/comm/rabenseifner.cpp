@@ -9,7 +9,7 @@ namespace {
 
 class oa_rabenseifner : public oa_schedule {
   public:
-    oa_rabenseifner(oa_host_stage & net, const oa_lm_group & group) : oa_schedule(net, group) {}
+    oa_rabenseifner(oa_inter_host & net, const oa_lm_group & group) : oa_schedule(net, group) {}
 
   private:
     // Part of host h of n values: whole q8 blocks and cache lines, so the last may be short or empty.
@@ -80,6 +80,6 @@ class oa_rabenseifner : public oa_schedule {
 
 } // namespace
 
-std::unique_ptr<oa_schedule> oa_make_rabenseifner(oa_host_stage & net, const oa_lm_group & group) {
+std::unique_ptr<oa_schedule> oa_make_rabenseifner(oa_inter_host & net, const oa_lm_group & group) {
     return std::make_unique<oa_rabenseifner>(net, group);
 }

@@ -6,7 +6,7 @@
 // that need nothing of this host are posted when the chunk is opened, before its sum is ready.
 #pragma once
 
-#include "host_stage.h"
+#include "inter_host.h"
 #include "wire.h"
 
 #include <cstddef>
@@ -48,7 +48,7 @@ class oa_schedule {
         std::vector<char> outbox; // what this one sends, where the wire format differs
     };
 
-    oa_schedule(oa_host_stage & net, oa_lm_group group) : net_(net), group_(std::move(group)) {}
+    oa_schedule(oa_inter_host & net, oa_lm_group group) : net_(net), group_(std::move(group)) {}
 
     virtual int    n_phases() const                = 0;
     virtual size_t inbox_size(size_t chunk) const  = 0; // bytes
@@ -60,7 +60,7 @@ class oa_schedule {
     void send(flight & f, int phase, oa_direction direction, int host, const char * data, size_t size);
     void receive(flight & f, int phase, oa_direction direction, int host, char * data, size_t size);
 
-    oa_host_stage &   net_;
+    oa_inter_host &   net_;
     const oa_lm_group group_;
     oa_wire           wire_ = {};
 
@@ -75,6 +75,6 @@ class oa_schedule {
     int                 n_opened_ = 0, n_started_ = 0, n_finished_ = 0;
 };
 
-std::unique_ptr<oa_schedule> oa_make_tree(oa_host_stage & net, const oa_lm_group & group);
-std::unique_ptr<oa_schedule> oa_make_exchange(oa_host_stage & net, const oa_lm_group & group);
-std::unique_ptr<oa_schedule> oa_make_rabenseifner(oa_host_stage & net, const oa_lm_group & group);
+std::unique_ptr<oa_schedule> oa_make_tree(oa_inter_host & net, const oa_lm_group & group);
+std::unique_ptr<oa_schedule> oa_make_exchange(oa_inter_host & net, const oa_lm_group & group);
+std::unique_ptr<oa_schedule> oa_make_rabenseifner(oa_inter_host & net, const oa_lm_group & group);

@@ -7,7 +7,7 @@
 namespace {
 
 // Until all that was posted is done.
-void wait(oa_host_stage & net, oa_watch & watch) {
+void wait(oa_inter_host & net, oa_watch & watch) {
     std::vector<int> tickets;
     // Rank 0 knows who is late, the others only that rank 0 is: they give it time to say so.
     const bool root = net.rank() == 0;
@@ -24,7 +24,7 @@ void wait(oa_host_stage & net, oa_watch & watch) {
 
 } // namespace
 
-void oa_run_star(oa_host_stage & net, oa_watch & watch, const oa_operation & op, char * buffer,
+void oa_run_star(oa_inter_host & net, oa_watch & watch, const oa_operation & op, char * buffer,
                  std::vector<char> & scratch) {
     const auto   dtype = oa_dtype(op.dtype);
     const size_t width = oa_dtype_size(dtype);

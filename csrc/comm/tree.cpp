@@ -6,7 +6,7 @@ namespace {
 
 class oa_tree : public oa_schedule {
   public:
-    oa_tree(oa_host_stage & net, const oa_lm_group & group) : oa_schedule(net, group) {}
+    oa_tree(oa_inter_host & net, const oa_lm_group & group) : oa_schedule(net, group) {}
 
   private:
     bool is_gm() const { return group_.me == group_.gm; }
@@ -62,6 +62,6 @@ class oa_tree : public oa_schedule {
 
 } // namespace
 
-std::unique_ptr<oa_schedule> oa_make_tree(oa_host_stage & net, const oa_lm_group & group) {
+std::unique_ptr<oa_schedule> oa_make_tree(oa_inter_host & net, const oa_lm_group & group) {
     return std::make_unique<oa_tree>(net, group);
 }

@@ -15,7 +15,7 @@ double seconds_between(std::chrono::steady_clock::time_point from, std::chrono::
 
 } // namespace
 
-oa_watch::oa_watch(oa_shm_stage & shm, std::vector<int> ranks, std::string host, double timeout, double silence) :
+oa_watch::oa_watch(oa_intra_host & shm, std::vector<int> ranks, std::string host, double timeout, double silence) :
     shm_(shm), ranks_(std::move(ranks)), host_(std::move(host)), timeout_(timeout), silence_(silence),
     beats_(ranks_.size()), alive_(ranks_.size()) {}
 

@@ -1,5 +1,5 @@
 // What a process does besides computing when it is one rank of a tensor-parallel group. csrc/ranks sets the hooks;
-// without them nothing happens. Hooks of patch 0008; rank 0 runs the program, the others follow (follow.h).
+// without them nothing happens. Hooks of patch 0008; rank 0 runs the program, the others replay its calls (replay.h).
 #pragma once
 
 #include "ggml-backend.h"

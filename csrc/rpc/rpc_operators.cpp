@@ -8,7 +8,7 @@ namespace {
 
 struct rule {
     int n_sources; // that must be there
-    bool (*fits)(t node);
+    bool (*fits)(tensor node);
 };
 
 // Operators of inference. Without a rule, and so refused: training, and those that call a function whose address comes

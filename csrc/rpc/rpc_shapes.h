@@ -7,10 +7,10 @@
 
 namespace oa_rpc {
 
-using t = const ggml_tensor *;
+using tensor = const ggml_tensor *;
 __extension__ typedef __int128 wide; // sizes and parameters from the network multiply without overflow
 
-inline bool is(t x, std::initializer_list<wide> ne) {
+inline bool is(tensor x, std::initializer_list<wide> ne) {
     int i = 0;
     for (const wide n : ne) {
         if (x->ne[i++] != n) {
@@ -25,8 +25,8 @@ inline bool is(t x, std::initializer_list<wide> ne) {
     return true;
 }
 
-inline bool f32(std::initializer_list<t> all) {
-    for (t x : all) {
+inline bool f32(std::initializer_list<tensor> all) {
+    for (tensor x : all) {
         if (x->type != GGML_TYPE_F32) {
             return false;
         }
@@ -34,12 +34,12 @@ inline bool f32(std::initializer_list<t> all) {
     return true;
 }
 
-inline bool floats(t x) {
+inline bool floats(tensor x) {
     return x->type == GGML_TYPE_F32 || x->type == GGML_TYPE_F16;
 }
 
-inline bool contiguous(std::initializer_list<t> all) {
-    for (t x : all) {
+inline bool contiguous(std::initializer_list<tensor> all) {
+    for (tensor x : all) {
         if (!ggml_is_contiguous(x)) {
             return false;
         }
@@ -48,7 +48,7 @@ inline bool contiguous(std::initializer_list<t> all) {
 }
 
 // As contiguous, and in dimensions of one element too: kernels that step through planes use those strides.
-inline bool packed(t x) {
+inline bool packed(tensor x) {
     for (int i = 1; i < GGML_MAX_DIMS; ++i) {
         if (x->nb[i] != (i == 1 ? ggml_row_size(x->type, x->ne[0]) : x->nb[i - 1] * x->ne[i - 1])) {
             return false;
@@ -57,7 +57,7 @@ inline bool packed(t x) {
     return x->nb[0] == ggml_type_size(x->type);
 }
 
-inline bool repeats(t small, t large) {
+inline bool repeats(tensor small, tensor large) {
     return ggml_is_empty(small) ? ggml_is_empty(large) : ggml_can_repeat(small, large);
 }
 
@@ -65,16 +65,16 @@ inline bool divides(int64_t small, int64_t large) {
     return small > 0 && large % small == 0;
 }
 
-inline wide product(t x) {
+inline wide product(tensor x) {
     return wide(x->ne[0]) * x->ne[1] * x->ne[2] * x->ne[3]; // at most 2^62, by oa_rpc_check_tensor
 }
 
-inline int32_t parameter(t x, int i) {
+inline int32_t parameter(tensor x, int i) {
     return x->op_params[i];
 }
 
 // An enumeration.
-inline bool below(t x, int i, int32_t count) {
+inline bool below(tensor x, int i, int32_t count) {
     return parameter(x, i) >= 0 && parameter(x, i) < count;
 }
 
@@ -86,7 +86,7 @@ inline wide convolved(int64_t in, int64_t kernel, int32_t stride, int32_t paddin
     return (wide(in) + 2 * wide(padding) - wide(dilation) * (kernel - 1) - 1) / stride + 1;
 }
 
-inline bool like_first(t d) {
+inline bool like_first(tensor d) {
     return ggml_are_same_shape(d, d->src[0]) && d->type == d->src[0]->type;
 }
 

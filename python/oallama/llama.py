@@ -16,8 +16,9 @@ from typing import Any
 from oallama.data.budget import format_bytes
 from oallama.data.plan import HOST, PlacementPlan
 from oallama.data.profile import Profile
-from oallama.engine import engine
-from oallama.engine.engine import Settings
+from oallama.engine import device_list, native
+from oallama.engine.backend_map import backend_map
+from oallama.engine.load_settings import KV_TYPES, Settings
 from oallama.engine.placed_llama import UPSTREAM, PlacedLlama
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
@@ -28,7 +29,7 @@ from oallama.profiling.tuner import apply_tuned
 
 _SIGNATURE = inspect.signature(UPSTREAM.__init__)
 _PLAN_DECIDES = ("n_gpu_layers", "split_mode", "main_gpu", "tensor_split", "vocab_only", "offload_kqv", "op_offload")
-_TYPE_NAMES = {number: name for name, number in engine.KV_TYPES.items()}
+_TYPE_NAMES = {number: name for name, number in KV_TYPES.items()}
 # Planning and loading redirect things of the whole process: llama.cpp's log and, with verbose=False, stdout and stderr.
 _LOADING = threading.RLock()
 
@@ -86,23 +87,23 @@ class Llama(PlacedLlama):
             _check_host_memory(self.plan, kwargs)
             planned = self.plan.context
             apply_tuned(self.plan.devices)
-            with engine.backend_map(self.plan.to_backend_map()):
+            with backend_map(self.plan.to_backend_map()):
                 super().__init__(
                     model_path,
-                    devices=engine.device_array([name for name in self.plan.devices if name != HOST]),
+                    devices=device_list.device_array([name for name in self.plan.devices if name != HOST]),
                     n_outputs_max=planned.n_outputs_max,
                     flash_attn_type="auto" if "flash_attn" not in kwargs and planned.flash_attn == "auto" else None,
                     n_gpu_layers=-1,
                     **_complete(kwargs, self.plan),
                 )
-                self._left_mapped = engine.core().backend_map_left_mapped()
+                self._left_mapped = native.core().backend_map_left_mapped()
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Upstream's; raises OallamaError when weights could not be streamed (the file was changed or cut off)."""
         try:
             super().eval(tokens)
         except RuntimeError as error:
-            if reason := engine.core().take_stream_error():
+            if reason := native.core().take_stream_error():
                 raise OallamaError(reason) from error
             raise
 
@@ -150,7 +151,7 @@ def _make_plan(
 def _check_host_memory(plan: PlacementPlan, kwargs: dict[str, Any]) -> None:
     """Raises OallamaError when what the plan has on the host does not fit. Weights in a mapped file always do."""
     mapped = kwargs.get("use_mmap", True) and not kwargs.get("lora_path")
-    on_host, free = plan.predicted.devices.get(HOST), engine.core().host_memory()
+    on_host, free = plan.predicted.devices.get(HOST), native.core().host_memory()
     if on_host is None or (needed := on_host.total - (on_host.weights if mapped else 0)) <= free:
         return
     weights = "" if mapped else f"weights {format_bytes(on_host.weights)}, "
@@ -185,8 +186,8 @@ def _complete(kwargs: dict[str, Any], plan: PlacementPlan) -> dict[str, Any]:
         "n_ctx": planned.n_ctx,
         "n_batch": planned.n_batch,
         "n_ubatch": planned.n_ubatch,
-        "type_k": engine.KV_TYPES[planned.type_k],
-        "type_v": engine.KV_TYPES[planned.type_v],
+        "type_k": KV_TYPES[planned.type_k],
+        "type_v": KV_TYPES[planned.type_v],
         "n_threads": len(cpu_set()),
         "n_threads_batch": kwargs.get("n_threads") or len(cpu_set()),
     }

@@ -21,7 +21,7 @@ import pytest
 
 from oallama.data.plan import PlacementPlan
 from oallama.data.profile import Profile
-from oallama.engine.engine import Settings
+from oallama.engine.load_settings import Settings
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices
 from support.cli import CLI, oallama

@@ -18,8 +18,8 @@ import pytest
 from oallama.bench import (
     Cell,
     Engine,
+    ExpectedTimes,
     LoadParams,
-    Prediction,
     Result,
     Sweep,
     compare,
@@ -189,8 +189,8 @@ def made_up(engine, scale, baseline=False, tokens=(1, 2, 3), cell=Cell(0, 64, 3)
     )
     common = {"time": "t", "commit": "c", "dirty": False, "model_file": {"name": "m.gguf"}, "hardware": {"cpu": "X"}}
     return Result(
-        engine, "-ngl 9", cell, baseline, {}, {}, "/lib", "hash", {"CUDA0": 99 * MIB}, Prediction(0.09, 0.01), common,
-        loaded, samples,
+        engine, "-ngl 9", cell, baseline, {}, {}, "/lib", "hash", {"CUDA0": 99 * MIB}, ExpectedTimes(0.09, 0.01),
+        common, loaded, samples,
     )  # fmt: skip
 
 
@@ -291,7 +291,7 @@ def test_planned_engine_takes_context_table_and_prediction_from_the_plan(tmp_pat
     assert engine.plan_hash == plan.hash and "tensor output.weight RPC0 resident" in engine.backend_map
     assert engine.predict(Cell(depth=0, prompt=48, gen=32)).ttft_s == pytest.approx(0.3)
     assert engine.predict(Cell(depth=0, prompt=48, gen=32)).tpot_s == pytest.approx(0.015)
-    assert engine.predict(Cell(depth=1000, prompt=48, gen=32)) == Prediction(None, None)
+    assert engine.predict(Cell(depth=1000, prompt=48, gen=32)) == ExpectedTimes(None, None)
 
 
 # ---- real processes -------------------------------------------------------------------------------------------------
@@ -380,7 +380,7 @@ def test_run_bench_end_to_end(lib, model, interleave, monkeypatch):
     )
     engines = [
         layer_split(CPU, 0, {}, lib),
-        Engine("same", lib, CPU, predict=lambda cell: Prediction(cell.prompt / 1e3)),
+        Engine("same", lib, CPU, predict=lambda cell: ExpectedTimes(cell.prompt / 1e3)),
         Engine("absent", lib, LoadParams(devices=("X9",)), optional=True),
     ]
     sweep = Sweep(prompts=(8, 16), depths=(0, 16), gens=(4,), repeats=2, interleave=interleave)

@@ -20,7 +20,7 @@ import pytest
 
 from oallama.data.plan import PlacementPlan
 from oallama.data.profile import Profile
-from oallama.engine.engine import Settings
+from oallama.engine.load_settings import Settings
 from oallama.engine.rpc import free_port
 from support import cli
 from support.cli import CLI

@@ -148,7 +148,7 @@ def test_ranks_on_two_hosts(tiny: Callable[..., Path], tmp_path: Path) -> None:
 @needs_mpi
 def test_the_openai_endpoint_on_rank_0(tiny: Callable[..., Path]) -> None:
     port = free_port()
-    group = launch.Group((Host("localhost", 2),))
+    group = launch.RankGroup((Host("localhost", 2),))
     job = RankJob(str(tiny("llama", "F16")), (0.5, 0.5), ("--port", str(port), "--no-webui"), n_ctx=512)
     server = launch.start(group, job, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
@@ -206,7 +206,7 @@ def test_a_rank_that_is_gone_ends_the_answer(
     signal_number: signal.Signals, message: str, tiny: Callable[..., Path]
 ) -> None:
     """With a line that names it, and no process left."""
-    group = launch.Group((Host("localhost", 3),))
+    group = launch.RankGroup((Host("localhost", 3),))
     job = RankJob(str(tiny("llama", "F16")), (0.4, 0.3, 0.3), prompt="Once upon", n_generate=3000, temperature=0)
     ranks = launch.start(group, job, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     while len(processes := ranks_of(ranks)) < 3 or not all(map(is_rank, processes.values())):
@@ -224,7 +224,7 @@ def test_a_rank_that_is_gone_ends_the_answer(
 def test_serving_goes_on_after_a_failure(tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     port, model = free_port(), str(tiny("llama", "F16"))
     monkeypatch.setattr(launch, "RESTART_AFTER_S", 0)
-    group = launch.Group((Host("localhost", 2),), timeout_s=4)
+    group = launch.RankGroup((Host("localhost", 2),), timeout_s=4)
     job = RankJob(model, (0.5, 0.5), ("--port", str(port), "--no-webui"), n_ctx=512)
     started: list[subprocess.Popen[str]] = []
     real = launch.start
@@ -303,7 +303,7 @@ def test_a_host_that_cannot_be_reached(tiny: Callable[..., Path], tmp_path: Path
 
 @needs_mpi
 def test_too_little_memory_on_all_hosts(tiny: Callable[..., Path]) -> None:
-    group = launch.Group((Host("localhost", 2),), variables={"OALLAMA_HOST_MEMORY": "1000000"})
+    group = launch.RankGroup((Host("localhost", 2),), variables={"OALLAMA_HOST_MEMORY": "1000000"})
     with pytest.raises(OallamaError, match=r"all hosts together may hold .*: .* too little"):
         launch.prepare(group, RankJob(str(tiny("llama")), ()))
 

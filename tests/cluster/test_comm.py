@@ -19,7 +19,7 @@ pytest.importorskip("mpi4py", reason=MISSING)
 ml_dtypes = pytest.importorskip("ml_dtypes", reason=MISSING)
 native = pytest.importorskip("oallama._comm", reason=f"oallama was built without MPI: {MISSING}, then build it again")
 
-from oallama.cluster.ranks.comm import ALGORITHMS, DTYPES, CommError, Links, Topology, choose  # noqa: E402
+from oallama.cluster.ranks.comm import ALGORITHMS, DTYPES, CommError, RankLinks, Topology, choose  # noqa: E402
 from support.mpi_ranks import SURVIVE, Ranks  # noqa: E402
 
 pytestmark = pytest.mark.alone
@@ -121,7 +121,7 @@ def places(n_hosts: int, n_ranks: int) -> list[tuple[str, float]]:
     return [(f"h{host}", 1.0) for host in range(n_hosts) for _ in range(n_ranks)]
 
 
-GIGABIT = Links(alpha=60e-6, bandwidth=125e6, gap=10e-6, a=30e-6, b=4e9, alone=8e9, source="test")
+GIGABIT = RankLinks(alpha=60e-6, bandwidth=125e6, gap=10e-6, a=30e-6, b=4e9, alone=8e9, source="test")
 
 
 @pytest.mark.parametrize("n_hosts", [1, 2, 3, 4])

@@ -10,12 +10,12 @@ from functools import partial
 
 import pytest
 
-from oallama.engine import engine
+from oallama.engine import device_list
 from support.mpi_ranks import SURVIVE, Ranks
 
 pytestmark = pytest.mark.alone
 NO_CUDA = pytest.mark.skipif(
-    not any(d.backend == "CUDA" for d in engine.devices()), reason="no CUDA device on this machine"
+    not any(d.backend == "CUDA" for d in device_list.devices()), reason="no CUDA device on this machine"
 )
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.cuda, NO_CUDA])]
 MODES = ["", "eager"]

@@ -28,7 +28,7 @@ from oallama.cluster.allocation.problem import Device, Layer, Problem
 from oallama.cluster.pipeline.measure import Model, read_model
 from oallama.cluster.pipeline.members import Member, members
 from oallama.cluster.pipeline.pipeline import Options, Pipeline
-from oallama.engine.engine import Settings
+from oallama.engine.load_settings import Settings
 from oallama.engine.rpc import free_port
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
@@ -447,7 +447,7 @@ def test_a_worker_that_crashes_is_not_the_end(tiny: Callable[..., Path], tmp_pat
 def test_only_who_has_the_token_is_served(tiny: Callable[..., Path], tmp_path: Path) -> None:
     with pipeline(tiny("llama"), tmp_path, {"a": local("1GiB")}, []) as (running, _):
         (member,) = running.start_servers()
-        code = "import sys; from oallama.engine import engine; engine.add_rpc_server(sys.argv[1])"
+        code = "import sys; from oallama.engine import device_list; device_list.add_rpc_server(sys.argv[1])"
         stranger = {name: value for name, value in os.environ.items() if name != "OALLAMA_RPC_TOKEN_FILE"}
         command = [sys.executable, "-c", code, member.endpoint]
         done = subprocess.run(command, env=stranger, capture_output=True, text=True, timeout=60)

@@ -26,9 +26,9 @@ from support.rpc_wire import BUSY, KNOW_IF_BUSY, QUEUED, REFUSED, WELCOME, Serve
 TOKEN = b"a token of twenty-eight bytes"
 HELLO = """
 import sys
-from oallama.engine import engine
+from oallama.engine import native
 try:
-    engine.core().rpc_hello(sys.argv[1], float(sys.argv[2]))
+    native.core().rpc_hello(sys.argv[1], float(sys.argv[2]))
 except RuntimeError as error:
     print(error)
 """
@@ -155,7 +155,7 @@ def test_messages_of_the_preflight() -> None:
 
 
 def test_a_program_without_preflight_ends_with_one_line(server: Server) -> None:
-    program = "import sys\nfrom oallama.engine import engine\nengine.core().add_rpc_server(sys.argv[1])"
+    program = "import sys\nfrom oallama.engine import native\nnative.core().add_rpc_server(sys.argv[1])"
     short = {**os.environ, "OALLAMA_RPC_TOKEN_FILE": "/nowhere"}
     done = subprocess.run(
         [sys.executable, "-c", program, server.endpoint], env=short, capture_output=True, text=True, timeout=60
@@ -361,7 +361,7 @@ def test_workers_end_with_their_supervisor() -> None:
 
 
 def test_a_client_without_preflight_waits_for_its_turn(server: Server, token_file: Path) -> None:
-    program = "import sys\nfrom oallama.engine import engine\nprint(engine.core().add_rpc_server(sys.argv[1]))"
+    program = "import sys\nfrom oallama.engine import native\nprint(native.core().add_rpc_server(sys.argv[1]))"
     with server.connect() as first:
         assert shake(first, TOKEN) == WELCOME
         waiting = subprocess.Popen(
@@ -381,8 +381,8 @@ def test_a_client_without_preflight_waits_for_its_turn(server: Server, token_fil
 
 LOGITS = """
 import sys
-from oallama.engine import engine, runtime
-engine.add_rpc_server(sys.argv[1])
+from oallama.engine import device_list, runtime
+device_list.add_rpc_server(sys.argv[1])
 llm = runtime.llama_cpp().Llama(sys.argv[2], n_gpu_layers=-1, n_ctx=64, verbose=False, use_mmap=False)
 llm.eval(list(range(300, 332)))
 print(llm._ctx.get_logits_ith(-1)[:200])
@@ -423,8 +423,8 @@ def test_small_weights_come_from_the_cache_whole_or_not_at_all(tiny: Callable[..
 
 GENERATE = """
 import sys
-from oallama.engine import engine, runtime
-engine.add_rpc_server(sys.argv[1])
+from oallama.engine import device_list, runtime
+device_list.add_rpc_server(sys.argv[1])
 llm = runtime.llama_cpp().Llama(sys.argv[2], n_gpu_layers=-1, n_ctx=256, verbose=False)
 while True:
     llm.reset()

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oallama.data.plan import HOST, PlacementPlan
-from oallama.engine import engine
+from oallama.engine import native, skeleton
+from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices
@@ -28,7 +29,7 @@ from support.made_profile import made_profile
 from support.vulkan import VULKAN, has_vulkan
 
 Block = tuple[int, int, int]
-SETTINGS = engine.Settings(n_ctx=512, n_batch=256, n_ubatch=128, flash_attn="on", devices=())
+SETTINGS = Settings(n_ctx=512, n_batch=256, n_ubatch=128, flash_attn="on", devices=())
 
 
 @st.composite
@@ -76,7 +77,7 @@ def optimum(blocks: list[Block]) -> int:
 @settings(deadline=None, max_examples=200)
 @given(st.lists(block(), max_size=40))
 def test_offsets_keep_blocks_apart(blocks: list[Block]) -> None:
-    offsets = engine.core().offline_offsets(blocks)
+    offsets = native.core().offline_offsets(blocks)
     assert_disjoint(blocks, offsets)
     assert all(offset % 32 == 0 for offset in offsets)
     assert live_bytes(blocks) <= end_of(blocks, offsets) <= sum(n for n, _, _ in blocks)
@@ -85,7 +86,7 @@ def test_offsets_keep_blocks_apart(blocks: list[Block]) -> None:
 @settings(deadline=None, max_examples=100)
 @given(st.lists(block(), min_size=1, max_size=5))
 def test_bound_optimum_greedy_are_in_order(blocks: list[Block]) -> None:
-    found = end_of(blocks, engine.core().offline_offsets(blocks))
+    found = end_of(blocks, native.core().offline_offsets(blocks))
     assert live_bytes(blocks) <= optimum(blocks) <= found
 
 
@@ -95,17 +96,17 @@ def test_arenas_are_the_compute_buffers(arch: str, flash: str, tiny: Callable[..
     path = tiny(arch)
     context = replace(SETTINGS, flash_attn=flash)
     arenas = read(path, context, graphs_of(context))
-    assert arenas[0].online == engine.dry_run(path, context)[HOST]["compute"]
+    assert arenas[0].online == skeleton.dry_run(path, context)[HOST]["compute"]
     for arena in arenas:
         blocks = list(arena.blocks)
-        offsets = engine.core().offline_offsets(blocks)
+        offsets = native.core().offline_offsets(blocks)
         assert_disjoint(blocks, offsets)
         assert arena.bound == live_bytes(blocks) <= arena.online
         assert arena.offline == end_of(blocks, offsets)
 
 
-def read(path: Path, context: engine.Settings, graphs: list[tuple[int, int]], table: str | None = None) -> list[Arena]:
-    return [Arena.from_engine(raw) for raw in engine.read_arenas(path, context, graphs, table)]
+def read(path: Path, context: Settings, graphs: list[tuple[int, int]], table: str | None = None) -> list[Arena]:
+    return [Arena.from_engine(raw) for raw in skeleton.read_arenas(path, context, graphs, table)]
 
 
 def tables(path: Path, device: str, on_host: str) -> list[str]:
@@ -123,7 +124,7 @@ def test_offline_arenas_are_what_a_load_takes(arch: str, on_host: str, tiny: Cal
     arenas = read(path, context, graphs_of(context)[:1], online)
     assert {arena.device for arena in arenas} == {device, HOST}
     for table, layout in ((online, lambda a: a.online), (offline, lambda a: min(a.online, a.offline))):
-        found = engine.dry_run(path, context, table)
+        found = skeleton.dry_run(path, context, table)
         for name in (device, HOST):
             assert found[name]["compute"] == sum(layout(a) for a in arenas if a.device == name), (name, table[:60])
 
@@ -176,7 +177,7 @@ def test_a_plan_with_offline_arenas_keeps_its_promise(arch: str, tiny: Callable[
     context = replace(SETTINGS, devices=(device,), n_threads=2)
     graph = autoplan.read_graph(path, context)
     profile, workload = made_profile(path, device, context), Workload(128, 32)
-    needed = engine.dry_run(path, context)[device]
+    needed = skeleton.dry_run(path, context)[device]
     budget = needed["kv"] + needed["compute"] + needed["weights"] // 2
     plans = {}
     for offline in (False, True):
@@ -198,4 +199,4 @@ def test_a_plan_with_offline_arenas_keeps_its_promise(arch: str, tiny: Callable[
 def test_a_malformed_line_is_refused(tiny: Callable[..., Path]) -> None:
     table = hand_plan(tiny("llama"), HOST).to_backend_map() + "arenas online\n"
     with pytest.raises(OallamaError, match="expected 'arenas offline'"):
-        engine.dry_run(tiny("llama"), SETTINGS, table)
+        skeleton.dry_run(tiny("llama"), SETTINGS, table)

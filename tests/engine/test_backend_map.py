@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from oallama.engine import engine, runtime
+from oallama.engine import load_settings, native, runtime, skeleton
+from oallama.engine.backend_map import backend_map
+from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
 
@@ -19,14 +21,14 @@ HEADER = "# oallama backend map v1\n"
 
 def table_for(path: Path, *, change: Callable[[str], str] = lambda line: line) -> str:
     """Everything on the CPU, each line passed through `change`."""
-    graph = autoplan.read_graph(path, engine.Settings(n_ctx=64))
+    graph = autoplan.read_graph(path, Settings(n_ctx=64))
     lines = [f"layer {il} CPU" for il in range(graph.n_layer + 1)]
     lines += [f"tensor {t.name} CPU host" for t in graph.tensors]
     return HEADER + "\n".join(change(line) for line in lines) + "\n"
 
 
 def load(path: Path, table: str) -> dict[str, dict[str, int]]:
-    return engine.dry_run(path, engine.Settings(n_ctx=64, devices=()), table)
+    return skeleton.dry_run(path, Settings(n_ctx=64, devices=()), table)
 
 
 @pytest.mark.parametrize("arch", ["llama", "minicpm3"])  # minicpm3 has a tied output
@@ -88,14 +90,14 @@ def test_a_wrong_table_is_refused_naming_the_place(old: str, new: str, message: 
     assert message in str(error.value)
     assert "\n" not in str(error.value)
     # The refusal leaves nothing behind: the next load is upstream's.
-    assert engine.dry_run(path, engine.Settings(n_ctx=64, devices=()))
+    assert skeleton.dry_run(path, Settings(n_ctx=64, devices=()))
 
 
 def test_a_realisation_is_obeyed_and_counted(tiny: Callable[..., Path], rpc) -> None:
     """Beside any accelerator; without a word it is llama.cpp's own choice."""
     path = tiny("llama", "Q4_0")
-    matrices = {op.weight for op in autoplan.read_graph(path, engine.Settings(n_ctx=64)).targets(1)}
-    if not engine.core().repacks("CPU", "q4_0", 256, 256, 0):
+    matrices = {op.weight for op in autoplan.read_graph(path, Settings(n_ctx=64)).targets(1)}
+    if not native.core().repacks("CPU", "q4_0", 256, 256, 0):
         pytest.skip("this CPU does not repack q4_0")
 
     def loaded(realisation: str, devices: tuple[str, ...]) -> dict[str, int]:
@@ -105,12 +107,12 @@ def test_a_realisation_is_obeyed_and_counted(tiny: Callable[..., Path], rpc) -> 
             kind, name, *_ = line.split()
             return f"{line} {realisation}".strip() if kind == "tensor" and name in q4 else line
 
-        params = engine.make_params(engine.Settings(n_ctx=64, devices=devices))
-        with engine.backend_map(table_for(path, change=change)):
-            buffers = engine.core().memory_dry_run(str(path), *params.addresses)
+        params = load_settings.make_params(Settings(n_ctx=64, devices=devices))
+        with backend_map(table_for(path, change=change)):
+            buffers = native.core().memory_dry_run(str(path), *params.addresses)
         return {b["buffer_type"]: b["weights"] for b in buffers if b["weights"]}
 
-    graph = autoplan.read_graph(path, engine.Settings(n_ctx=64))
+    graph = autoplan.read_graph(path, Settings(n_ctx=64))
     q4 = {t.name for t in graph.tensors if t.type == "q4_0" and t.name in matrices}
     nbytes = sum(t.nbytes for t in graph.tensors if t.name in q4)
     for devices in ((), (rpc.devices[0],)):
@@ -119,42 +121,42 @@ def test_a_realisation_is_obeyed_and_counted(tiny: Callable[..., Path], rpc) -> 
         assert "CPU_REPACK" not in plain and sum(plain.values()) == sum(repacked.values())
         assert loaded("", devices) == repacked  # neither device has host memory of its own
 
-    settings = engine.Settings(n_ctx=64, devices=(), use_extra_bufts=False)
+    settings = Settings(n_ctx=64, devices=(), use_extra_bufts=False)
     name = sorted(q4)[0]
     table = table_for(path).replace(f"tensor {name} CPU host", f"tensor {name} CPU host repacked")
     with pytest.raises(OallamaError, match=f"'{name}' is to be repacked, and this load has no buffer type for that"):
-        engine.dry_run(path, settings, table)
+        skeleton.dry_run(path, settings, table)
 
 
 def test_kv_stays_on_the_device_of_its_layer(tiny: Callable[..., Path], rpc) -> None:
     """Weights of a layer on the CPU, KV cache and attention on the device."""
     path, device = tiny("llama"), rpc.devices[0]
-    settings = engine.Settings(n_ctx=256, devices=(device,))
+    settings = Settings(n_ctx=256, devices=(device,))
     on_device = table_for(path, change=lambda line: line.replace("CPU", device) if line.startswith("layer") else line)
-    memory = engine.dry_run(path, settings, on_device)
+    memory = skeleton.dry_run(path, settings, on_device)
     assert memory[device]["kv"] > 0 and memory["CPU"]["kv"] == 0
     assert memory[device]["weights"] == 0
     assert memory[device]["compute"] > 0
 
-    ignored = engine.dry_run(path, settings, table_for(path))
+    ignored = skeleton.dry_run(path, settings, table_for(path))
     assert ignored[device]["kv"] == 0 and ignored["CPU"]["kv"] == memory[device]["kv"]
 
 
 def test_rope_factors_follow_the_layers_that_read_them(tiny: Callable[..., Path], rpc) -> None:
     """Every layer has a copy; on another device than the layer's it would split the graph at each one."""
     path, device = tiny("minicpm3"), rpc.devices[0]
-    settings = engine.Settings(n_ctx=256, devices=(device,))
+    settings = Settings(n_ctx=256, devices=(device,))
     graph = autoplan.read_graph(path, settings)
     factors = sum(t.nbytes for t in graph.tensors if t.name.startswith("rope_factors"))
-    on_cpu = engine.dry_run(path, settings, table_for(path))
+    on_cpu = skeleton.dry_run(path, settings, table_for(path))
 
     one_layer = table_for(path, change=lambda line: line.replace("layer 0 CPU", f"layer 0 {device}"))
-    memory = engine.dry_run(path, settings, one_layer)
+    memory = skeleton.dry_run(path, settings, one_layer)
     assert factors <= memory[device]["weights"] < factors + 1024  # one copy each, padded
     assert memory["CPU"]["weights"] == on_cpu["CPU"]["weights"]  # the other layers still read theirs
 
     moved = table_for(path).replace("rope_factors_short.weight CPU", f"rope_factors_short.weight {device}")
-    assert moved != table_for(path) and engine.dry_run(path, settings, moved)[device]["weights"] == 0
+    assert moved != table_for(path) and skeleton.dry_run(path, settings, moved)[device]["weights"] == 0
 
 
 PROGRAMS = {

@@ -11,7 +11,8 @@ import pytest
 
 from oallama.data.entries import FEED_FORWARD, NORM, ROPE_STORE
 from oallama.data.fusion import chains
-from oallama.engine import engine
+from oallama.engine import native, skeleton
+from oallama.engine.load_settings import Settings
 from oallama.loading import autoplan
 from support.logits import ARCHITECTURES
 
@@ -22,12 +23,12 @@ Node = Mapping[str, Any]
 FREE = {"RMS_NORM": {0}, "ROPE": set(range(1, 15))}
 
 
-def settings(flash_attn: str = "on") -> engine.Settings:
-    return engine.Settings(n_ctx=N_CTX, n_batch=N_CTX, n_ubatch=N_CTX, flash_attn=flash_attn)
+def settings(flash_attn: str = "on") -> Settings:
+    return Settings(n_ctx=N_CTX, n_batch=N_CTX, n_ubatch=N_CTX, flash_attn=flash_attn)
 
 
 def raw_graph(path: Path, n: int, flash_attn: str = "on") -> list[Node]:
-    nodes: list[Node] = engine.read_graphs(path, settings(flash_attn), [n])["graphs"][str(n)]
+    nodes: list[Node] = skeleton.read_graphs(path, settings(flash_attn), [n])["graphs"][str(n)]
     return nodes
 
 
@@ -64,7 +65,7 @@ def test_products_are_those_of_the_graph(arch: str, n: int, tiny: Callable[..., 
         tensor = graph.tensor[op.weight or ""]
         k, m, n_expert = (*tensor.ne, 1, 1)[:3]
         moe = op.op == "MUL_MAT_ID"
-        made = engine.core().built_mul_mat(
+        made = native.core().built_mul_mat(
             type=tensor.type, k=k, m=m, n_tokens=op.n_tokens, n_expert=n_expert if moe else 0, n_used=op.n_used
         )["nodes"]
         assert_alike(real, by_name[op.name, op.op], made, of(made, op.op))
@@ -81,7 +82,7 @@ def test_attention_is_that_of_the_graph(arch: str, n: int, flash: bool, tiny: Ca
     real = raw_graph(path, n, "on" if flash else "off")
     shape = autoplan.read_graph(path, settings(), TIERS).attention[0]
     assert shape is not None
-    made = engine.core().built_attention(
+    made = native.core().built_attention(
         type_k="f16", type_v="f16", n_tokens=n, depth=N_CTX, flash=flash, **shape._asdict()
     )["nodes"]
     if flash:
@@ -105,7 +106,7 @@ def test_attention_is_that_of_the_graph(arch: str, n: int, flash: bool, tiny: Ca
 def test_small_operators_and_chains_are_those_of_the_graph(arch: str, n: int, tiny: Callable[..., Path]) -> None:
     path = tiny(arch)
     graph, real = autoplan.read_graph(path, settings(), TIERS), raw_graph(path, n)
-    core, seen = engine.core(), set()
+    core, seen = native.core(), set()
     made = core.built_small(n_embd=graph.tensor["token_embd.weight"].ne[0], n_tokens=n)["nodes"]
     for op in ("RMS_NORM", "ADD"):
         assert_alike(real, of(real, op), made, of(made, op))
@@ -126,7 +127,7 @@ def test_small_operators_and_chains_are_those_of_the_graph(arch: str, n: int, ti
 
 def test_graphs_have_a_number_of_their_own() -> None:
     """ggml-cuda compares all nodes of a graph without one at every launch."""
-    core = engine.core()
+    core = native.core()
     made = [
         core.built_small(n_embd=64, n_tokens=1),
         core.built_small(n_embd=64, n_tokens=1),

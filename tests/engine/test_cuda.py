@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from oallama import Llama
-from oallama.engine import engine, runtime
+from oallama.engine import device_list, native, runtime
+from oallama.engine.load_settings import Settings
 from oallama.loading import autoplan
 from oallama.profiling.profiler import profile_machine
 from support.logits import ARCHITECTURES, MAX_NMSE, TOKENS, compute_logits, greedy_differences, nmse
@@ -24,7 +25,9 @@ DEVICE = "CUDA0"
 
 pytestmark = [
     pytest.mark.cuda,
-    pytest.mark.skipif(not any(d.backend == "CUDA" for d in engine.devices()), reason="no CUDA device on this machine"),
+    pytest.mark.skipif(
+        not any(d.backend == "CUDA" for d in device_list.devices()), reason="no CUDA device on this machine"
+    ),
 ]
 
 
@@ -61,7 +64,7 @@ def test_no_plan_equals_the_unpatched_build(
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_a_plan_keeps_its_budget_and_every_node_is_timed(arch: str, tiny: Callable[..., Path]) -> None:
     path = tiny(arch)
-    settings = engine.Settings(n_ctx=512, n_batch=512, n_threads=2)
+    settings = Settings(n_ctx=512, n_batch=512, n_threads=2)
     profile = made_profile(path, DEVICE, settings)
     choices = autoplan.Choices(device=DEVICE, profile=profile, planner="oato")
     plan = autoplan.plan_model(path, "50%", settings, choices)
@@ -72,7 +75,7 @@ def test_a_plan_keeps_its_budget_and_every_node_is_timed(arch: str, tiny: Callab
     assert abs(device.measured.total - device.predicted.buffers) <= max(4 << 20, device.predicted.total // 100)
     assert device.measured.total <= device.budget
 
-    core = engine.core()
+    core = native.core()
     llm.eval([1])
     core.op_timer_take()
     core.op_timer_enable(True)
@@ -91,7 +94,7 @@ def test_a_plan_keeps_its_budget_and_every_node_is_timed(arch: str, tiny: Callab
 def test_all_architectures_can_be_profiled(tiny: Callable[..., Path], tmp_path: Path) -> None:
     """minicpm3 has heads that ggml-cuda's flash attention does not take."""
     for arch in ARCHITECTURES:
-        graph = autoplan.read_graph(tiny(arch), engine.Settings(n_ctx=512))
+        graph = autoplan.read_graph(tiny(arch), Settings(n_ctx=512))
         profile = profile_machine(graph, [DEVICE], depths=(64,), cache=tmp_path)
         assert profile.attention_time(DEVICE, graph.attention[0], 1, 64).source == "measured"
 

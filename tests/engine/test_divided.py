@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oallama.engine import engine
+from oallama.engine import skeleton
+from oallama.engine.load_settings import Settings
 from oallama.engine.rpc import LocalRpcServer
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
@@ -26,7 +27,7 @@ def table(path: Path, device: str, counts: Mapping[str, int], cpu: Callable[[str
     counts: values on the device by kind of weight ("ffn": the block's inner width). cpu: of the other weights and
     layers, by name ("layer 3"), what stays on the host.
     """
-    graph = autoplan.read_graph(path, engine.Settings(n_ctx=64))
+    graph = autoplan.read_graph(path, Settings(n_ctx=64))
     targets = {op.weight for op in graph.targets(1)}
     lines = [HEADER]
     for il in range(graph.n_layer + 1):
@@ -47,7 +48,7 @@ def is_ffn(name: str) -> bool:
 
 
 def width(path: Path) -> int:
-    graph = autoplan.read_graph(path, engine.Settings(n_ctx=64))
+    graph = autoplan.read_graph(path, Settings(n_ctx=64))
     return next(t.ne[0] for t in graph.tensors if ".ffn_down" in t.name)
 
 
@@ -119,18 +120,18 @@ def test_vulkan_and_the_host(arch: str, tiny: Callable[..., Path], lib: Path, tm
 def test_a_wrong_segment_is_refused(line: str, message: str, tiny: Callable[..., Path], rpc: Any) -> None:
     path, device = tiny("llama"), rpc.devices[0]
     text = table(path, device, {}, is_ffn)
-    settings = engine.Settings(n_ctx=64, devices=(device,))
-    assert engine.dry_run(path, settings, text)
+    settings = Settings(n_ctx=64, devices=(device,))
+    assert skeleton.dry_run(path, settings, text)
     with pytest.raises(OallamaError) as error:
-        engine.dry_run(path, settings, text + line.format(device=device) + "\n")
+        skeleton.dry_run(path, settings, text + line.format(device=device) + "\n")
     assert message in str(error.value)
 
 
 def test_a_dry_run_counts_the_device_part(tiny: Callable[..., Path], rpc: Any) -> None:
     path, device = tiny("llama", "F16"), rpc.devices[0]
-    settings = engine.Settings(n_ctx=64, devices=(device,))
-    host = engine.dry_run(path, settings, table(path, device, {}, is_ffn))
-    divided = engine.dry_run(path, settings, table(path, device, {"ffn": width(path) // 2}, is_ffn))
-    ffn = sum(t.nbytes for t in autoplan.read_graph(path, engine.Settings(n_ctx=64)).tensors if is_ffn(t.name))
+    settings = Settings(n_ctx=64, devices=(device,))
+    host = skeleton.dry_run(path, settings, table(path, device, {}, is_ffn))
+    divided = skeleton.dry_run(path, settings, table(path, device, {"ffn": width(path) // 2}, is_ffn))
+    ffn = sum(t.nbytes for t in autoplan.read_graph(path, Settings(n_ctx=64)).tensors if is_ffn(t.name))
     assert divided[device]["weights"] - host[device]["weights"] == pytest.approx(ffn / 2, rel=0.01)
     assert divided["CPU"]["weights"] >= host["CPU"]["weights"]

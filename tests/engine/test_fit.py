@@ -15,18 +15,20 @@ from typing import Any
 import pytest
 
 from oallama.data.plan import HOST
-from oallama.engine import engine, runtime
+from oallama.engine import load_settings, runtime, skeleton, stock_fit
+from oallama.engine.load_settings import Settings
 from oallama.engine.rpc import LocalRpcServer
+from oallama.engine.stock_fit import FitResult
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.modelmaker import make_model
 from oallama.planning import OperatorGraph
-from oallama.planning.stock import StockFlags, cpu_ffn, cpu_moe, homes
+from oallama.planning.stock import StockFlags, cpu_ffn, cpu_moe, stock_homes
 from support.logits import ARCHITECTURES
 from support.paths import ROOT
 from support.synthetic import Shape, raw_graph
 
-SETTINGS = engine.Settings(n_ctx=256, n_batch=64, n_ubatch=64)
+SETTINGS = Settings(n_ctx=256, n_batch=64, n_ubatch=64)
 EVERYTHING = 1 << 50
 
 
@@ -38,14 +40,14 @@ def moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-def on(*devices: str) -> engine.Settings:
+def on(*devices: str) -> Settings:
     return replace(SETTINGS, devices=devices)
 
 
 def load_flags(path: Path, flags: StockFlags, devices: Sequence[str]) -> dict[str, dict[str, int]]:
     """What llama.cpp allocates per device when it is given these flags and no backend map."""
     settings = on(*devices)
-    return engine.dry_run(
+    return skeleton.dry_run(
         path,
         replace(
             settings,
@@ -58,7 +60,7 @@ def load_flags(path: Path, flags: StockFlags, devices: Sequence[str]) -> dict[st
 
 def check_homes(path: Path, graph: OperatorGraph, flags: StockFlags, devices: Sequence[str]) -> None:
     """Weights and KV cache of every device, computed from `homes`, equal llama.cpp's to the byte."""
-    found, layers = homes(graph, flags, [*devices, HOST])
+    found, layers = stock_homes(graph, flags, [*devices, HOST])
     assert len(layers) == graph.n_layer + 1 and set(found) == {t.name for t in graph.tensors}
     weights = dict.fromkeys((*devices, HOST), 0)
     for tensor in graph.tensors:
@@ -76,7 +78,7 @@ def check_homes(path: Path, graph: OperatorGraph, flags: StockFlags, devices: Se
     assert kv == {name: each * layers[:-1].count(name) for name in weights}
 
 
-def flags_of(result: engine.FitResult) -> StockFlags:
+def flags_of(result: FitResult) -> StockFlags:
     return StockFlags(result.n_gpu_layers, result.tensor_split, result.overrides)
 
 
@@ -100,7 +102,7 @@ def test_homes_of_the_cpu_families(tiny: Callable[..., Path], moe: Path, rpc) ->
         graph = autoplan.read_graph(path, SETTINGS)
         for n in range(graph.n_layer + 2):
             flags = StockFlags(-1, overrides=family(n))
-            found, _ = homes(graph, flags, [device])
+            found, _ = stock_homes(graph, flags, [device])
             moved = {name for name, home in found.items() if home == HOST} - {"token_embd.weight"}
             assert moved == {f"blk.{il}.{kind}.weight" for il in range(min(n, graph.n_layer)) for kind in kinds}
             check_homes(path, graph, flags, [device])
@@ -133,11 +135,11 @@ def two_devices(path: Path, moe: Path) -> list[str]:
                 check_homes(path, graph, StockFlags(n, split), devices)
         check_homes(path, graph, StockFlags(-1, (1.0, 1.0), (("ffn_up", devices[1]), ("ffn_down", HOST))), devices)
 
-        graph, full = autoplan.read_graph(moe, SETTINGS), engine.dry_run(moe, on(*devices))
+        graph, full = autoplan.read_graph(moe, SETTINGS), skeleton.dry_run(moe, on(*devices))
         results = []
         for share in (1.1, 0.8, 0.5):
             budgets = {name: int(share * sum(full[name].values())) for name in devices}
-            result = engine.fit(moe, on(*devices), budgets)
+            result = stock_fit.fit(moe, on(*devices), budgets)
             flags = flags_of(result)
             check_homes(moe, graph, flags, devices)
             used = load_flags(moe, flags, devices)
@@ -160,10 +162,10 @@ def test_homes_and_fit_on_two_devices(tiny: Callable[..., Path], moe: Path) -> N
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_a_large_budget_puts_everything_on_the_device(arch: str, tiny: Callable[..., Path], rpc) -> None:
     path, device = tiny(arch), rpc.devices[0]
-    result = engine.fit(path, on(device), {device: EVERYTHING})
+    result = stock_fit.fit(path, on(device), {device: EVERYTHING})
     assert (result.status, result.n_gpu_layers, result.tensor_split, result.overrides) == ("success", -1, (), ())
     assert result.n_ctx == SETTINGS.n_ctx and "no changes needed" in result.log and not result.reason
-    found, layers = homes(autoplan.read_graph(path, SETTINGS), flags_of(result), [device])
+    found, layers = stock_homes(autoplan.read_graph(path, SETTINGS), flags_of(result), [device])
     assert {name for name, home in found.items() if home == HOST} == {"token_embd.weight"}
     assert set(layers) == {device}
 
@@ -179,7 +181,9 @@ def test_a_dense_model_gets_the_layers_that_fit(arch: str, share: float, tiny: C
 
     budget = int(used(0) + share * (used(-1) - used(0)))
     # Settings that fit decides itself are not in its way.
-    result = engine.fit(path, replace(on(device), n_gpu_layers=1, override_tensor=(("ffn", HOST),)), {device: budget})
+    result = stock_fit.fit(
+        path, replace(on(device), n_gpu_layers=1, override_tensor=(("ffn", HOST),)), {device: budget}
+    )
     assert result.status == "success" and not result.overrides
     assert 0 <= result.n_gpu_layers <= graph.n_layer
     assert used(result.n_gpu_layers) <= budget < used(result.n_gpu_layers + 1)
@@ -189,15 +193,15 @@ def test_a_dense_model_gets_the_layers_that_fit(arch: str, share: float, tiny: C
 def test_a_mixture_of_experts_gets_overrides(moe: Path, rpc) -> None:
     device = rpc.devices[0]
     graph = autoplan.read_graph(moe, SETTINGS)
-    full = sum(engine.dry_run(moe, on(device))[device].values())
+    full = sum(skeleton.dry_run(moe, on(device))[device].values())
     counts = []
     for share in (0.9, 0.7, 0.5):
-        result = engine.fit(moe, on(device), {device: int(share * full)})
+        result = stock_fit.fit(moe, on(device), {device: int(share * full)})
         assert result.status == "success" and result.n_gpu_layers == graph.n_layer + 1
         assert result.overrides and {home for _, home in result.overrides} == {HOST}
         check_homes(moe, graph, flags_of(result), [device])
         assert sum(load_flags(moe, flags_of(result), [device])[device].values()) <= int(share * full)
-        found, _ = homes(graph, flags_of(result), [device])
+        found, _ = stock_homes(graph, flags_of(result), [device])
         counts.append(sum(home == HOST for home in found.values()))
     assert counts == sorted(set(counts)), "a smaller budget leaves more experts on the CPU"
 
@@ -205,13 +209,13 @@ def test_a_mixture_of_experts_gets_overrides(moe: Path, rpc) -> None:
 def test_the_context_shrinks_only_when_it_is_left_to_fit(tiny: Callable[..., Path], rpc) -> None:
     path, device = tiny("llama"), rpc.devices[0]
     settings = replace(on(device), n_ctx=0)
-    whole = engine.fit(path, settings, {device: EVERYTHING}, n_ctx_min=256)
-    used = engine.dry_run(path, settings)[device]
+    whole = stock_fit.fit(path, settings, {device: EVERYTHING}, n_ctx_min=256)
+    used = skeleton.dry_run(path, settings)[device]
     budget = sum(used.values()) - used["kv"] // 2
-    less = engine.fit(path, settings, {device: budget}, n_ctx_min=256)
+    less = stock_fit.fit(path, settings, {device: budget}, n_ctx_min=256)
     assert less.n_gpu_layers == whole.n_gpu_layers == -1
     assert 256 <= less.n_ctx < whole.n_ctx == autoplan.read_graph(path, SETTINGS).n_ctx_train
-    fixed = engine.fit(path, replace(settings, n_ctx=whole.n_ctx), {device: budget}, n_ctx_min=256)
+    fixed = stock_fit.fit(path, replace(settings, n_ctx=whole.n_ctx), {device: budget}, n_ctx_min=256)
     assert fixed.n_ctx == whole.n_ctx and fixed.n_gpu_layers >= 0
 
 
@@ -224,9 +228,9 @@ def test_fit_is_silent_and_leaves_the_logger(tiny: Callable[..., Path], rpc, cap
     llama_cpp.llama_log_get(ctypes.byref(before), ctypes.byref(data))
     llama_cpp.llama_log_set(ours, ctypes.c_void_p())
     try:
-        budget = sum(engine.dry_run(path, on(device))[device].values()) // 2
+        budget = sum(skeleton.dry_run(path, on(device))[device].values()) // 2
         capfd.readouterr()
-        assert "set ngl_per_device" in engine.fit(path, on(device), {device: budget}).log
+        assert "set ngl_per_device" in stock_fit.fit(path, on(device), {device: budget}).log
         assert capfd.readouterr() == ("", "") and not lines
         llama_cpp.llama_model_load_from_file(str(tmp_path / "none").encode(), llama_cpp.llama_model_default_params())
         assert any("none" in line for line in lines), "our callback is in place again"
@@ -236,15 +240,15 @@ def test_fit_is_silent_and_leaves_the_logger(tiny: Callable[..., Path], rpc, cap
 
 def test_giving_up_is_a_result(tiny: Callable[..., Path], rpc, monkeypatch: pytest.MonkeyPatch) -> None:
     path, device = tiny("llama"), rpc.devices[0]
-    make_params = engine.make_params
+    make_params = load_settings.make_params
 
-    def with_tensor_split_mode(settings: engine.Settings) -> Any:
+    def with_tensor_split_mode(settings: Settings) -> Any:
         params = make_params(settings)
         params.model.split_mode = 3  # LLAMA_SPLIT_MODE_TENSOR, which fit does not know
         return params
 
-    monkeypatch.setattr(engine, "make_params", with_tensor_split_mode)
-    result = engine.fit(path, on(device), {device: 1 << 20})
+    monkeypatch.setattr(load_settings, "make_params", with_tensor_split_mode)
+    result = stock_fit.fit(path, on(device), {device: 1 << 20})
     assert result.status == "failure" and "not implemented for SPLIT_MODE_TENSOR" in result.reason
 
 
@@ -252,10 +256,10 @@ def test_a_file_that_cannot_be_loaded(tiny: Callable[..., Path], rpc, tmp_path: 
     device, cut = rpc.devices[0], tmp_path / "cut.gguf"
     cut.write_bytes(tiny("llama").read_bytes()[:5000])
     with pytest.raises(OallamaError, match=r"cut\.gguf: .*failed to load model; .*failed to read") as error:
-        engine.fit(cut, on(device), {device: 1 << 20})
+        stock_fit.fit(cut, on(device), {device: 1 << 20})
     assert "\n" not in str(error.value)
     with pytest.raises(OallamaError, match="no such model file"):
-        engine.fit(tmp_path / "none.gguf", on(device), {device: 1 << 20})
+        stock_fit.fit(tmp_path / "none.gguf", on(device), {device: 1 << 20})
 
 
 @pytest.mark.parametrize(
@@ -271,7 +275,7 @@ def test_a_file_that_cannot_be_loaded(tiny: Callable[..., Path], rpc, tmp_path: 
 )
 def test_budgets_that_fit_refuses(devices, budgets, words: str, tiny: Callable[..., Path], rpc) -> None:
     with pytest.raises(OallamaError, match=re.escape(words)):
-        engine.fit(tiny("llama"), on(*devices), budgets)
+        stock_fit.fit(tiny("llama"), on(*devices), budgets)
 
 
 # ---- flags, without an engine --------------------------------------------------------------------------------------
@@ -301,11 +305,11 @@ def test_the_families_are_upstreams() -> None:
 def test_flags_without_an_answer(flags: StockFlags, words: str) -> None:
     graph = OperatorGraph.from_engine(raw_graph(Shape()))
     with pytest.raises(OallamaError, match=re.escape(words)):
-        homes(graph, flags, ["A", "B"])
+        stock_homes(graph, flags, ["A", "B"])
 
 
 def test_settings_that_llama_cpp_cannot_take(rpc) -> None:
     with pytest.raises(OallamaError, match=r"tensor_split has 17 entries; llama\.cpp takes 16 devices"):
-        engine.make_params(replace(SETTINGS, tensor_split=(1.0,) * 17))
+        load_settings.make_params(replace(SETTINGS, tensor_split=(1.0,) * 17))
     with pytest.raises(OallamaError, match="unknown device 'NPU7'"):
-        engine.make_params(replace(SETTINGS, override_tensor=(("ffn", "NPU7"),)))
+        load_settings.make_params(replace(SETTINGS, override_tensor=(("ffn", "NPU7"),)))

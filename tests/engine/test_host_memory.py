@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from oallama import Llama
-from oallama.engine import engine
+from oallama.engine import native
+from oallama.engine.load_settings import Settings
 from oallama.engine.rpc import LocalRpcServer
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
@@ -24,13 +25,13 @@ from support.hand_plan import hand_plan, streamed_plan
 TOKENS = [int(t) for t in np.random.default_rng(5).integers(300, 1000, size=40)]
 MIB = 2**20
 
-MEMORY_OF_A_PROCESS = "import json; from oallama.engine import engine; print(json.dumps(engine.core().host_memory()))"
+MEMORY_OF_A_PROCESS = "import json; from oallama.engine import native; print(json.dumps(native.core().host_memory()))"
 
 STREAM = """
 import json, sys
 from oallama import Llama
-from oallama.engine import engine
-engine.add_rpc_server(sys.argv[3])
+from oallama.engine import device_list
+device_list.add_rpc_server(sys.argv[3])
 llm = Llama(sys.argv[1], plan=sys.argv[2], verbose=False, use_mmap=True)
 llm.eval(list(range(300, 308)))
 peak = open(sys.argv[4]).read() if sys.argv[4] else "0"
@@ -77,7 +78,7 @@ def test_too_little_memory_says_how_much_is_needed(
     mapped: bool, tiny: Callable[..., Path], rpc: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tiny("llama")
-    plan = autoplan.plan_model(path, "minimal", engine.Settings(n_ctx=256), autoplan.Choices(device=rpc.devices[0]))
+    plan = autoplan.plan_model(path, "minimal", Settings(n_ctx=256), autoplan.Choices(device=rpc.devices[0]))
     host = plan.predicted.devices["CPU"]
     needed = host.total - (host.weights if mapped else 0)
     monkeypatch.setenv("OALLAMA_HOST_MEMORY", str(needed - 1))
@@ -130,7 +131,7 @@ def run_in(group: Path, limit: int, code: str, *arguments: str) -> Any:
 
 
 def test_the_limit_of_a_control_group_counts(group: Path) -> None:
-    free = engine.core().host_memory()
+    free = native.core().host_memory()
     found = run_in(group, 300 * MIB, MEMORY_OF_A_PROCESS)
     assert 0 < found < 300 * MIB < free
 

@@ -18,8 +18,8 @@ import pytest
 
 from oallama import Llama, OallamaError, PlacementPlan
 from oallama.data.profile import Profile
-from oallama.engine import engine, runtime
-from oallama.engine.engine import Settings
+from oallama.engine import runtime, skeleton
+from oallama.engine.load_settings import FLASH_ATTN, KV_TYPES, Settings
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices
 from oallama.profiling.fingerprint import cpu_set
@@ -232,7 +232,7 @@ def test_plan_survives_pickling(model: Path, plan: PlacementPlan) -> None:
     llm = Llama(str(model), plan=plan, **SMALL)
     again = pickle.loads(pickle.dumps(llm))
     assert again.plan == plan and answer(again) == answer(llm)
-    assert again.context_params.flash_attn_type == engine.FLASH_ATTN["auto"]
+    assert again.context_params.flash_attn_type == FLASH_ATTN["auto"]
 
 
 def test_a_plan_is_its_threads_alone(model: Path, plan: PlacementPlan) -> None:
@@ -249,10 +249,10 @@ def test_a_plan_is_its_threads_alone(model: Path, plan: PlacementPlan) -> None:
 
     thread = threading.Thread(target=work)
     thread.start()
-    unplanned = engine.Settings(n_ctx=256, devices=())
+    unplanned = Settings(n_ctx=256, devices=())
     loads = 0
     while thread.is_alive():
-        assert engine.dry_run(model, unplanned)["CPU"]["kv"] > 0
+        assert skeleton.dry_run(model, unplanned)["CPU"]["kv"] > 0
         loads += 1
     thread.join()
     assert results == [expected] * 3 and loads > 0
@@ -262,7 +262,7 @@ def test_flash_attention_is_auto_unless_given(model: Path, profile: Profile) -> 
     for given, expected in (({}, "auto"), ({"flash_attn": True}, "on"), ({"flash_attn": False}, "off")):
         llm = Llama(str(model), vram="50%", profile=profile, **SMALL, **given)
         assert llm.plan.context.flash_attn == expected
-        assert llm.context_params.flash_attn_type == engine.FLASH_ATTN[expected]
+        assert llm.context_params.flash_attn_type == FLASH_ATTN[expected]
         llm.close()
 
 
@@ -301,7 +301,7 @@ def test_arguments_that_contradict(model: Path, plan: PlacementPlan, profile: Pr
 def test_plan_for_something_else(tiny: Callable[..., Path], model: Path, plan: PlacementPlan, tmp_path: Path) -> None:
     refuses("another model", tiny("qwen2"), plan=plan)
     refuses("n_ctx up to 256", model, plan=plan, n_ctx=512)
-    refuses("type_k f16", model, plan=plan, type_k=engine.KV_TYPES["q8_0"])
+    refuses("type_k f16", model, plan=plan, type_k=KV_TYPES["q8_0"])
     elsewhere = replace(
         plan,
         devices=tuple(d.replace("RPC", "CUDA") for d in plan.devices),

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from oallama.data.plan import ContextSettings, PlacementPlan
-from oallama.engine import engine
+from oallama.engine import skeleton
+from oallama.engine.load_settings import Settings
 from oallama.loading import autoplan
 from oallama.planning import Space, Workload, make_plans, parse_budget
 from support.ledger import device_bytes
@@ -32,13 +33,13 @@ def test_measured_bytes_equal_the_prediction_and_keep_the_budget(
 ) -> None:
     path, device = tiny(arch), rpc.devices[0]
     context = ContextSettings(n_ctx, n_batch=256, n_ubatch=256, type_k=kv, type_v=kv, flash_attn="on")
-    settings = engine.Settings(**vars(context), devices=(device,))
+    settings = Settings(**vars(context), devices=(device,))
     graph = autoplan.read_graph(path, settings)
-    everything = engine.dry_run(path, settings)[device]
+    everything = skeleton.dry_run(path, settings)[device]
     budget = int(everything["kv"] + everything["compute"] + share * everything["weights"])
 
     def memory(draft: PlacementPlan) -> dict[str, dict[str, int]]:
-        return engine.dry_run(path, replace(settings, **vars(draft.context)), draft.to_backend_map())
+        return skeleton.dry_run(path, replace(settings, **vars(draft.context)), draft.to_backend_map())
 
     space = Space(
         graphs={context.flash_attn: graph},

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from oallama import OallamaError
-from oallama.engine import engine
+from oallama.engine import skeleton
+from oallama.engine.load_settings import Settings
 from oallama.loading import autoplan
 from oallama.planning import parse_budget
 from oallama.studies import oom_grid
@@ -58,8 +59,8 @@ def test_a_plan_over_its_budget_is_seen(runner: oom_grid.Grid, monkeypatch: pyte
 
 def test_reserved_bytes_are_not_planned(tiny: Callable[..., Path], rpc: Any) -> None:
     path, device = tiny("llama"), rpc.devices[0]
-    settings = engine.Settings(n_ctx=256, n_batch=128, n_ubatch=128, n_threads=2)
-    everything = sum(engine.dry_run(path, settings)[device].values())
+    settings = Settings(n_ctx=256, n_batch=128, n_ubatch=128, n_threads=2)
+    everything = sum(skeleton.dry_run(path, settings)[device].values())
     profile = made_profile(path, device, settings)
 
     def taken(reserve: dict[str, int]) -> int:

@@ -6,16 +6,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from oallama import Llama
-from oallama.engine import engine
+from oallama.engine import native
+from oallama.engine.load_settings import Settings
 from oallama.loading import autoplan
 
 
 def test_every_target_operator_of_a_pass_is_timed(tiny: Callable[..., Path]) -> None:
     path = tiny("llama")
-    graph = autoplan.read_graph(path, engine.Settings(n_ctx=64))
+    graph = autoplan.read_graph(path, Settings(n_ctx=64))
     llm = Llama(str(path), n_ctx=64, verbose=False)
     llm.eval([1])
-    core = engine.core()
+    core = native.core()
     core.op_timer_take()
     core.op_timer_enable(True)
     try:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oallama.engine import engine
+from oallama.engine.load_settings import Settings
 from oallama.engine.rpc import LocalRpcServer
 from oallama.loading import autoplan
 from support.logits import ARCHITECTURES, MAX_NMSE, TOKENS, compute_logits, greedy_differences, nmse
@@ -60,7 +60,7 @@ def test_host_tensors_are_never_uploaded_and_upload_tensors_are(
 ) -> None:
     """Everything on the CPU with a device in sight: upstream's op_offload uploads weights for 32 tokens and more."""
     path = tiny("llama")
-    graph = autoplan.read_graph(path, engine.Settings(n_ctx=64))
+    graph = autoplan.read_graph(path, Settings(n_ctx=64))
     jobs: list[dict[str, Any]] = [{"model": str(path), "n_gpu_layers": 0, "use_extra_bufts": False}]
     for mode in ("host", "upload"):
         lines = [f"layer {il} CPU" for il in range(graph.n_layer + 1)]

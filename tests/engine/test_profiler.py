@@ -11,7 +11,8 @@ import pytest
 from oallama.data.entries import FEED_FORWARD
 from oallama.data.fusion import chains
 from oallama.data.profile import Profile
-from oallama.engine import engine
+from oallama.engine import device_list, native
+from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.planning import OperatorGraph
@@ -23,7 +24,7 @@ DEPTHS = (256, 1024)
 
 
 def graph_of(path: Path) -> OperatorGraph:
-    return autoplan.read_graph(path, engine.Settings(n_ctx=512))
+    return autoplan.read_graph(path, Settings(n_ctx=512))
 
 
 def measure(graph: OperatorGraph, devices: list[str], cache: Path, **options: object) -> tuple[Profile, list[str]]:
@@ -136,7 +137,7 @@ def test_other_threads_are_another_fingerprint(tiny: Callable[..., Path], tmp_pa
 
 def test_decode_times_grow_with_bytes(tiny: Callable[..., Path], tmp_path: Path) -> None:
     """A probe that timed nothing would not see a weight sixteen times larger."""
-    bench = engine.core().OpBench("CPU", 1, True, 64 << 20)
+    bench = native.core().OpBench("CPU", 1, True, 64 << 20)
     small = bench.mul_mat(type="q8_0", k=1024, m=256, n_tokens=1, n_expert=0, n_used=0, max_s=0.3)
     large = bench.mul_mat(type="q8_0", k=1024, m=4096, n_tokens=1, n_expert=0, n_used=0, max_s=0.3)
     assert large["median_s"] > 4 * small["median_s"]
@@ -192,13 +193,13 @@ def test_what_does_not_fit_is_noted_and_tried_again(
 def test_weights_are_colder_than_a_gpus_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """72 MB on an RTX 4090, 126 MB on a B200; on the CPU and what computes there the host's cache counts."""
     monkeypatch.delenv("OALLAMA_QUICK_PROFILE")
-    cpu = engine.device("CPU")
+    cpu = device_list.device("CPU")
     gpu = replace(cpu, name="CUDA0", description="NVIDIA GeForce RTX 4090", type="gpu", backend="CUDA")
     assert profiler.cold_bytes(gpu) >= 4 * (126 << 20)
     lavapipe = replace(gpu, description="llvmpipe (LLVM 15, 256 bits)", backend="Vulkan")
     assert profiler.cold_bytes(lavapipe) == profiler.cold_bytes(cpu)
     # Where memory is short there are fewer copies, and a note says so.
-    bench = engine.core().OpBench("CPU", 1, False, 256 << 20)
+    bench = native.core().OpBench("CPU", 1, False, 256 << 20)
     weight = {"type": "f16", "k": 1024, "m": 1024, "n_tokens": 1, "n_expert": 0, "n_used": 0}
     bench.mul_mat(**weight, max_s=0.01)
     assert not bench.warm

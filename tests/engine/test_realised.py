@@ -11,7 +11,8 @@ import pytest
 
 from oallama import Llama
 from oallama.data.plan import HOST, PlacementPlan
-from oallama.engine import engine
+from oallama.engine import native
+from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from support.hand_plan import hand_plan
@@ -48,7 +49,7 @@ def nmse(a: np.ndarray, b: np.ndarray) -> float:
 
 @pytest.fixture(autouse=True)
 def _repacks() -> None:
-    if not engine.core().repacks("CPU", "q4_0", 256, 256, 0):
+    if not native.core().repacks("CPU", "q4_0", 256, 256, 0):
         pytest.skip("this CPU does not repack q4_0")
 
 
@@ -65,7 +66,7 @@ def test_repacked_weights_give_the_same_logits_but_for_rounding(tiny: Callable[.
 def test_what_is_left_of_the_mapped_file_is_counted_alone(tiny: Callable[..., Path]) -> None:
     """The mapping spans the repacked weights too, whose pages nobody reads."""
     path = tiny("llama", "Q4_0")
-    nbytes = sum(t.nbytes for t in autoplan.read_graph(path, engine.Settings(n_ctx=64)).tensors)
+    nbytes = sum(t.nbytes for t in autoplan.read_graph(path, Settings(n_ctx=64)).tensors)
     for realisation in ("plain", "repacked"):
         llm = Llama(str(path), plan=realised(hand_plan(path, HOST), realisation), verbose=False)
         assert llm.placement()[HOST].measured.weights == pytest.approx(nbytes, rel=0.01)
@@ -92,7 +93,7 @@ def test_a_type_without_a_faster_layout_is_refused(tiny: Callable[..., Path]) ->
 
 
 def test_a_plan_realises_counts_and_loads(tiny: Callable[..., Path], rpc) -> None:
-    path, settings = tiny("llama", "Q4_0"), engine.Settings(n_ctx=256, n_threads=2)
+    path, settings = tiny("llama", "Q4_0"), Settings(n_ctx=256, n_threads=2)
     made = made_profile(path, rpc.devices[0], settings)
     host = [e for e in made.operators if (e.device, e.type) == (HOST, "q4_0")]
     profile = replace(

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from oallama import Llama
 from oallama.cli.app import app
 from oallama.engine import runtime
-from oallama.engine.engine import Settings
+from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
 from oallama.loading.autoplan import Choices
 from oallama.modelmaker import make_model
@@ -33,7 +33,7 @@ from oallama.quantizing import (
     quantize,
     resolve,
 )
-from oallama.quantizing.choose import Choice, Limits, Problem, Times, choose, evaluate
+from oallama.quantizing.choose import Limits, Problem, Times, TypeAssignment, choose, evaluate
 from oallama.quantizing.importance import make_groups
 from oallama.quantizing.machine import retyped
 from support import synthetic
@@ -70,7 +70,7 @@ def problems(draw, placed: bool | None = None) -> Problem:
     return Problem(kld, nbytes, Times(tensors, part, host, device if placed else None, size, cut))
 
 
-def all_choices(problem: Problem) -> list[Choice]:
+def all_choices(problem: Problem) -> list[TypeAssignment]:
     legal = [np.flatnonzero(np.isfinite(row)) for row in problem.kld]
     times = problem.times
     n_parts = max(times.part) + 1 if times is not None and times.device is not None else 0
@@ -81,7 +81,7 @@ def all_choices(problem: Problem) -> list[Choice]:
     ]
 
 
-def within(choice: Choice, limits: Limits) -> bool:
+def within(choice: TypeAssignment, limits: Limits) -> bool:
     return (
         choice.nbytes <= limits.nbytes
         and choice.device_bytes <= limits.device_bytes

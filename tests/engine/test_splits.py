@@ -14,7 +14,7 @@ import pytest
 
 from oallama import Llama
 from oallama.data.plan import HOST, PlacementPlan
-from oallama.engine.engine import Settings
+from oallama.engine.load_settings import Settings
 from oallama.loading import autoplan
 from oallama.planning.cost import CostModel
 from support.hand_plan import CONTEXT, hand_plan
@@ -44,7 +44,7 @@ def test_decode_is_cut_where_predicted(
     plan = scattered(hand_plan(path, device), device, seed)
     costs = CostModel(autoplan.read_graph(path, settings), made_profile(path, device, settings), (device,), CONTEXT)
     stage = costs.stage(1, decode=True)
-    ids = stage.graph.assign(costs.placement(plan), stage.tokens, costs.uploader)
+    ids = stage.graph.assign(costs.homes(plan), stage.tokens, costs.uploader)
     changes = int(np.count_nonzero(np.diff(ids)))
     # A rope away from its layer reads the layer's factors from there: upstream may cut before it, too.
     ropes = [op for op in stage.graph.operators if op.op == "ROPE" and op.weight]

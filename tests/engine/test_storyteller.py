@@ -18,7 +18,7 @@ from gguf import GGUFReader
 
 from oallama import Llama, demo_model
 from oallama.engine import runtime
-from oallama.engine.engine import Settings
+from oallama.engine.load_settings import Settings
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices
 from oallama.storyteller import Author, held_out_text, questions, read_story

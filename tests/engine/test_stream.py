@@ -16,7 +16,8 @@ import pytest
 
 from oallama import Llama
 from oallama.bench.engines import Engine, LoadParams, Worker
-from oallama.engine import engine, runtime
+from oallama.engine import native, runtime, skeleton
+from oallama.engine.load_settings import Settings
 from oallama.engine.rpc import LocalRpcServer
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
@@ -125,14 +126,14 @@ def test_streamed_is_resident_on_vulkan(
 @pytest.mark.parametrize("slots", [2, 4])
 def test_a_dry_run_counts_the_slots(slots: int, tiny: Callable[..., Path], lib: Path, rpc: Any) -> None:
     path, device = tiny("llama", "F16"), rpc.devices[0]
-    settings = engine.Settings(n_ctx=256, n_ubatch=64, n_batch=64, devices=(device,))
+    settings = Settings(n_ctx=256, n_ubatch=64, n_batch=64, devices=(device,))
     streamed = table(path, device, lambda name: 1, slots)
-    memory = engine.dry_run(path, settings, streamed)[device]
+    memory = skeleton.dry_run(path, settings, streamed)[device]
     graph = autoplan.read_graph(path, settings)
     order = [graph.tensor[op.weight].nbytes for op in graph.targets(1) if op.weight]
     # Weight i goes through slot i modulo slots; each slot is as large as the largest that goes through it.
     sizes = sum(max(order[i::slots]) for i in range(slots))
-    resident = engine.dry_run(path, settings, table(path, device, lambda name: 0))[device]
+    resident = skeleton.dry_run(path, settings, table(path, device, lambda name: 0))[device]
     assert sizes < memory["compute"] <= sizes + resident["compute"] + 2**16 and memory["weights"] < 2**16
     params = LoadParams(
         n_ctx=256, n_ubatch=64, n_batch=64, n_gpu_layers=-1, rpc_servers=(rpc.endpoint,), devices=(device,)
@@ -226,22 +227,22 @@ def test_several_contexts_stream_in_turn(tiny: Callable[..., Path], rpc: Any) ->
 def test_devices_without_pinned_memory_say_so(tiny: Callable[..., Path], rpc: Any) -> None:
     llm = streaming_llama(tiny("llama"), rpc.devices[0])
     llm.eval(tokens(8))
-    (lane,) = (entry for entry in engine.core().stream_lanes() if entry["device"] == rpc.devices[0])
+    (lane,) = (entry for entry in native.core().stream_lanes() if entry["device"] == rpc.devices[0])
     assert lane["pinned_nbytes"] == 0 and not lane["staging_pinned"] and lane["slots_nbytes"] > 0
     assert lane["note"] == "the device has no pinned memory"
     llm.close()
-    assert not any(entry["device"] == rpc.devices[0] for entry in engine.core().stream_lanes())
+    assert not any(entry["device"] == rpc.devices[0] for entry in native.core().stream_lanes())
 
 
 PINNED = """
 import json, sys
 from oallama import Llama
-from oallama.engine import engine
+from oallama.engine import native
 llm = Llama(sys.argv[1], plan=sys.argv[2], verbose=False)
 for _ in range(2):  # the second time from the pool
     llm.reset()
     llm.eval(list(range(300, 340)))
-(lane,) = engine.core().stream_lanes()
+(lane,) = native.core().stream_lanes()
 print(json.dumps([lane, llm._ctx.get_logits_ith(-1)[:1000]]))
 """
 
@@ -270,14 +271,14 @@ def test_pinned_memory_up_to_its_limit(tiny: Callable[..., Path], tmp_path: Path
 PINNED_AHEAD = """
 import json, sys, time
 from oallama import Llama
-from oallama.engine import engine
+from oallama.engine import native
 for _ in range(5):  # contexts that end while weights are being read
     Llama(sys.argv[1], plan=sys.argv[2], verbose=False).close()
 llm = Llama(sys.argv[1], plan=sys.argv[2], verbose=False)
 end = time.monotonic() + 60
-while engine.core().stream_lanes()[0]["pinned_nbytes"] < int(sys.argv[3]) and time.monotonic() < end:
+while native.core().stream_lanes()[0]["pinned_nbytes"] < int(sys.argv[3]) and time.monotonic() < end:
     time.sleep(0.01)
-(lane,) = engine.core().stream_lanes()
+(lane,) = native.core().stream_lanes()
 print(json.dumps(lane))
 """
 
@@ -298,4 +299,4 @@ def test_streamed_weights_live_on_the_host(tiny: Callable[..., Path], rpc: Any) 
     path, device = tiny("llama"), rpc.devices[0]
     wrong = table(path, device, lambda name: 1).replace("attn_q.weight CPU stream", f"attn_q.weight {device} stream")
     with pytest.raises(OallamaError, match="streamed weights live on the CPU"):
-        engine.dry_run(path, engine.Settings(n_ctx=64, devices=(device,)), wrong)
+        skeleton.dry_run(path, Settings(n_ctx=64, devices=(device,)), wrong)

@@ -15,7 +15,7 @@ import pytest
 
 from oallama import Llama
 from oallama.data.plan import PlacementPlan
-from oallama.engine import engine
+from oallama.engine import native
 from oallama.errors import OallamaError
 from oallama.tracing import Span, Stage, Timeline, record_timeline
 from oallama.tracing.timeline import intersection, length, union
@@ -124,9 +124,9 @@ def test_copies_run_beside_computing_on_a_device_that_can(tiny: Callable[..., Pa
 
 def test_off_means_that_nothing_is_noted(tiny: Callable[..., Path]) -> None:
     llm = Llama(str(tiny("llama")), n_ctx=64, verbose=False)
-    engine.core().trace_take()
+    native.core().trace_take()
     llm.eval([1, 2, 3])
-    assert engine.core().trace_take() == []
+    assert native.core().trace_take() == []
     with pytest.raises(OallamaError, match="exceed the context of"):
         record_timeline(llm, 250, 10)
     llm.close()

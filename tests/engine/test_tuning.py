@@ -17,7 +17,7 @@ from oallama.data.tuning import (
     second_wins_from,
     tuning_file,
 )
-from oallama.engine import engine
+from oallama.engine import native
 from oallama.errors import OallamaError
 from oallama.profiling import tuner
 
@@ -75,7 +75,7 @@ def test_a_wrong_table_is_named_and_not_used(change: dict[str, object], message:
 def test_limits_as_the_engine_reads_them() -> None:
     assert mmvq_limits([table(), table(device="CUDA0")]) == "CUDA1:q6_K=2;CUDA0:q6_K=2"
     assert mmvq_limits([]) == "" and mmvq_limits([table(crossovers=())]) == ""
-    core = engine.core()
+    core = native.core()
     core.set_mmvq_limits(mmvq_limits([table()]))
     try:
         assert core.mmvq_limit("q6_K", 1) == 2
@@ -99,7 +99,7 @@ def test_limits_as_the_engine_reads_them() -> None:
     ],
 )
 def test_wrong_limits_change_nothing(text: str, message: str) -> None:
-    core = engine.core()
+    core = native.core()
     with pytest.raises(ValueError, match=message):
         core.set_mmvq_limits(text)
     assert core.mmvq_limit("q6_K", 0) == 0 and core.mmvq_limit("q4_K", 0) == 0
@@ -109,7 +109,7 @@ def test_this_cpu_is_tuned_and_found_again(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(tuner, "_MAX_SECONDS", 0.01)
     monkeypatch.setattr(tuner, "TOKENS", (1, 8))
     made = tuner.tune("CPU", types=["q4_0", "f16"], shape=(256, 256), n_threads=1, cache=tmp_path)
-    repacks = engine.core().repacks("CPU", "q4_0", 256, 256, 0)
+    repacks = native.core().repacks("CPU", "q4_0", 256, 256, 0)
     assert [c.type for c in made.crossovers] == (["q4_0"] if repacks else [])
     assert all(len(c.points) == 2 for c in made.crossovers)
     assert tuner.tuned("CPU", 1, tmp_path) == made

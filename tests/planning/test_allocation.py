@@ -447,9 +447,9 @@ def test_a_short_horizon_moves_nothing_and_a_long_one_does():
         replan(now, before.layers[:3])
 
 
-def test_segments_name_the_stages():
+def test_ranges_name_the_devices():
     problem = make_problem(0, n_devices=3, n_layers=8, tightness=1.5)
     found = allocate(problem)
     assert isinstance(found, Allocation)
-    assert [name for s in found.segments for name in [s.device] * (s.end - s.first)] == list(found.layers)
+    assert [name for s in found.ranges for name in [s.device] * (s.end - s.first)] == list(found.layers)
     assert sum(s["layers"] for s in found.to_dict()["segments"]) == 8

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from oallama.bench import Engine, LoadParams
-from oallama.cli.comparison import Rivals, interleave_for, stock_plans
-from oallama.engine import engine
+from oallama.bench.rivals import Rivals, interleave_for
+from oallama.engine import device_list
+from oallama.engine.load_settings import Settings
 from oallama.loading import autoplan
+from oallama.loading.stock_plans import stock_plans
 from support.made_profile import made_profile
 
 
@@ -24,10 +26,10 @@ def test_interleave(
     asked: str, each: float, expected: str, tiny: Callable[..., Path], rpc, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, device = tiny("llama"), rpc.devices[0]
-    settings = engine.Settings(n_ctx=256, n_batch=256, n_threads=2)
+    settings = Settings(n_ctx=256, n_batch=256, n_threads=2)
     choices = autoplan.Choices(device=device, profile=made_profile(path, device, settings), planner="oato")
     plan = autoplan.plan_model(path, "50%", settings, choices)
-    size = {device: int(engine.device(device).memory_free * each)}
+    size = {device: int(device_list.device(device).memory_free * each)}
     on_device = LoadParams(devices=(device,))
     engines = [
         Engine("a", ".", on_device, predicted_bytes=size),
@@ -43,7 +45,7 @@ def test_rivals_are_stock_placements_in_the_same_bytes(
     arch: str, names: list[str], tiny: Callable[..., Path], rpc, baseline_lib: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, device = tiny(arch), rpc.devices[0]
-    settings = engine.Settings(n_ctx=256, n_batch=256, n_threads=2)
+    settings = Settings(n_ctx=256, n_batch=256, n_threads=2)
     graph = autoplan.read_graph(path, settings)
     choices = autoplan.Choices(device=device, profile=made_profile(path, device, settings), streams=False)
     plan = autoplan.plan_graph(path, graph, "60%", settings, choices)
@@ -68,7 +70,7 @@ def test_rivals_are_stock_placements_in_the_same_bytes(
 def test_rivals_of_a_plan_that_leaves_the_device_alone(tiny: Callable[..., Path], rpc, baseline_lib: Path) -> None:
     """A plan of the CPU alone has no bytes of its own: stock llama.cpp gets the budget that was asked for."""
     path, device = tiny("llama"), rpc.devices[0]
-    settings = engine.Settings(n_ctx=256, n_batch=256, n_threads=2)
+    settings = Settings(n_ctx=256, n_batch=256, n_threads=2)
     graph = autoplan.read_graph(path, settings)
     choices = autoplan.Choices(device=device, profile=made_profile(path, device, settings))
     plan = autoplan.plan_graph(path, graph, None, settings, replace(choices, planner="cpu"))

@@ -13,8 +13,8 @@ from oallama.data.workload import Workload
 from oallama.errors import OallamaError
 from oallama.planning.cost import CostModel
 from oallama.planning.predict import Predictor
-from oallama.planning.reduced import reduced_links
-from oallama.planning.stage import Placement
+from oallama.planning.reduced import reduced_edges
+from oallama.planning.stage import Homes
 from support.synthetic import DEVICE, GPU, SMALL, Shape, graph, profile
 
 CONTEXT = ContextSettings(n_ctx=4096)
@@ -25,10 +25,10 @@ def costs(shape: Shape = SMALL, **kwargs) -> CostModel:
     return CostModel(model, profile(model, **kwargs), [DEVICE], CONTEXT)
 
 
-def place(model: CostModel, *on_host: str, upload: tuple[str, ...] = (), layers_on_host: int = 0) -> Placement:
+def place(model: CostModel, *on_host: str, upload: tuple[str, ...] = (), layers_on_host: int = 0) -> Homes:
     """Everything on the device but the embedding and the named targets."""
     hosted = {*on_host, *upload}
-    return Placement(
+    return Homes(
         targets=np.array([name not in hosted for name in model.targets], dtype=np.int8),
         upload=np.array([name in upload for name in model.targets], dtype=bool),
         small=np.array([name != "token_embd.weight" for name in model.small], dtype=np.int8),
@@ -37,9 +37,9 @@ def place(model: CostModel, *on_host: str, upload: tuple[str, ...] = (), layers_
     )
 
 
-def runs_on(model: CostModel, placement: Placement, n_tokens: int = 1) -> dict[str, int]:
+def runs_on(model: CostModel, homes: Homes, n_tokens: int = 1) -> dict[str, int]:
     stage = model.stage(n_tokens, decode=n_tokens == 1)
-    ids = stage.graph.assign(placement, stage.tokens)
+    ids = stage.graph.assign(homes, stage.tokens)
     return {op.name: int(i) for op, i in zip(stage.graph.operators, ids, strict=True)}
 
 
@@ -74,10 +74,10 @@ def test_attention_stays_with_its_cache():
 
 def test_uploads_start_at_32_tokens():
     model = costs()
-    placement = place(model, upload=("blk.0.ffn_up.weight", "output.weight"))
-    assert runs_on(model, placement, 512)["blk.0.ffn_up.weight"] == 1
-    assert runs_on(model, placement, 31)["blk.0.ffn_up.weight"] == 0
-    assert runs_on(model, placement, 512)["result_output"] == 0  # logits are one token
+    homes = place(model, upload=("blk.0.ffn_up.weight", "output.weight"))
+    assert runs_on(model, homes, 512)["blk.0.ffn_up.weight"] == 1
+    assert runs_on(model, homes, 31)["blk.0.ffn_up.weight"] == 0
+    assert runs_on(model, homes, 512)["result_output"] == 0  # logits are one token
 
 
 # ---- reduced graph -------------------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ def test_uploads_start_at_32_tokens():
 def test_reduced_graph_of_a_layer():
     model = costs()
     graph_1 = model.stage(1, decode=True).graph
-    links = reduced_links(graph_1, place(model))
+    links = reduced_edges(graph_1, place(model))
     index = {name: i for i, name in enumerate(model.targets)}
 
     def of(name: str) -> list[tuple]:
@@ -180,21 +180,21 @@ def test_host_layers_pay_host_attention():
 def test_ttft_runs_in_micro_batches():
     model = costs()
     predictor = Predictor(model)
-    placement = place(model)
+    homes = place(model)
     chunks = [(512, 512, False), (512, 1024, False), (76, 1100, True)]
-    expected = sum(predictor.stage(placement, n, depth, logits).total[0] for n, depth, logits in chunks)
-    assert predictor.ttft(placement, 1100) == pytest.approx(expected)
+    expected = sum(predictor.stage(homes, n, depth, logits).total[0] for n, depth, logits in chunks)
+    assert predictor.ttft(homes, 1100) == pytest.approx(expected)
     assert Workload(1100, 1).chunks(512) == [(n, depth) for n, depth, _ in chunks]
     # Only the last micro-batch computes the output matrix.
-    assert predictor.stage(placement, 512, 512, False).targets < predictor.stage(placement, 512, 512, True).targets
+    assert predictor.stage(homes, 512, 512, False).targets < predictor.stage(homes, 512, 512, True).targets
 
 
 def test_tpot_grows_with_depth_and_request_adds_up():
     model = costs(Shape(n_head_kv=8, n_head=8, head_dim=128))
-    predictor, placement = Predictor(model), place(model)
-    assert predictor.tpot(placement, 16384) > predictor.tpot(placement, 0)
-    expected = predictor.ttft(placement, 64) + 9 * predictor.tpot(placement, 69)
-    assert predictor.request(placement, Workload(64, 10)) == pytest.approx(expected)
+    predictor, homes = Predictor(model), place(model)
+    assert predictor.tpot(homes, 16384) > predictor.tpot(homes, 0)
+    expected = predictor.ttft(homes, 64) + 9 * predictor.tpot(homes, 69)
+    assert predictor.request(homes, Workload(64, 10)) == pytest.approx(expected)
 
 
 def test_only_unfused_attention_works_on_positions_beyond_the_last_token():
@@ -323,14 +323,14 @@ def test_accelerators_exchange_data_through_the_host():
 
 def test_parallel_sequences_decode_together():
     model = costs()
-    predictor, placement = Predictor(model), place(model)
-    one, four = (predictor.stage(placement, n, 4096, decode=True) for n in (1, 4))
+    predictor, homes = Predictor(model), place(model)
+    one, four = (predictor.stage(homes, n, 4096, decode=True) for n in (1, 4))
     assert four.attention == pytest.approx(4 * one.attention)  # each sequence attends to its own cache
     assert one.targets < four.targets < 4 * one.targets  # weights are read once for all of them
     work = Workload(64, 10, n_parallel=4)
-    step = predictor.stage(placement, 4, work.middle, decode=True).total[0]
-    expected = predictor.ttft(placement, 64) + 9 * step
-    assert predictor.request(placement, work) == pytest.approx(expected)
+    step = predictor.stage(homes, 4, work.middle, decode=True).total[0]
+    expected = predictor.ttft(homes, 64) + 9 * step
+    assert predictor.request(homes, work) == pytest.approx(expected)
 
 
 def test_unknown_device():

@@ -14,7 +14,7 @@ from oallama.data.plan import HOST, PlacementPlan
 from oallama.errors import OallamaError
 from oallama.planning import Workload, make_plans
 from oallama.planning.cost import CostModel
-from oallama.planning.divided import Group, bytes_of, groups, top_up
+from oallama.planning.divided import DividedGroup, bytes_of, groups, top_up
 from oallama.planning.planner import BESIDE
 from oallama.planning.predict import Predictor
 from oallama.planning.space import BudgetTooSmall
@@ -56,7 +56,7 @@ def test_other_operators_between_the_matrices_keep_them_whole():
 
 @given(st.integers(0, 10**6), st.lists(st.tuples(st.integers(2, 40), st.data()), min_size=1, max_size=8))
 def test_topping_up_keeps_to_bytes_steps_and_ends(room: int, sizes: list[tuple[int, st.DataObject]]):
-    wanted = [Group((i,), 32 * n, 32, 1000 * n + 7) for i, (n, _) in enumerate(sizes)]
+    wanted = [DividedGroup((i,), 32 * n, 32, 1000 * n + 7) for i, (n, _) in enumerate(sizes)]
     before = [32 * data.draw(st.integers(1, n - 1)) for n, data in sizes]
     most = [32 * data.draw(st.integers(1, n - 1)) for n, data in sizes]
     counts = top_up(wanted, before, most, room)
@@ -75,7 +75,7 @@ def test_a_group_takes_what_its_two_parts_take(concurrency: float, share: float)
     model = costs(profile(MODEL, cpu=HOST_SPEED, concurrency=concurrency))
     group = groups(model)[0]
     predictor = Predictor(model)
-    whole = drafts_of(model).uniform(1)
+    whole = builder_of(model).uniform(1)
     split = np.zeros(len(model.targets), dtype=np.intp)
     split[list(group.targets)] = int(share * group.width)
     targets = whole.targets.copy()
@@ -91,8 +91,8 @@ def test_a_group_takes_what_its_two_parts_take(concurrency: float, share: float)
     assert found[0] == pytest.approx(expected)
 
 
-def drafts_of(model: CostModel):
-    return space(MODEL, "50%", machine=model.profile).drafts(CONTEXT)
+def builder_of(model: CostModel):
+    return space(MODEL, "50%", machine=model.profile).builder(CONTEXT)
 
 
 @settings(deadline=None, max_examples=15)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from oallama.engine.engine import Settings
+from oallama.engine.load_settings import Settings
 from oallama.loading import autoplan
 from oallama.planning import make_plans
 from support.foreign_models import minimax_m3

@@ -14,22 +14,22 @@ import pytest
 from oallama.data.entries import CHAINS, FEED_FORWARD, NORM, ROPE_STORE
 from oallama.data.fusion import chains
 from oallama.data.profile import Profile
-from oallama.engine import engine
+from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.planning import OperatorGraph, Workload
 from oallama.planning.cost import CostModel
 from oallama.planning.predict import Predictor
-from oallama.planning.stage import Placement
+from oallama.planning.stage import Homes
 from support.layered_costs import SLOWER, assert_equal_seconds
 from support.synthetic import CONTEXT, DEVICE, SMALL, Shape, graph, profile
 
 FUSED = {NORM: 1.5e-6, ROPE_STORE: 2.5e-6, FEED_FORWARD: 9e-6}
 
 
-def everything_on(costs: CostModel, device: int, host: tuple[str, ...] = ()) -> Placement:
+def everything_on(costs: CostModel, device: int, host: tuple[str, ...] = ()) -> Homes:
     targets = np.array([0 if name in host else device for name in costs.targets], dtype=np.int8)
-    return Placement(
+    return Homes(
         targets=targets,
         upload=np.zeros(len(targets), bool),
         small=np.full(len(costs.small), device, dtype=np.int8),
@@ -42,7 +42,7 @@ def test_chains_of_the_engines_graphs(tiny: Callable[..., Path]) -> None:
     """Both norms of a layer and the last one, the keys' RoPE, the feed-forward."""
 
     def found(arch: str, tier: int) -> Counter[str]:
-        model = autoplan.read_graph(tiny(arch), engine.Settings(n_ctx=512))
+        model = autoplan.read_graph(tiny(arch), Settings(n_ctx=512))
         return Counter(chain.kind for chain in chains(model, tier, "f16"))
 
     for tier in (1, 512):
@@ -99,8 +99,8 @@ def test_a_cut_breaks_a_chain() -> None:
 
 @pytest.mark.parametrize("accelerators", [(DEVICE,), (DEVICE, "GPU1")])
 @pytest.mark.parametrize("shape", [SMALL, Shape(tied=True), Shape(n_expert=8, n_layer=3), Shape(one_qkv=True, n_ff=0)])
-def test_segments_add_up_with_chains(shape: Shape, accelerators: tuple[str, ...]) -> None:
-    """Norms lie across the cuts between segments."""
+def test_layers_add_up_with_chains(shape: Shape, accelerators: tuple[str, ...]) -> None:
+    """Norms lie across the cuts between layers."""
     model = graph(shape)
     costs = CostModel(model, profile(model, more={"GPU1": SLOWER}, in_one_piece=FUSED), accelerators, CONTEXT)
     for work, uploads in product((Workload(700, 20, 100), Workload(0, 30)), (False, True)):

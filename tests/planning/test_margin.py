@@ -12,8 +12,9 @@ import pytest
 from oallama import Llama, OallamaError
 from oallama.data.plan import PlacementPlan
 from oallama.data.profile import Profile
-from oallama.engine import engine
-from oallama.engine.engine import Settings
+from oallama.engine import device_list
+from oallama.engine.device_list import Device
+from oallama.engine.load_settings import Settings
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices
 from oallama.planning import Workload, gpu_reserve, make_plans
@@ -30,16 +31,16 @@ CUDA = replace(profile(graph()), devices=tuple(replace(d, backend="CUDA") for d 
 
 
 class GpuHere:
-    """The engine module, in which one device says that it is a GPU with so much free memory."""
+    """The module of devices, in which one device says that it is a GPU with so much free memory."""
 
     def __init__(self, name: str, free: int) -> None:
         self._name, self._free = name, free
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(engine, name)
+        return getattr(device_list, name)
 
-    def device(self, name: str) -> engine.Device:
-        found = engine.device(name)
+    def device(self, name: str) -> Device:
+        found = device_list.device(name)
         if name != self._name:
             return found
         return replace(found, description="NVIDIA Fake", memory_free=self._free, memory_total=TOTAL)
@@ -61,7 +62,7 @@ def free(model: Path, rpc: Any, monkeypatch: pytest.MonkeyPatch, times: Profile)
     device = rpc.devices[0]
     whole = autoplan.plan_model(model, None, SETTINGS, Choices(device=device, profile=times, planner="all"))
     nbytes = gpu_reserve(TOTAL) + whole.predicted.devices[device].total * 9 // 10
-    monkeypatch.setattr(autoplan, "engine", GpuHere(device, nbytes))
+    monkeypatch.setattr(autoplan, "device_list", GpuHere(device, nbytes))
     yield nbytes
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from oallama.engine import engine
+from oallama.engine import skeleton
+from oallama.engine.load_settings import Settings
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices
 from oallama.modelmaker import make_sparse_model
@@ -32,7 +33,7 @@ def test_a_published_shape_is_planned_within_its_budget(
     path = make_sparse_model(tmp_path / f"{shape}.gguf", shape=shape, file_type=file_type)
     assert path.stat().st_blocks * 512 < 64 << 20 < path.stat().st_size
     device = rpc.devices[0]
-    settings = engine.Settings(n_ctx=4096, n_threads=2)
+    settings = Settings(n_ctx=4096, n_threads=2)
     graph = autoplan.read_graph(path, settings)
     assert len(graph.targets(1)) == n_targets
     profile = made_profile(path, device, settings)
@@ -45,5 +46,5 @@ def test_a_published_shape_is_planned_within_its_budget(
     assert all(home == device for home in plan.layers)
     # The dry run of the finished plan is what was predicted.
     settings = replace(settings, **vars(plan.context), devices=(device,))
-    used = engine.dry_run(path, settings, plan.to_backend_map())
+    used = skeleton.dry_run(path, settings, plan.to_backend_map())
     assert sum(used[device].values()) == plan.predicted.devices[device].total

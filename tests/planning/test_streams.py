@@ -15,7 +15,7 @@ from oallama.planning import Workload, make_plans
 from oallama.planning.cost import CostModel
 from oallama.planning.exact import exact
 from oallama.planning.predict import Predictor
-from oallama.planning.stage import Placement
+from oallama.planning.stage import Homes
 from oallama.planning.streams import NEVER, break_even, stream_pays
 from support.layered_costs import TINY, random_machine
 from support.synthetic import CONTEXT, DEVICE, QWQ_32B, SMALL, FakeMemory, Shape, graph, profile, space
@@ -27,11 +27,11 @@ PROMPT = Workload(2048, 128)
 QWQ_MEMORY = FakeMemory(QWQ, compute=300 << 20)
 
 
-def streamed(costs: CostModel, start: int = 1, caches: bool = False) -> Placement:
+def streamed(costs: CostModel, start: int = 1, caches: bool = False) -> Homes:
     """All targets on the host and streamed, all else on the device."""
     n = len(costs.small)
     layers = np.ones(costs.graph.n_layer + 1, np.int8)
-    return Placement(
+    return Homes(
         targets=np.zeros(len(costs.targets), np.int8),
         upload=np.zeros(len(costs.targets), bool),
         small=np.array([name != "token_embd.weight" for name in costs.small], np.int8),
@@ -58,13 +58,13 @@ def modes(plan: PlacementPlan) -> set[str]:
 def test_a_pass_takes_the_longer_of_copies_and_computing_plus_the_first_copy(link: float) -> None:
     for overlap in (0.0, 0.4, 1.0):
         costs = CostModel(MODEL, profile(MODEL, link=link, overlap=overlap), [DEVICE], CONTEXT)
-        predictor, placement = Predictor(costs), streamed(costs)
-        resident = replace(placement, targets=np.ones_like(placement.targets), stream=None)
+        predictor, homes = Predictor(costs), streamed(costs)
+        resident = replace(homes, targets=np.ones_like(homes.targets), stream=None)
         computing = float(predictor.stage(resident, 512, 512).total[0])
         sizes = [MODEL.tensor[name].nbytes for name in costs.targets]
         copies = sum(costs.link_s(1, "h2d", size, "pinned") for size in sizes)
         first = max(costs.link_s(1, "h2d", size, "pinned") for size in sizes)
-        found = float(predictor.stage(placement, 512, 512).total[0])
+        found = float(predictor.stage(homes, 512, 512).total[0])
         assert found == pytest.approx(computing + copies - overlap * min(computing, copies - first), rel=1e-9)
         if overlap == 1.0:
             assert found == pytest.approx(max(copies, computing + first), rel=1e-9)
@@ -72,11 +72,11 @@ def test_a_pass_takes_the_longer_of_copies_and_computing_plus_the_first_copy(lin
 
 def test_below_its_break_even_a_weight_is_computed_on_the_host() -> None:
     costs = CostModel(MODEL, profile(MODEL, overlap=1.0), [DEVICE], CONTEXT)
-    predictor, placement = Predictor(costs), streamed(costs, start=40)
-    on_host = replace(placement, stream=None)
+    predictor, homes = Predictor(costs), streamed(costs, start=40)
+    on_host = replace(homes, stream=None)
     for n in (2, 39):
-        assert predictor.stage(placement, n, n).total == predictor.stage(on_host, n, n).total
-    stage = predictor.stage(placement, 40, 40)
+        assert predictor.stage(homes, n, n).total == predictor.stage(on_host, n, n).total
+    stage = predictor.stage(homes, 40, 40)
     assert stage.copies[0] > 0 and stage.targets[0] < predictor.stage(on_host, 40, 40).targets[0]
 
 
@@ -137,32 +137,32 @@ def test_exact_with_streams_against_every_placement() -> None:
             workload=work,
             gap=0.0,
         )
-        drafts, found = exact(request)
-        if not found.choice.params.get("streams"):
+        builder, found = exact(request)
+        if not found.proposal.params.get("streams"):
             continue
-        costs = drafts.costs
+        costs = builder.costs
         start = min(40, costs.context.n_ubatch)
         n_targets, n_layer = len(costs.targets), model.n_layer
         limit = request.budgets[DEVICE].limit
         best = np.inf
         n_small = len(costs.small)
-        keep = found.choice.placement  # small weights and caches as chosen; homes and streams of all targets vary
-        for homes in product((0, 1, 2), repeat=n_targets):
-            at = np.array(homes, np.int8)
-            placement = replace(
+        keep = found.proposal.homes  # small weights and caches as chosen; homes and streams of all targets vary
+        for devices in product((0, 1, 2), repeat=n_targets):
+            at = np.array(devices, np.int8)
+            homes = replace(
                 keep,
                 targets=np.where(at == 2, 0, at).astype(np.int8),
                 upload=np.zeros(n_targets, bool),
                 stream=np.where(at == 2, start, 0),
             )
             small = sum(model.tensor[costs.small[s]].nbytes for s in range(n_small) if keep.small[s])
-            if costs.nbytes[placement.targets == 1].sum() + small <= limit:
-                best = min(best, drafts.predictor.request(placement, work))
+            if costs.nbytes[homes.targets == 1].sum() + small <= limit:
+                best = min(best, builder.predictor.request(homes, work))
         assert n_layer == len(keep.layers) - 1
-        ratios.append(found.measured.seconds / best)
-        if "gap" in found.choice.params:
+        ratios.append(found.dry_run.seconds / best)
+        if "gap" in found.proposal.params:
             proven += 1
-            assert found.measured.seconds * (1 - found.choice.params["gap"]) <= best * (1 + 1e-9)
+            assert found.dry_run.seconds * (1 - found.proposal.params["gap"]) <= best * (1 + 1e-9)
     assert len(ratios) > 10 and proven > 3
     assert np.median(ratios) < 1.01 and max(ratios) < 1.1
 

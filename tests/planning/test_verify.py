@@ -13,7 +13,7 @@ from rich.console import Console
 
 from oallama.bench.engines import Engine, LoadParams, Worker
 from oallama.bench.planned import planned
-from oallama.bench.results import Cell, Loaded, Prediction, Result, Sample
+from oallama.bench.results import Cell, ExpectedTimes, Loaded, Result, Sample
 from oallama.bench.sweep import Sweep
 from oallama.data.plan import HOST, DeviceMemory, PlacementPlan, Segment, TensorPlacement
 from oallama.data.predicted import predicted_times
@@ -22,7 +22,7 @@ from oallama.engine.rpc import LocalRpcServer
 from oallama.errors import OallamaError
 from oallama.loading import verify as verify_module
 from oallama.loading.verify import request_seconds, verify
-from oallama.views.verified import render_verified
+from oallama.views.verification import render_verification
 from support.hand_plan import hand_plan
 
 
@@ -55,7 +55,7 @@ class FakeBench:
         return [self._result(e, cell, s) for e, s in zip(engines, self.seconds, strict=True)]
 
     def _result(self, engine: Engine, cell: Cell, s: float | None) -> Result:
-        result = Result(engine.name, "", cell, False, {}, {}, "", engine.plan_hash, None, Prediction(), {})
+        result = Result(engine.name, "", cell, False, {}, {}, "", engine.plan_hash, None, ExpectedTimes(), {})
         if s is None:
             result.error = f"engine {engine.name!r}: boom"
             return result
@@ -228,7 +228,7 @@ def test_table_shows_predicted_beside_measured(on_cpu: PlacementPlan) -> None:
     console = Console(width=80)
     with console.capture() as captured:
         failed = replace(on_cpu, planner={"name": "oato", "params": {}}).with_measured({"error": "engine: no memory"})
-        console.print(render_verified([on_cpu.with_measured(run), failed]))
+        console.print(render_verification([on_cpu.with_measured(run), failed]))
     lines = captured.get().splitlines()
     assert max(map(len, lines)) <= 80
     words = [line.split() for line in lines]
@@ -240,7 +240,7 @@ def test_table_shows_predicted_beside_measured(on_cpu: PlacementPlan) -> None:
     assert "failed" in text and "engine: no memory" in text and "50+20 tokens, 3 rounds" in text
     for bad in (None, {"tpot_s": 1.0}):
         with pytest.raises(OallamaError, match="was not measured"):
-            render_verified([replace(on_cpu, measured=bad)])
+            render_verification([replace(on_cpu, measured=bad)])
 
 
 def test_measured_of_the_wrong_kind_does_not_fit_the_schema(on_cpu: PlacementPlan) -> None:

@@ -17,8 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from oallama.engine import engine
-from oallama.engine.engine import Device, Settings
+from oallama.engine import device_list
+from oallama.engine.device_list import Device
+from oallama.engine.load_settings import Settings
 from oallama.engine.rpc import free_port
 from oallama.errors import OallamaError
 from oallama.serving.serve_limits import Limits
@@ -43,7 +44,7 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> None:
 
     there = {name: made(name, backend) for name, backend in (("CUDA0", "CUDA"), ("CUDA1", "CUDA"), ("V", "Vulkan"))}
     there["CPU"] = Device("CPU", "a CPU", "cpu", "CPU", 0, 0, False, False)
-    monkeypatch.setattr(engine, "device", lambda name: there[name])
+    monkeypatch.setattr(device_list, "device", lambda name: there[name])
 
 
 @pytest.mark.parametrize(
@@ -249,8 +250,8 @@ def test_the_hot_model_outlives_the_cold_one_on_gpus(backend: Path, tiny: Callab
 RUNS = """if True:
     import ctypes, sys
     from oallama.weave.sequences import Sequences
-    from oallama.engine import engine
-    engine.core()
+    from oallama.engine import native
+    native.core()
     fake = ctypes.CDLL(sys.argv[2])
     with Sequences(sys.argv[1], n_gpu_layers=99) as model:
         for _ in range(5):

@@ -14,7 +14,7 @@ from oallama.data.plan import (
     TensorPlacement,
     is_divided_by_columns,
 )
-from oallama.engine.engine import Settings
+from oallama.engine.load_settings import Settings
 from oallama.loading import autoplan
 
 CONTEXT = ContextSettings(n_ctx=256, n_batch=256, n_ubatch=256)

@@ -14,17 +14,17 @@ from oallama.data.profile import Profile
 from oallama.data.workload import Workload
 from oallama.planning.cost import CostModel
 from oallama.planning.divided import bytes_of
+from oallama.planning.layered_model import LayeredModel
 from oallama.planning.predict import Predictor
-from oallama.planning.segments import Segments
-from oallama.planning.stage import Placement
+from oallama.planning.stage import Homes
 from support.synthetic import Shape, Speed, graph, profile
 
 SLOWER = Speed(200e9, 20e12)
 
 
-def everything_on_the_host(costs: CostModel) -> Placement:
+def everything_on_the_host(costs: CostModel) -> Homes:
     n = len(costs.small)
-    return Placement(
+    return Homes(
         targets=np.zeros(len(costs.targets), np.int8),
         upload=np.zeros(len(costs.targets), bool),
         small=np.zeros(n, np.int8),
@@ -33,9 +33,9 @@ def everything_on_the_host(costs: CostModel) -> Placement:
     )
 
 
-def random_arcs(segments: Segments, rng: np.random.Generator) -> list[int]:
-    """One arc per segment with matching states."""
-    instance = segments.instance([10**15] * (len(segments.costs.names) - 1))
+def random_arcs(layered: LayeredModel, rng: np.random.Generator) -> list[int]:
+    """One arc per layer with matching states."""
+    instance = layered.instance([10**15] * (len(layered.costs.names) - 1))
     classes = [instance.classes[c] for c in instance.layers]
     states, arcs = np.array(instance.start), []
     for at, cls in enumerate(classes):
@@ -50,28 +50,26 @@ def random_arcs(segments: Segments, rng: np.random.Generator) -> list[int]:
 def assert_equal_seconds(
     costs: CostModel, work: Workload, uploads: bool, n: int, seed: int = 0, divides: bool = False
 ) -> None:
-    """n random placements: the sum over segments is the predictor's request, and their bytes are the placement's."""
+    """n random placements: the sum over layers is the predictor's request, and their bytes are the placement's."""
     rng, predictor = np.random.default_rng(seed), Predictor(costs)
     upload = np.zeros(len(costs.targets), bool)
     if uploads:  # not only those that pay
         upload = rng.random(len(upload)) < 0.7
-    segments = Segments(costs, work, upload, [0] * costs.graph.n_layer, divides=divides)
-    instance = segments.instance([10**15] * (len(costs.names) - 1))
+    layered = LayeredModel(costs, work, upload, [0] * costs.graph.n_layer, divides=divides)
+    instance = layered.instance([10**15] * (len(costs.names) - 1))
     n_divided = 0
     for _ in range(n):
-        arcs = random_arcs(segments, rng)
-        placement = segments.placement(arcs, everything_on_the_host(costs))
-        if placement.split is not None:
-            parts = [(g, int(placement.split[g.targets[0]])) for g in segments.divided.groups]
+        arcs = random_arcs(layered, rng)
+        homes = layered.homes(arcs, everything_on_the_host(costs))
+        if homes.split is not None:
+            parts = [(g, int(homes.split[g.targets[0]])) for g in layered.divided.groups]
             n_divided += sum(count > 0 for _, count in parts)
-            whole = int(costs.nbytes[placement.targets > 0].sum())
-            small = sum(
-                costs.graph.tensor[name].nbytes for name, d in zip(costs.small, placement.small, strict=True) if d
-            )
+            whole = int(costs.nbytes[homes.targets > 0].sum())
+            small = sum(costs.graph.tensor[name].nbytes for name, d in zip(costs.small, homes.small, strict=True) if d)
             taken = sum(instance.classes[c].nbytes[arc, 0] for c, arc in zip(instance.layers, arcs, strict=True))
             assert taken == whole + small + sum(bytes_of(g, count) for g, count in parts if count)
         total = sum(instance.classes[c].seconds[arc] for c, arc in zip(instance.layers, arcs, strict=True))
-        assert total == pytest.approx(predictor.request(placement, work), rel=1e-12)
+        assert total == pytest.approx(predictor.request(homes, work), rel=1e-12)
     assert bool(n_divided) == divides
 
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 from oallama.data.plan import PlacementPlan
-from oallama.engine import engine, runtime
+from oallama.engine import load_settings, native, runtime
+from oallama.engine.backend_map import backend_map
+from oallama.engine.load_settings import Settings
 
 
-def device_bytes(path: Path, settings: engine.Settings, plan: PlacementPlan, device: str) -> int:
+def device_bytes(path: Path, settings: Settings, plan: PlacementPlan, device: str) -> int:
     """Bytes the backends really allocated on the device for a load under the plan, by the ledger."""
-    llama_cpp, params = runtime.llama_cpp(), engine.make_params(settings)
+    llama_cpp, params = runtime.llama_cpp(), load_settings.make_params(settings)
 
     def allocated() -> int:
-        return sum(entry["current"] for name, entry in engine.core().ledger().items() if name.startswith(device))
+        return sum(entry["current"] for name, entry in native.core().ledger().items() if name.startswith(device))
 
     before = allocated()
-    with engine.backend_map(plan.to_backend_map()):
+    with backend_map(plan.to_backend_map()):
         model = llama_cpp.llama_model_load_from_file(str(path).encode(), params.model)
     context = llama_cpp.llama_init_from_model(model, params.context)
     tokens = (llama_cpp.llama_token * 300)(*range(300))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from oallama.data.profile import Profile
-from oallama.engine.engine import Settings
+from oallama.engine.load_settings import Settings
 from oallama.loading import autoplan
 from oallama.profiling.fingerprint import fingerprint
 from support import synthetic

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from oallama.engine import engine
+from oallama.engine.load_settings import Settings
 from oallama.loading import autoplan
 
 N_PLACEMENTS = 3
@@ -16,7 +16,7 @@ N_PLACEMENTS = 3
 def random_table(path: Path, devices: list[str], seed: int) -> str:
     """Every tensor on a random device, every layer's KV cache too; host tensors in both modes."""
     rng = np.random.default_rng(seed)
-    graph = autoplan.read_graph(path, engine.Settings(n_ctx=64))
+    graph = autoplan.read_graph(path, Settings(n_ctx=64))
     pick = [*devices, "CPU"]
     lines = ["# oallama backend map v1"]
     lines += [f"layer {il} {rng.choice(pick)}" for il in range(graph.n_layer + 1)]

@@ -15,5 +15,5 @@ def plan(model=MODEL, budget="auto", memory=None, planner="oato", **kwargs) -> P
 
 def smallest(model=MODEL, context=CONTEXT) -> int:
     """Bytes of KV cache, compute and small weights with every target on the host."""
-    drafts = space(model, context=context).drafts(context)
-    return drafts.measure(drafts.by_placement(drafts.uniform(1, drafts.uniform(0).targets))).on(DEVICE).total
+    builder = space(model, context=context).builder(context)
+    return builder.dry_run(builder.by_homes(builder.uniform(1, builder.uniform(0).targets))).on(DEVICE).total

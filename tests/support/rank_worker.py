@@ -16,18 +16,18 @@ from pathlib import Path
 
 from oallama.cluster.ranks.rank import RankJob, library, rank_llama
 from oallama.cluster.ranks.rank_process import answer
-from oallama.engine import engine, runtime
+from oallama.engine import native, runtime
 
 
 def main() -> None:
-    core = engine.core()
+    core = native.core()
     if not core.load_backend(str(library())):
         raise SystemExit("this process cannot be a rank")
     what, file = (*sys.argv[2:], "", "")[:2]
     if int(os.environ["OMPI_COMM_WORLD_RANK"]) > 0:
         if what == "stops":
             Path(file).write_text(str(os.getpid()))
-        raise SystemExit(core.follow(file if what == "reads" else "") or 0)
+        raise SystemExit(core.replay(file if what == "reads" else "") or 0)
     job = RankJob(sys.argv[1], (0.5, 0.5), prompt="Once", n_ctx=256)
     if what == "refusals":
         refusals(job)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from oallama.engine import engine
+from oallama.engine.load_settings import Settings
 from oallama.loading import autoplan
 from support import logits
 
@@ -21,7 +21,7 @@ def table(path: Path, device: str, streamed: Callable[[str], int], slots: int = 
 
     caches: KV caches are on the host and streamed, too.
     """
-    graph = autoplan.read_graph(path, engine.Settings(n_ctx=64))
+    graph = autoplan.read_graph(path, Settings(n_ctx=64))
     targets = {op.weight for op in graph.targets(1)}
     lines = ["# oallama backend map v1", f"slots {slots}", *["caches stream"] * caches]
     lines += [f"layer {il} {'CPU' if caches else device}" for il in range(graph.n_layer + 1)]

@@ -26,7 +26,7 @@ from oallama.data.plan import HOST, ContextSettings, PlacementPlan
 from oallama.data.profile import Profile
 from oallama.data.workload import Workload
 from oallama.planning import OperatorGraph, Space, parse_budget
-from oallama.planning.drafts import MemoryDryRun
+from oallama.planning.plan_builder import MemoryDryRun
 from oallama.planning.planner import DEFAULT_WORKLOAD
 
 BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32, "q4_K": 144 / 256}

@@ -11,11 +11,12 @@ from typer.testing import CliRunner
 from oallama.cli.app import app
 from oallama.data.plan import HOST, TensorPlacement
 from oallama.data.profile import Profile
-from oallama.engine import engine
-from oallama.engine.engine import Settings
+from oallama.engine import device_list, skeleton
+from oallama.engine.device_list import Device
+from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
-from oallama.loading.here import Here, stand_ins
+from oallama.loading.dry_run import LocalAllocators, stand_ins
 from oallama.profiling.datasheet import FOLDER, Accelerator, Cpu, Datasheet, Link, make_profile
 from support.hand_plan import hand_plan
 from support.synthetic import SMALL, graph
@@ -126,8 +127,8 @@ def test_a_plan_made_from_it_names_its_source(tiny):
 )
 def test_allocators_asked_for_a_device_that_is_elsewhere(monkeypatch, tiny, here, expected):
     path, settings = tiny("llama", "F16"), Settings(n_ctx=256)
-    made = [engine.Device(name, "", "gpu", backend, 1, 1, False, False) for name, backend in here.items()]
-    monkeypatch.setattr(engine, "devices", lambda: made)
+    made = [Device(name, "", "gpu", backend, 1, 1, False, False) for name, backend in here.items()]
+    monkeypatch.setattr(device_list, "devices", lambda: made)
     profile = make_profile(autoplan.read_graph(path, settings), SHEET)
     assert stand_ins(("CUDA0",), profile) == (expected,)
 
@@ -146,10 +147,10 @@ def test_a_stand_in_may_have_the_name_of_another_device_of_the_plan(monkeypatch,
         seen.append((settings.devices, table))
         return {"RPC0": {"weights": 7}, "RPC1": {"weights": 1}, HOST: {}}
 
-    monkeypatch.setattr(engine, "dry_run", dry_run)
-    here = Here(path, settings, ("CUDA0", "RPC0"), None)
-    monkeypatch.setattr(here, "_stand_in", {"CUDA0": "RPC0", "RPC0": "RPC1"})
-    assert here.memory(made) == {"CUDA0": {"weights": 7}, "RPC0": {"weights": 1}, HOST: {}}
+    monkeypatch.setattr(skeleton, "dry_run", dry_run)
+    allocators = LocalAllocators(path, settings, ("CUDA0", "RPC0"), None)
+    monkeypatch.setattr(allocators, "_stand_in", {"CUDA0": "RPC0", "RPC0": "RPC1"})
+    assert allocators.memory(made) == {"CUDA0": {"weights": 7}, "RPC0": {"weights": 1}, HOST: {}}
     ((devices, table),) = seen
     assert devices == ("RPC0", "RPC1") and "CUDA0" not in table
     lines = table.splitlines()

@@ -11,7 +11,7 @@ import pytest
 
 from oallama.data.entries import OTHER, OperatorTime
 from oallama.data.profile import Profile
-from oallama.engine import engine
+from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.profiling import profiler
@@ -84,7 +84,7 @@ def test_experts_are_measured_as_experts() -> None:
 
 def test_tasks_are_the_profilers(tiny: Callable[..., Path]) -> None:
     """What is measured again must be what was measured, or the ratio would compare two things."""
-    graph = autoplan.read_graph(tiny("qwen3moe"), engine.Settings(n_ctx=64))
+    graph = autoplan.read_graph(tiny("qwen3moe"), Settings(n_ctx=64))
     tasks = {t.arguments for t in tasks_for(graph, depths=[64], type_k="f16", type_v="f16", accelerator=False)}
     profile = synthetic.profile(graph)
     probe = FakeProbe(lambda device, a: 1.0)
@@ -114,7 +114,7 @@ def test_lines_are_for_devices_that_changed() -> None:
 
 def test_the_real_probe_answers(tiny: Callable[..., Path], tmp_path: Path) -> None:
     """No assertion about time: only that what was recorded can be measured again, and dropped."""
-    graph = autoplan.read_graph(tiny("llama"), engine.Settings(n_ctx=64))
+    graph = autoplan.read_graph(tiny("llama"), Settings(n_ctx=64))
     said: list[str] = []
 
     def measure() -> Profile:

@@ -166,16 +166,17 @@ def test_variables_are_those_that_the_pinned_source_reads() -> None:
 
 @pytest.mark.parametrize("arch", ["llama", "qwen2"])
 def test_ready_made_maps_can_be_loaded(arch: str, tiny: Callable[..., Path], rpc: Any) -> None:
-    from oallama.engine import engine
+    from oallama.engine import skeleton
+    from oallama.engine.load_settings import Settings
     from oallama.loading import autoplan
 
     path, device = tiny(arch), rpc.devices[0]
-    settings = engine.Settings(n_ctx=256, devices=(device,), flash_attn="on")
+    settings = Settings(n_ctx=256, devices=(device,), flash_attn="on")
     graph = autoplan.read_graph(path, settings)
     table = maps.mixed(graph, device)
     for word in ("resident", "host", "upload", "stream", "segment"):
         assert word in table
-    assert engine.dry_run(path, settings, table)[device]["weights"] > 0
+    assert skeleton.dry_run(path, settings, table)[device]["weights"] > 0
     halves = maps.halves(graph, ("A", "B"))
     assert "layer 0 A" in halves and f"layer {graph.n_layer} B" in halves
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oallama.engine import engine
+from oallama.engine import device_list
 from oallama.weave import Receiver, Sender, SequenceRows, channel_path
 from oallama.weave.sequences import Sequences
 from support.attention import Reference, floats
@@ -464,7 +464,7 @@ MODEL = """if True:
 @pytest.fixture
 def ggml_cuda(library: Path) -> None:
     """Tests of whole models: kernels as threads are not enough, oallama itself must be built for the GPU."""
-    if "fake" in library.name or not any(d.backend == "CUDA" for d in engine.devices()):
+    if "fake" in library.name or not any(d.backend == "CUDA" for d in device_list.devices()):
         pytest.skip("this build of oallama has no CUDA device here")
 
 

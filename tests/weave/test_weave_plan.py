@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oallama.engine.engine import Settings
+from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
 from oallama.serving.serve_limits import Limits
 from oallama.serving.serving import Served, environments

@@ -57,10 +57,10 @@ py::dict topology_dict(const oa_topology & topology) {
 
 py::dict choose(size_t n_bytes, const std::vector<std::pair<std::string, double>> & ranks, double alpha,
                 double bandwidth, double gap, double a, double b, double alone, int wire) {
-    const oa_choice choice = oa_choose(n_bytes, topology_of(ranks), { alpha, bandwidth, gap, a, b, alone, "" },
-                                       oa_wire_ratio(oa_wire_format(wire)));
-    py::list        all;
-    for (const oa_prediction & p : choice.all) {
+    const oa_algorithm_choice choice = oa_choose(
+        n_bytes, topology_of(ranks), { alpha, bandwidth, gap, a, b, alone, "" }, oa_wire_ratio(oa_wire_format(wire)));
+    py::list all;
+    for (const oa_algorithm_time & p : choice.all) {
         all.append(py::make_tuple(oa_algorithm_name(p.algorithm), p.chunk, p.slices, p.seconds));
     }
     py::dict d;

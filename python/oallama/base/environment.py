@@ -289,7 +289,7 @@ OTHERS = (
         "GGML_BACKEND_PATH",
         "path of a library",
         "unset",
-        "python/oallama/engine/engine.py",
+        "python/oallama/engine/native.py",
         "ggml's: a backend that llama.cpp's programs load, and oallama with them.",
     ),
     Variable(

@@ -5,14 +5,14 @@ from .baselines import all_on_device, baselines, cpu_only, find_baseline_lib, fi
 from .engines import Engine, LoadParams
 from .planned import planned
 from .report import csv_text, jsonl, markdown, print_table, write_reports
-from .results import Cell, Prediction, Result, compare, first_prompts
+from .results import Cell, ExpectedTimes, Result, compare, first_prompts
 from .sweep import Sweep, run_bench
 
 __all__ = [
     "Cell",
     "Engine",
+    "ExpectedTimes",
     "LoadParams",
-    "Prediction",
     "Result",
     "Sweep",
     "all_on_device",

@@ -19,7 +19,7 @@ from oallama.base.json_child import JsonChild
 
 from ..errors import OallamaError
 from .machine import gpu_process_bytes, peak_rss_bytes
-from .results import Cell, Loaded, Prediction, Sample
+from .results import Cell, ExpectedTimes, Loaded, Sample
 
 WORKER = Path(__file__).with_name("worker.py")
 LOG_TAIL = 3
@@ -61,7 +61,7 @@ class Engine:
 
     lib_dir: folder of libllama.so (`oallama.engine.runtime.lib_dir()`, or `find_baseline_lib()` for the unpatched one).
     backend_map: text of the table a patched engine obeys. predicted_bytes: device name -> bytes. predict: cell ->
-    Prediction. baseline: the one others are compared with. optional: a failed load is reported, not raised.
+    ExpectedTimes. baseline: the one others are compared with. optional: a failed load is reported, not raised.
 
     >>> Engine("oallama", lib_dir, LoadParams(n_gpu_layers=99), placement="plan 75%", backend_map=table)
     """
@@ -74,7 +74,7 @@ class Engine:
     backend_map: str | None = None
     plan_hash: str | None = None
     predicted_bytes: dict[str, int] | None = None
-    predict: Callable[[Cell], Prediction] | None = None
+    predict: Callable[[Cell], ExpectedTimes] | None = None
     baseline: bool = False
     optional: bool = False
 

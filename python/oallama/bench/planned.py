@@ -11,7 +11,7 @@ import numpy as np
 from ..data.plan import PlacementPlan
 from .baselines import ALL_LAYERS
 from .engines import Engine, LoadParams
-from .results import Cell, Prediction
+from .results import Cell, ExpectedTimes
 
 
 def planned(
@@ -50,10 +50,10 @@ def planned(
     )
 
 
-def _predict(plan: PlacementPlan, cell: Cell) -> Prediction:
+def _predict(plan: PlacementPlan, cell: Cell) -> ExpectedTimes:
     """The plan's TTFT by prompt length (of an empty cache), and its TPOT at the depth half-way through the tokens."""
     ttft = _interpolate(plan.predicted.ttft_s, cell.prompt) if cell.depth == 0 else None
-    return Prediction(ttft, _interpolate(plan.predicted.tpot_s, cell.depth + cell.prompt + cell.gen / 2))
+    return ExpectedTimes(ttft, _interpolate(plan.predicted.tpot_s, cell.depth + cell.prompt + cell.gen / 2))
 
 
 def _interpolate(table: Mapping[int, float], at: float) -> float | None:

@@ -25,7 +25,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Prediction:
+class ExpectedTimes:
     """What the planner expects of one cell, in seconds; None where it has no opinion."""
 
     ttft_s: float | None = None
@@ -92,7 +92,7 @@ class Result:
     lib_dir: str
     plan_hash: str | None
     predicted_bytes: dict[str, int] | None
-    prediction: Prediction
+    prediction: ExpectedTimes
     environment: Mapping[str, Any]
     loaded: Loaded | None = None
     samples: list[Sample] = field(default_factory=list)

@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import OallamaError
 from . import machine
 from .engines import Engine, LoadParams, Worker
-from .results import Cell, Loaded, Prediction, Result
+from .results import Cell, ExpectedTimes, Loaded, Result
 
 PROMPT = Path(__file__).with_name("prompts") / "alice.txt"
 SETTLE_S = 0.02  # OpenMP threads of the engine that ran last spin for a few milliseconds before they sleep
@@ -253,6 +253,6 @@ def _empty_result(engine: Engine, params: LoadParams, cell: Cell, environment: d
         lib_dir=str(engine.lib_dir),
         plan_hash=engine.plan_hash,
         predicted_bytes=engine.predicted_bytes,
-        prediction=engine.predict(cell) if engine.predict else Prediction(),
+        prediction=engine.predict(cell) if engine.predict else ExpectedTimes(),
         environment=environment,
     )

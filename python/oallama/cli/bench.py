@@ -12,16 +12,17 @@ from typing import Annotated
 import typer
 
 from oallama.base.printing import print_json, say
-from oallama.bench import Result, Sweep, find_baseline_lib, run_bench, write_plot, write_reports
+from oallama.bench import Result, Sweep, find_baseline_lib, medians, run_bench, write_plot, write_reports
 from oallama.bench.report import record
+from oallama.bench.rivals import Rivals, interleave_for
 from oallama.data.plan import HOST, PlacementPlan
-from oallama.engine.engine import Settings
+from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices
+from oallama.loading.stock_plans import stock_plans
 from oallama.planning import OperatorGraph, Workload
 
-from .comparison import Rivals, interleave_for, results_table, stock_plans
 from .groups import grouped
 from .options import Hardware, Json, Kernels, Model, Plan, Planner, Sizes, settings
 from .terminal import out, progress_bar, warn_if_busy
@@ -139,7 +140,7 @@ def _report(results: list[Result], label: str, folder: Path, json: bool) -> None
     except OallamaError as error:
         say(f"no plot: {error}")
     if not json:
-        out.print(results_table(results))
+        out.print(medians.table(results))
         out.print(f"written: {', '.join(map(str, paths))}\n", soft_wrap=True)
 
 

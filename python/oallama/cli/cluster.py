@@ -86,6 +86,16 @@ class Layers:
     ] = 1.5
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """How each process loads the model, and what starts it."""
+
+    ctx: Annotated[int, typer.Option(min=1, help="Tokens of context.")] = 4096
+    ubatch: Annotated[int, typer.Option(min=1, help="Most tokens of one graph (micro-batch).")] = 512
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads of each rank.")] = 1
+    ssh_agent: Annotated[Path | None, typer.Option(help="Starts programs on hosts in place of ssh.")] = None
+
+
 @app.command("run", context_settings={"allow_extra_args": True})
 @grouped
 def run(
@@ -95,10 +105,7 @@ def run(
     *,
     group: Ranks,
     server: Server,
-    ctx: Annotated[int, typer.Option(min=1, help="Tokens of context.")] = 4096,
-    ubatch: Annotated[int, typer.Option(min=1, help="Most tokens of one graph (micro-batch).")] = 512,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads of each rank.")] = 1,
-    ssh_agent: Annotated[Path | None, typer.Option(help="Starts programs on hosts in place of ssh.")] = None,
+    loaded: Loaded,
     answer: Answer,
     layers: Layers,
     json: Json = False,
@@ -108,7 +115,9 @@ def run(
         raise OallamaError("give a prompt to complete, or --serve to serve the OpenAI API")
     if layers.plan:
         _refuse_beside_plan(context)
-        options = Options(layers.threshold, layers.cache, n_threads=threads if _is_given(context, "threads") else 0)
+        options = Options(
+            layers.threshold, layers.cache, n_threads=loaded.threads if _is_given(context, "threads") else 0
+        )
         code = cluster_plan.run_plan(
             model,
             layers.plan,
@@ -118,7 +127,7 @@ def run(
             n_generate=answer.n_generate,
             temperature=answer.temperature,
             seed=answer.seed,
-            ssh_agent=ssh_agent,
+            ssh_agent=loaded.ssh_agent,
             json=json,
         )
         raise typer.Exit(code)
@@ -130,12 +139,12 @@ def run(
         if name not in choices:
             raise OallamaError(f"unknown {what} {name!r}; expected one of {', '.join(choices)}")
     listed = hosts_file.load_hosts(group.hosts) if group.hosts else [Host(hosts_file.LOCAL, group.ranks or 1)]
-    placed = launch.Group(
+    placed = launch.RankGroup(
         tuple(hosts_file.place(listed, group.ranks)),
-        n_threads=threads,
+        n_threads=loaded.threads,
         device=group.device,
         network=group.network,
-        ssh_agent=str(ssh_agent) if ssh_agent else None,
+        ssh_agent=str(loaded.ssh_agent) if loaded.ssh_agent else None,
         algorithm=group.allreduce,
         wire=group.wire,
         memory=group.memory,
@@ -151,8 +160,8 @@ def run(
         n_generate=answer.n_generate,
         temperature=answer.temperature,
         seed=answer.seed,
-        n_ctx=ctx,
-        n_ubatch=ubatch,
+        n_ctx=loaded.ctx,
+        n_ubatch=loaded.ubatch,
         json=json,
     )
     job = launch.prepare(placed, job)

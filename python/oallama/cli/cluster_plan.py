@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import codecs
 import signal
-import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, get_args
 
 import typer
 
-from oallama.base.children import die_with_parent
 from oallama.base.printing import print_json, say, seconds, write_text
 from oallama.cluster.allocation.allocation import Solver, allocate
 from oallama.cluster.allocation.cluster_plan import ClusterPlan
@@ -23,16 +21,16 @@ from oallama.cluster.allocation.explain import explain
 from oallama.cluster.pipeline.measure import measure_network, measure_problem, read_model
 from oallama.cluster.pipeline.members import members
 from oallama.cluster.pipeline.pipeline import HORIZON_TOKENS, Options, Pipeline, Token
-from oallama.cluster.pipeline.stages import StageJob, placed
+from oallama.cluster.pipeline.server import server_of
 from oallama.cluster.pipeline.watch import Lost
 from oallama.data.plan import check_model
-from oallama.engine.engine import Settings
+from oallama.engine.load_settings import Settings
 from oallama.engine.runtime import quiet
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
-from oallama.serving.command import planned_environment, planned_server
 from oallama.views.cluster import render_explanation, render_network, render_prediction
 
+from .groups import grouped
 from .options import Json, Kernels, Model, Sizes, Threads, TypeK, TypeV, settings
 from .terminal import out, progress_bar, warn_if_busy
 
@@ -42,15 +40,27 @@ PROMPTS = (32, 128, 512)
 PROBE_BYTES = 16384  # of 4096 values in f32 (docs/sources.md, 5)
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """How the model is loaded."""
+
+    ctx: Annotated[int, typer.Option(min=1, help="Tokens of context.")] = 4096
+    ubatch: Annotated[int, typer.Option(min=1, help="Most tokens of one graph (micro-batch).")] = 512
+    type_k: TypeK = "f16"
+    type_v: TypeV = "f16"
+    threads: Threads = 0
+
+    def settings(self) -> Settings:
+        return settings(Sizes(self.ctx, ubatch=self.ubatch), Kernels(self.type_k, self.type_v, threads=self.threads))
+
+
+@grouped
 def plan(
     model: Model,
     devices: Devices,
+    *,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write the plan.")] = None,
-    ctx: Annotated[int, typer.Option(min=1, help="Tokens of context.")] = 4096,
-    ubatch: Annotated[int, typer.Option(min=1, help="Most tokens of one graph (micro-batch).")] = 512,
-    type_k: TypeK = "f16",
-    type_v: TypeV = "f16",
-    threads: Threads = 0,
+    loaded: Loaded,
     solver: Annotated[str, typer.Option(help=", ".join(get_args(Solver)))] = "grouped",
     ssh_agent: SshAgent = None,
     json: Json = False,
@@ -60,7 +70,7 @@ def plan(
         raise OallamaError(f"unknown --solver {solver!r}; expected one of {', '.join(get_args(Solver))}")
     quiet()
     cluster = load_devices(devices)
-    read = read_model(model, settings(Sizes(ctx, ubatch=ubatch), Kernels(type_k, type_v, threads=threads)))
+    read = read_model(model, loaded.settings())
     warn_if_busy()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with members(cluster.devices, _agent(ssh_agent)) as hosts, progress_bar("measuring") as report:
@@ -122,7 +132,7 @@ def run_plan(
         layers = Counter(pipeline.plan.layers)
         say(f"{model.name}: layers on {', '.join(f'{name} ({n})' for name, n in layers.items())}")
         if server is not None:
-            return pipeline.serve(lambda job: _server(job, server))
+            return pipeline.serve(lambda job: server_of(job, server))
         tokens = list(_shown(pipeline.complete(prompt, n_generate, temperature, seed), quiet=json))
         n_prompt = pipeline.n_prompt
         times = [token.at for token in tokens]
@@ -178,19 +188,3 @@ def _shown(tokens: Iterator[Token], quiet: bool) -> Iterator[Token]:
         yield token
     if not quiet:
         write_text(decoder.decode(b"", final=True) + "\n")
-
-
-@contextmanager
-def _server(job: StageJob, arguments: tuple[str, ...]) -> Iterator[subprocess.Popen[Any]]:
-    """llama-server on the job's devices; it ends with the block."""
-    wanted = Settings(**asdict(job.context))
-    made = placed(job, autoplan.read_graph(job.model, wanted))
-    wanted = autoplan.resolve(replace(wanted, n_threads=job.n_threads), job.context.n_ctx)
-    command = [*planned_server(Path(job.model), wanted, made, job.endpoints), *arguments]
-    with planned_environment(made) as environment:
-        process = subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=die_with_parent)
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.wait()

@@ -13,24 +13,27 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from oallama.bench import Sweep, find_baseline_lib, run_bench, write_reports
+from oallama.bench import Sweep, find_baseline_lib, medians, run_bench, write_reports
+from oallama.bench.plain_page import BUDGET, CONTEXT, START, TOKENS, plain_page
+from oallama.bench.rivals import Rivals, interleave_for
 from oallama.data.plan import PlacementPlan
-from oallama.engine import engine
-from oallama.engine.engine import Settings
+from oallama.engine import device_list, model_file
+from oallama.engine.load_settings import Settings
 from oallama.engine.rpc import share_processor
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices
 from oallama.loading.completion import complete
+from oallama.loading.stock_plans import stock_plans
 from oallama.modelmaker import make_model
 from oallama.planning import OperatorGraph, Workload, compare, format_bytes
+from oallama.storyteller import demo_model
+from oallama.storyteller.exam import PAGE_END, mark
 from oallama.views.plan_table import render_plan
 
-from .comparison import Rivals, interleave_for, results_table, stock_plans
 from .devices import devices_table
 from .options import Kernels, Rpc, Sizes, Threads, connect, settings
 from .profile import profile_table
-from .speaking import speak
 from .terminal import interruptible, out, progress_bar, warn_if_busy
 
 MODEL = Path("models/demo-llama-247M-Q8_0.gguf")
@@ -66,7 +69,7 @@ def demo(
         out.print(NO_GPU)
         chosen = connect(None, True).device
         threads = threads or max(1, len(os.sched_getaffinity(0)) // 2)
-    out.print(devices_table(engine.devices()))
+    out.print(devices_table(device_list.devices()))
     wanted = settings(Sizes(ctx), Kernels(threads=threads))
     graph = autoplan.read_graph(path, wanted)
     run = _Run(path, graph, autoplan.resolve(wanted, graph.n_ctx_train), Choices(device=chosen, workload=WORKLOAD))
@@ -78,7 +81,7 @@ def demo(
     _step(5, "Generate")
     run.generate(rivals.plan, readable=model is not None)
     if model is None:
-        speak(run.settings, run.choices)
+        _write_page(run.settings, run.choices)
     _step(6, "Measure against unpatched llama.cpp at the same device bytes")
     run.measure(rivals, connection.endpoints, local)
 
@@ -88,6 +91,32 @@ def _has_accelerator() -> bool:
     program = "from oallama.loading import autoplan; print(autoplan.find_accelerator() or '')"
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     return bool(answer.stdout.strip())
+
+
+def _write_page(wanted: Settings, choices: Choices) -> None:
+    """Let the demo model write a page with up to half of its weights on the device, and say how much of it is true."""
+    from oallama.llama import Llama
+
+    path = demo_model()
+    small = replace(wanted, n_ctx=CONTEXT, n_batch=CONTEXT, n_ubatch=CONTEXT)
+    shared = replace(choices, planner="oato")  # "auto" may leave a model of this size on the CPU
+    with progress_bar("profiling") as report:
+        plan = autoplan.plan_model(path, BUDGET, small, shared, report)
+    with interruptible():
+        llm = Llama(str(path), plan=plan, verbose=False, n_threads=wanted.n_threads)
+    out.print(f"{path.name}, up to {BUDGET} of its weights on {' and '.join(plan.budgets)}:", soft_wrap=True)
+    out.print(f"[dim]{START}[/]", end="")
+    _, text = complete(llm, START, TOKENS, 0.0, None, stop=[PAGE_END])
+    llm.close()
+    marks = mark(START + text)
+    out.print(f"{marks.true} of {marks.true + len(marks.faults)} sentences and answers are true.")
+    try:
+        plain = plain_page(wanted.n_threads)
+    except OallamaError as error:
+        out.print(escape(f"left out: {error}"), soft_wrap=True)
+        return
+    other = "the same page." if plain == text else f"another page:\n{START}{plain}"
+    out.print(escape(f"Unpatched llama.cpp on the CPU writes {other}"), soft_wrap=True)
 
 
 def _step(number: int, title: str) -> None:
@@ -106,7 +135,7 @@ def _model(given: Path | None) -> Path:
             )  # fmt: skip
         out.print(f"{path}: built, random weights", soft_wrap=True)
     else:
-        out.print(f"{engine.check_gguf(path)}: {format_bytes(path.stat().st_size)}", soft_wrap=True)
+        out.print(f"{model_file.check_gguf(path)}: {format_bytes(path.stat().st_size)}", soft_wrap=True)
     return path
 
 
@@ -160,6 +189,6 @@ class _Run:
             engines = rivals.engines(self.settings, endpoints, local, stack, everything=False)
             wanted = interleave_for("reload" if endpoints else "loaded", engines, rivals.plan)
             results = run_bench(self.model, engines, replace(SWEEP, interleave=wanted), report, argv=sys.argv)
-        out.print(results_table(results))
+        out.print(medians.table(results))
         paths = write_reports(results, RESULTS / "results")
         out.print(f"written: {', '.join(map(str, [RESULTS / 'plan.json', *paths]))}", soft_wrap=True)

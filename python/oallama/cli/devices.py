@@ -7,7 +7,8 @@ from dataclasses import asdict
 from rich.table import Table
 
 from oallama.base.printing import print_json
-from oallama.engine import engine
+from oallama.engine import device_list
+from oallama.engine.device_list import Device
 from oallama.planning import format_bytes
 from oallama.views.style import table
 
@@ -18,14 +19,14 @@ from .terminal import out
 def devices(rpc: Rpc = None, local_rpc: LocalRpc = False, json: Json = False) -> None:
     """List the devices, accelerators and CPU alike."""
     connect(rpc, local_rpc)
-    found = engine.devices()
+    found = device_list.devices()
     if json:
         print_json([asdict(device) for device in found])
         return
     out.print(devices_table(found))
 
 
-def devices_table(found: list[engine.Device]) -> Table:
+def devices_table(found: list[Device]) -> Table:
     view = table()
     for column in ("device", "type", "backend", "description"):
         view.add_column(column, overflow="fold")

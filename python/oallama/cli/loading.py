@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from oallama.base.printing import say
 from oallama.data.plan import HOST, PlacementPlan
-from oallama.engine import engine
+from oallama.engine.load_settings import KV_TYPES
 from oallama.engine.runtime import debugging
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
@@ -62,8 +62,8 @@ def open_llama(source: Source) -> Llama:
         "n_ubatch": wanted.n_ubatch,
         "n_threads": wanted.n_threads,
         "n_threads_batch": wanted.n_threads,
-        "type_k": engine.KV_TYPES[wanted.type_k],
-        "type_v": engine.KV_TYPES[wanted.type_v],
+        "type_k": KV_TYPES[wanted.type_k],
+        "type_v": KV_TYPES[wanted.type_v],
         "flash_attn": wanted.flash_attn == "on",
         "op_offload": False,
     }

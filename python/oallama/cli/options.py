@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from oallama.engine import engine
-from oallama.engine.engine import Settings
+from oallama.engine import device_list
+from oallama.engine.load_settings import FLASH_ATTN, KV_TYPES, Settings
 from oallama.engine.rpc import LocalRpcServer, share_processor
 from oallama.engine.runtime import quiet
 from oallama.errors import OallamaError
@@ -41,7 +41,7 @@ LocalRpc = Annotated[bool, typer.Option("--local-rpc", help="Start an RPC device
 Ctx = Annotated[int | None, typer.Option(min=0, help=f"Tokens of context, 0: the model's. Default {DEFAULT_CTX}.")]
 Batch = Annotated[int | None, typer.Option(min=1, help="Most tokens of one decode call. Default 2048.")]
 Ubatch = Annotated[int | None, typer.Option(min=1, help="Most tokens of one graph (micro-batch). Default 512.")]
-TypeK = Annotated[str, typer.Option("--type-k", help=f"Type of the K cache: {', '.join(engine.KV_TYPES)}.")]
+TypeK = Annotated[str, typer.Option("--type-k", help=f"Type of the K cache: {', '.join(KV_TYPES)}.")]
 TypeV = Annotated[str, typer.Option("--type-v", help="Type of the V cache.")]
 FlashAttn = Annotated[str, typer.Option(help="Flash attention: auto, on or off.")]
 Threads = Annotated[int, typer.Option(min=0, help="CPU threads, 0: all this process may use.")]
@@ -70,12 +70,12 @@ def connect(rpc: Sequence[str] | None, local_rpc: bool, device: str | None = Non
         share_processor()
     quiet()
     endpoints = list(rpc or ())
-    names = [name for endpoint in endpoints for name in engine.add_rpc_server(endpoint)]
+    names = [name for endpoint in endpoints for name in device_list.add_rpc_server(endpoint)]
     if local_rpc:
         server = LocalRpcServer()
         endpoints.append(server.endpoint)
         names += server.devices
-    chosen = engine.device(device).name if device is not None else next(iter(names), None)
+    chosen = device_list.device(device).name if device is not None else next(iter(names), None)
     return Connection(tuple(endpoints), chosen)
 
 
@@ -130,9 +130,9 @@ def settings(sizes: Sizes | None = None, kernels: Kernels | None = None, paralle
     """
     sizes, kernels = sizes or Sizes(), kernels or Kernels()
     for what, value, choices in (
-        ("--type-k", kernels.type_k, engine.KV_TYPES),
-        ("--type-v", kernels.type_v, engine.KV_TYPES),
-        ("--flash-attn", kernels.flash_attn, engine.FLASH_ATTN),
+        ("--type-k", kernels.type_k, KV_TYPES),
+        ("--type-v", kernels.type_v, KV_TYPES),
+        ("--flash-attn", kernels.flash_attn, FLASH_ATTN),
     ):
         if value not in choices:
             raise OallamaError(f"unknown {what} {value!r}; expected one of {', '.join(choices)}")

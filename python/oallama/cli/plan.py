@@ -19,7 +19,7 @@ from oallama.views.arenas import render_arenas
 from oallama.views.candidates import render_candidates
 from oallama.views.plan_table import render_plan
 
-from ..views.verified import render_verified
+from ..views.verification import render_verification
 from .groups import grouped
 from .options import Hardware, Kernels, Model, Planner, Sizes, Vram, settings
 from .terminal import err, out, progress_bar, warn_if_busy
@@ -151,7 +151,7 @@ def _measured(model: Path, plans: list[PlacementPlan], endpoints: tuple[str, ...
     warn_if_busy()
     with progress_bar("verifying") as report:
         measured = run_verify(model, plans, rpc_servers=endpoints, n_threads=n_threads, progress=report)
-    err.print(render_verified(measured))
+    err.print(render_verification(measured))
     return measured[0]
 
 

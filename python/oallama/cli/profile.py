@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +13,7 @@ from rich.table import Table
 from oallama.base.printing import print_json, seconds
 from oallama.data.entries import OTHER, OperatorTime
 from oallama.data.profile import Profile as MachineProfile
-from oallama.engine.engine import Settings
+from oallama.engine.load_settings import Settings
 from oallama.engine.runtime import quiet
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices
@@ -22,19 +22,39 @@ from oallama.profiling.datasheet import Datasheet, make_profile
 from oallama.profiling.profiler import forget
 from oallama.views.style import table
 
+from .groups import grouped
 from .options import Ctx, Device, Json, Kernels, LocalRpc, Model, Rpc, Sizes, Threads, TypeK, TypeV, connect, settings
 from .terminal import out, progress_bar, warn_if_busy
 
 
+@dataclass(frozen=True)
+class Accelerator:
+    """The accelerator to measure."""
+
+    device: Device = None
+    rpc: Rpc = None
+    local_rpc: LocalRpc = False
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """How the model is loaded."""
+
+    ctx: Ctx = None
+    type_k: TypeK = "f16"
+    type_v: TypeV = "f16"
+    threads: Threads = 0
+
+    def settings(self) -> Settings:
+        return settings(Sizes(self.ctx), Kernels(self.type_k, self.type_v, threads=self.threads))
+
+
+@grouped
 def profile(
     model: Model,
-    device: Device = None,
-    rpc: Rpc = None,
-    local_rpc: LocalRpc = False,
-    ctx: Ctx = None,
-    type_k: TypeK = "f16",
-    type_v: TypeV = "f16",
-    threads: Threads = 0,
+    *,
+    accelerator: Accelerator,
+    loaded: Loaded,
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget the cached times: measure all anew.")] = False,
     datasheet: Annotated[
         str | None,
@@ -48,10 +68,11 @@ def profile(
     Only what the cache (~/.cache/oallama) lacks is measured; Ctrl-C keeps what was.
     """
     if datasheet is not None:
-        _from_datasheet(model, datasheet, settings(Sizes(ctx), Kernels(type_k, type_v, threads=threads)), output, json)
+        _from_datasheet(model, datasheet, loaded.settings(), output, json)
         return
-    chosen = connect(rpc, local_rpc, device).device or autoplan.find_accelerator()
-    wanted = settings(Sizes(ctx), Kernels(type_k, type_v, threads=threads))
+    connection = connect(accelerator.rpc, accelerator.local_rpc, accelerator.device)
+    chosen = connection.device or autoplan.find_accelerator()
+    wanted = loaded.settings()
     graph = autoplan.read_graph(model, wanted)
     resolved = autoplan.resolve(wanted, graph.n_ctx_train)
     warn_if_busy()

@@ -58,6 +58,22 @@ class Scored:
     requantize: Requantize = False
 
 
+@dataclass(frozen=True)
+class Predicted:
+    """For which memory seconds are predicted."""
+
+    vram: Vram = None
+    cpu: Annotated[bool, typer.Option("--cpu", help="Predict seconds on the CPU alone.")] = False
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What is drawn and printed."""
+
+    plot: Annotated[Path | None, typer.Option(help="Draw the trials to this PNG.")] = None
+    json: Json = False
+
+
 @grouped
 def search(
     model: Model,
@@ -65,28 +81,26 @@ def search(
     *,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the best recipe to this file.")] = None,
     wanted: Wanted,
-    vram: Vram = None,
-    cpu: Annotated[bool, typer.Option("--cpu", help="Predict seconds on the CPU alone.")] = False,
+    predicted: Predicted,
     scored: Scored,
     hardware: Hardware,
     elsewhere: Annotated[bool, typer.Option("--elsewhere", help="Plan for the machine of the profile.")] = False,
     ctx: Ctx = None,
     threads: Threads = 0,
-    plot: Annotated[Path | None, typer.Option(help="Draw the trials to this PNG.")] = None,
-    json: Json = False,
+    shown: Shown,
 ) -> None:
     """Search a type for every tensor, by the KL divergence that each costs on a text."""
-    if cpu and vram is not None:
+    if predicted.cpu and predicted.vram is not None:
         raise OallamaError("--cpu is for no accelerator; leave it out with --vram")
     content = read_text(text)
     budgets = [_bytes(text) for text in wanted.bytes or ()]
     machine = None
     quiet()
-    if vram is not None or cpu:
+    if predicted.vram is not None or predicted.cpu:
         connection = hardware.connect(elsewhere)
         device = connection.device or hardware.device
         choices = Choices(device=device, profile=hardware.profile, elsewhere=elsewhere, margin=hardware.margin)
-        machine = Machine(model, vram, settings(Sizes(ctx), Kernels(threads=threads)), choices)
+        machine = Machine(model, predicted.vram, settings(Sizes(ctx), Kernels(threads=threads)), choices)
     with progress_bar("measuring") as report:
         lab = Laboratory(
             model,
@@ -101,9 +115,9 @@ def search(
     best = found.best(max(budgets, default=np.inf), np.inf if wanted.tpot is None else wanted.tpot)
     if output:
         best.recipe.save(output, notes_of(best))
-    if plot:
-        write_frontier(found.trials, plot, f"{model.name} on {text.name}")
-    if json:
+    if shown.plot:
+        write_frontier(found.trials, shown.plot, f"{model.name} on {text.name}")
+    if shown.json:
         print_json([{"name": t.name, "kind": t.kind, **notes_of(t), "best": t is best} for t in found.trials])
         return
     _show(found, best)

@@ -12,17 +12,17 @@ from oallama.base.children import run_server
 from oallama.base.printing import say
 from oallama.data.plan import HOST, PlacementPlan
 from oallama.engine import runtime
-from oallama.engine.engine import Settings
+from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices
 from oallama.serving.command import planned_environment, planned_server
 from oallama.serving.serve_limits import Limits
 
+from ..serving.hot_cold import HotCold, serve_hot_cold
 from .groups import grouped
 from .options import Hardware, Kernels, Plan, Sizes, Vram, settings
 from .terminal import progress_bar
-from .woven import Weaving, serve_woven
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def serve(
     context: typer.Context,
     model: Annotated[Path | None, typer.Argument(help="GGUF file.", show_default=False)] = None,
     *,
-    woven: Guests,
+    several: Guests,
     plan: Plan = None,
     vram: Vram = None,
     hardware: Hardware,
@@ -75,20 +75,20 @@ def serve(
     "hot=CUDA0,cold=CUDA1", or one device for all.
     """
     limits = Limits(door.queue, door.drain)
-    if woven.hot is not None:
+    if several.hot is not None:
         of_one = {"--plan": plan, "--vram": vram, "--profile": hardware.profile, "--rpc": hardware.rpc}
         given = [name for name, value in (of_one | {"--local-rpc": hardware.local_rpc}).items() if value]
         if model is not None or given:
             what = " and ".join(["MODEL"] * (model is not None) + given)
             raise OallamaError(f"--hot takes the place of MODEL and of what is for one model; leave out {what}")
-        asked = (woven.guests, woven.lend, woven.deadline, woven.weave, hardware.device, hardware.margin)
-        weaving = Weaving(woven.hot, woven.cold or [], limits, *asked)
+        asked = (several.guests, several.lend, several.deadline, several.weave, hardware.device, hardware.margin)
+        request = HotCold(several.hot, several.cold or [], limits, *asked)
         form = "on" if kernels.flash_attn == "auto" else kernels.flash_attn
         of_all = settings(sizes, replace(kernels, flash_attn=form), parallel or 4)
-        raise typer.Exit(serve_woven(weaving, of_all, door.host, door.port, context.args))
-    if model is None or woven.cold:
+        raise typer.Exit(serve_hot_cold(request, of_all, door.host, door.port, context.args))
+    if model is None or several.cold:
         raise OallamaError("give MODEL, or --hot MODEL with --cold MODEL")
-    if woven.lend is not None or woven.guests is not None or woven.weave is not None:
+    if several.lend is not None or several.guests is not None or several.weave is not None:
         raise OallamaError("--guests, --lend and --weave are for --hot MODEL with --cold MODEL; leave them out")
     runtime.program("llama-server")  # before minutes of profiling
     connection = hardware.connect()

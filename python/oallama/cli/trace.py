@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from oallama.base.printing import print_json
-from oallama.engine import engine
+from oallama.engine import native
 from oallama.planning import format_bytes
 from oallama.tracing import record_timeline
 
@@ -39,7 +39,7 @@ def trace(
     warn_if_busy()
     llm = open_llama(Source(model, plan, vram, hardware, sizes, kernels))
     timeline = record_timeline(llm, n_prompt, n_generate)
-    lanes = engine.core().stream_lanes()
+    lanes = native.core().stream_lanes()
     timeline.save(output)
     written = [output]
     if picture:

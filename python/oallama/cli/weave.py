@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +20,7 @@ from oallama.weave.gpus import check_places, parse_places
 from oallama.weave.plan import Load, estimate, guest_shape, measure
 from oallama.weave.plan import plan as plan_weave
 
+from .groups import grouped
 from .options import Ctx, Json, Kernels, Sizes, TypeK, TypeV, Ubatch, settings
 from .terminal import out, progress_bar, warn_if_busy
 
@@ -30,19 +32,39 @@ def _group() -> None:
     """Keeps `plan` a command of its own name."""
 
 
+@dataclass(frozen=True)
+class Sequences:
+    """Sequences of the models."""
+
+    parallel: Annotated[int, typer.Option(min=1, help="Sequences of either model at home.")] = 4
+    guests: Annotated[int | None, typer.Option(min=1, help="Sequences of the hot one beside; default: --parallel.")] = (
+        None
+    )
+    depth: Annotated[int | None, typer.Option(min=0, help="Tokens that each has; default: half of --ctx.")] = None
+
+    def load(self, n_ctx: int) -> Load:
+        guests = self.parallel if self.guests is None else self.guests
+        return Load(self.parallel, guests, self.parallel, n_ctx // 2 if self.depth is None else self.depth)
+
+
+@dataclass(frozen=True)
+class Cache:
+    """The context of either model."""
+
+    ctx: Ctx = None
+    ubatch: Ubatch = None
+    type_k: TypeK = "f16"
+    type_v: TypeV = "f16"
+
+
 @app.command("plan")
+@grouped
 def plan(
     hot: Annotated[Path, typer.Argument(help="GGUF file of the model with the most requests.", show_default=False)],
     cold: Annotated[Path, typer.Argument(help="GGUF file of the one that lends.", show_default=False)],
-    parallel: Annotated[int, typer.Option(min=1, help="Sequences of either model at home.")] = 4,
-    guests: Annotated[
-        int | None, typer.Option(min=1, help="Sequences of the hot one beside; default: --parallel.")
-    ] = None,
-    depth: Annotated[int | None, typer.Option(min=0, help="Tokens that each has; default: half of --ctx.")] = None,
-    ctx: Ctx = None,
-    ubatch: Ubatch = None,
-    type_k: TypeK = "f16",
-    type_v: TypeV = "f16",
+    *,
+    sequences: Sequences,
+    cache: Cache,
     device: Annotated[
         str | None, typer.Option(help='Where the models run: "hot=CUDA0,cold=CUDA1", or one device. Default: the CPU.')
     ] = None,
@@ -56,7 +78,7 @@ def plan(
     places = parse_places(device)
     check_places(places, 1, 1)
     n_threads = threads or max(1, len(cpu_set()) // 2)
-    wanted = settings(Sizes(ctx, ubatch=ubatch), Kernels(type_k, type_v, "on", n_threads))
+    wanted = settings(Sizes(cache.ctx, ubatch=cache.ubatch), Kernels(cache.type_k, cache.type_v, "on", n_threads))
     costs = []
     with progress_bar("measuring") as report:
         for path, own in ((hot, places.hot), (cold, places.cold)):
@@ -66,16 +88,21 @@ def plan(
             # Where the hot model's attention would be computed, too.
             names = list(dict.fromkeys(name for name in (own, places.cold) if name))
             profile = profile_machine(
-                graph, names, n_threads=n_threads, depths=depths, type_k=type_k, type_v=type_v, progress=report
+                graph,
+                names,
+                n_threads=n_threads,
+                depths=depths,
+                type_k=cache.type_k,
+                type_v=cache.type_v,
+                progress=report,
             )
             costs.append(CostModel(graph, profile, names, autoplan.context_of(resolved)))
     of_hot, of_cold = costs
-    n_ctx = of_hot.context.n_ctx
-    load = Load(parallel, parallel if guests is None else guests, parallel, n_ctx // 2 if depth is None else depth)
+    load = sequences.load(of_hot.context.n_ctx)
     if places.cold:
         measured = estimate(of_hot, load, places.cold)
     else:
-        measured = measure(guest_shape(of_hot)[0], load, type_k, type_v)
+        measured = measure(guest_shape(of_hot)[0], load, cache.type_k, cache.type_v)
     made = plan_weave(of_hot, of_cold, load, measured, n_threads, of_cold.context.n_ubatch)
     if output:
         made.save(output)

@@ -236,17 +236,17 @@ class _GraphReader:
 
     def operators(self) -> tuple[Operator, ...]:
         consumers: list[list[int]] = [[] for _ in self.position]
-        drafts = []
+        builder = []
         for raw, index in self.position.items():
             node = self.nodes[raw]
             origins = [o for src in node["src"] if (o := self.origin(src)) is not None]
             producers = tuple(dict.fromkeys(self.position[o["index"]] for o in origins if o["kind"] == "node"))
             for p in producers:
                 consumers[p].append(index)
-            drafts.append((node, origins, producers))
+            builder.append((node, origins, producers))
         return tuple(
             self._operator(index, node, origins, producers, tuple(consumers[index]))
-            for index, (node, origins, producers) in enumerate(drafts)
+            for index, (node, origins, producers) in enumerate(builder)
         )
 
     def _operator(

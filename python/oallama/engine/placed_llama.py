@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from oallama.engine import engine, runtime
+from oallama.engine import runtime
+from oallama.engine.load_settings import FLASH_ATTN
 
 UPSTREAM = runtime.llama_cpp().Llama
 
@@ -14,7 +15,7 @@ class PlacedLlama(UPSTREAM):  # type: ignore[misc, valid-type]
     """`llama_cpp.Llama` 0.3.36 and three arguments more; None leaves a field to upstream.
 
     Args:
-        devices: addresses of the devices to use, as `engine.device_array` makes them.
+        devices: addresses of the devices to use, as `device_list.device_array` makes them.
         n_outputs_max: most rows of one micro-batch with logits.
         flash_attn_type: "auto", which upstream's flash_attn= cannot say.
     """
@@ -46,7 +47,7 @@ class PlacedLlama(UPSTREAM):  # type: ignore[misc, valid-type]
     @property
     def context_params(self) -> Any:
         if self._flash_attn_type is not None:
-            self._context_params.flash_attn_type = engine.FLASH_ATTN[self._flash_attn_type]
+            self._context_params.flash_attn_type = FLASH_ATTN[self._flash_attn_type]
         if self._n_outputs_max is not None:
             self._context_params.n_outputs_max = self._n_outputs_max
         return self._context_params

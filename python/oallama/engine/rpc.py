@@ -14,7 +14,7 @@ import time
 from types import TracebackType
 
 from oallama.base.children import die_with_parent, last_words
-from oallama.engine import engine, runtime
+from oallama.engine import device_list, runtime
 from oallama.errors import OallamaError
 
 START_TIMEOUT_S = 20.0
@@ -77,7 +77,7 @@ class LocalRpcServer:
         try:
             self._wait_until_up()
             if register:
-                self.devices = engine.add_rpc_server(self.endpoint)
+                self.devices = device_list.add_rpc_server(self.endpoint)
         except BaseException:
             self._stop()
             raise

@@ -18,10 +18,11 @@ from oallama.data.entries import DeviceInfo
 from oallama.data.plan import HOST, ContextSettings, PlacementPlan
 from oallama.data.profile import REMEDY, Profile
 from oallama.data.tuning import Crossover
-from oallama.engine import engine
-from oallama.engine.engine import ACCELERATOR_TYPES, Settings
+from oallama.engine import device_list, skeleton
+from oallama.engine.device_list import ACCELERATOR_TYPES, Device
+from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
-from oallama.loading.here import Here
+from oallama.loading.dry_run import LocalAllocators
 from oallama.planning import (
     Budget,
     Candidates,
@@ -102,7 +103,7 @@ def read_graph(path: PathOrText, settings: Settings, tiers: Sequence[int] = TIER
     """
     counts = sorted({min(n, settings.n_ubatch) for n in tiers})
     # One sequence: with more, llama.cpp reserves graphs only for multiples of their number, of the same operators.
-    raw = engine.read_graphs(os.fspath(path), replace(settings, n_seq_max=1), counts)
+    raw = skeleton.read_graphs(os.fspath(path), replace(settings, n_seq_max=1), counts)
     return OperatorGraph.from_engine(raw, model=model_fingerprint(raw))
 
 
@@ -130,7 +131,7 @@ def resolve(settings: Settings, n_ctx_train: int) -> Settings:
 
 def find_accelerator() -> str | None:
     """The first accelerator of this process, registered RPC devices included; None without one."""
-    return next((d.name for d in engine.devices() if d.type in ACCELERATOR_TYPES), None)
+    return next((d.name for d in device_list.devices() if d.type in ACCELERATOR_TYPES), None)
 
 
 def choose_devices(wanted: str | None) -> tuple[str, ...]:
@@ -140,12 +141,12 @@ def choose_devices(wanted: str | None) -> tuple[str, ...]:
         OallamaError: for an unknown or repeated name, or without a name when there is no accelerator.
     """
     if wanted is not None:
-        return _accelerators(engine.device(name.strip()).name for name in wanted.split(","))
+        return _accelerators(device_list.device(name.strip()).name for name in wanted.split(","))
     found = find_accelerator()
     if found is None:
         raise OallamaError(
             "a memory budget needs an accelerator, and this machine has none (devices: "
-            f"{', '.join(d.name for d in engine.devices())}); take an RPC device (--rpc HOST:PORT, or --local-rpc "
+            f"{', '.join(d.name for d in device_list.devices())}); take an RPC device (--rpc HOST:PORT, or --local-rpc "
             "to try it on this machine; in Python oallama.LocalRpcServer), or leave the budget out"
         )
     return (found,)
@@ -160,8 +161,8 @@ def load_profile(source: Profile | PathOrText, n_threads: int, elsewhere: bool =
     profile = source if isinstance(source, Profile) else Profile.load(source)
     if elsewhere:
         return profile
-    here = {d.name for d in engine.devices()}
-    known = [d.name for d in profile.devices if d.name in here]
+    present = {d.name for d in device_list.devices()}
+    known = [d.name for d in profile.devices if d.name in present]
     if differences := profile.is_stale(fingerprint(known, n_threads)):
         name = "the profile" if isinstance(source, Profile) else f"the profile {source}"
         raise OallamaError(
@@ -231,7 +232,7 @@ def candidates(
     elsewhere = profile if choices.elsewhere else None
     budgets = budgets_for(vram, accelerators, graph, elsewhere, choices.margin)
     budgets = {name: budget.less(choices.reserve.get(name, 0)) for name, budget in budgets.items()}
-    here = Here(path, settings, accelerators, elsewhere)
+    allocators = LocalAllocators(path, settings, accelerators, elsewhere)
     graphs = {settings.flash_attn: graph}
     if settings.flash_attn == "auto" and settings.type_v in UNFUSED_V_TYPES and not choices.paper:
         ends = (min(graph.tiers), max(graph.tiers))  # all that predictions need
@@ -242,7 +243,7 @@ def candidates(
         profile=profile,
         accelerators=accelerators,
         budgets=budgets,
-        memory=here.memory,
+        memory=allocators.memory,
         context=context_of(settings),
         workload=choices.workload or default_workload(settings.n_ctx),
         n_outputs_max=0 if choices.all_logits else settings.n_seq_max,
@@ -251,12 +252,12 @@ def candidates(
         offline_arenas=choices.offline_arenas,
         repack=choices.repack and settings.use_extra_bufts,
         crossovers={} if choices.elsewhere else _crossovers(settings.n_threads),
-        fit=here.fit if all(budget.bytes_total for budget in budgets.values()) else None,
+        fit=allocators.fit if all(budget.bytes_total for budget in budgets.values()) else None,
         paper=choices.paper,
         fraction=choices.fraction,
     )
     found = make_plans(space, choices.planner)
-    return Candidates({name: here.noted(plan, drift) for name, plan in found.plans.items()}, found.failed)
+    return Candidates({name: allocators.noted(plan, drift) for name, plan in found.plans.items()}, found.failed)
 
 
 def read_arenas(path: PathOrText, plan: PlacementPlan, settings: Settings, choices: Choices) -> list[Arena]:
@@ -265,7 +266,7 @@ def read_arenas(path: PathOrText, plan: PlacementPlan, settings: Settings, choic
     if choices.elsewhere and choices.profile is not None:
         elsewhere = load_profile(choices.profile, settings.n_threads, elsewhere=True)
     accelerators = tuple(name for name in plan.devices if name != HOST)
-    return Here(path, settings, accelerators, elsewhere).arenas(plan)
+    return LocalAllocators(path, settings, accelerators, elsewhere).arenas(plan)
 
 
 def _crossovers(n_threads: int) -> dict[str, Crossover]:
@@ -304,7 +305,7 @@ def budgets_for(
             raise OallamaError(f"the budget {vram!r} names other devices than the plan: {', '.join(accelerators)}")
     found = {}
     for name in accelerators:
-        there = elsewhere.device(name) if elsewhere else engine.device(name)
+        there = elsewhere.device(name) if elsewhere else device_list.device(name)
         free = there.memory_total if isinstance(there, DeviceInfo) else there.memory_free
         keep = default_margin(there) if margin is None else parse_margin(margin)
         found[name] = parse_budget(asked[name], weights_bytes=graph.weights_bytes, free_bytes=free, margin=keep)
@@ -319,7 +320,7 @@ def refuse_margin(margin: str | int | None, because: str = "a plan has its budge
         raise OallamaError(f'the margin {margin} is for the budget "auto": {because}; leave it out')
 
 
-def default_margin(device: engine.Device | DeviceInfo) -> int:
+def default_margin(device: Device | DeviceInfo) -> int:
     """Bytes that the budget "auto" leaves free on a device: none where its memory is the host's."""
     return 0 if computes_on_host(device.description) else gpu_reserve(device.memory_total)
 
@@ -380,7 +381,7 @@ def check_plan(plan: PlacementPlan, path: PathOrText, settings: Settings) -> Non
     """Raises OallamaError unless the plan is for this model, this machine and a context of at least this size."""
     graph = read_graph(path, settings)
     plan.check_model(graph.model)
-    plan.check_devices(d.name for d in engine.devices())
+    plan.check_devices(d.name for d in device_list.devices())
     check_settings(plan, resolve(settings, graph.n_ctx_train))
 
 

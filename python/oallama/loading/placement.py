@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from oallama.data.plan import HOST, DeviceMemory, PlacementPlan
-from oallama.engine import engine
+from oallama.engine import native, skeleton
 from oallama.loading.run_times import RunTimes, times_of
 from oallama.views.placement import render_placement
 
@@ -73,8 +73,8 @@ class Placement:
 
 def placement_of(context: int, plan: PlacementPlan | None, left_mapped: int = 0) -> Placement:
     """Measure a live context. `context` is the address of its llama_context; left_mapped: as in Placement."""
-    buffers: Sequence[Mapping[str, Any]] = engine.core().memory_of(context)
-    measured = engine.by_device([dict(b) for b in buffers])
+    buffers: Sequence[Mapping[str, Any]] = native.core().memory_of(context)
+    measured = skeleton.by_device([dict(b) for b in buffers])
     names = [d for d in plan.devices if d != HOST] if plan else []
     names += [name for name in measured if name not in names and name != HOST]
     process = _process_bytes(buffers)
@@ -99,7 +99,7 @@ def _device(
 def _process_bytes(buffers: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     device_of = {b["buffer_type"]: HOST if b["is_host"] else b["device"] for b in buffers}
     result: dict[str, int] = {}
-    for buffer_type, entry in engine.core().ledger().items():
+    for buffer_type, entry in native.core().ledger().items():
         device = device_of.get(buffer_type, HOST)
         result[device] = result.get(device, 0) + entry["current"]
     return result

@@ -21,7 +21,7 @@ from oallama.bench.results import Result
 from oallama.bench.sweep import Progress, Sweep, run_bench
 from oallama.data.plan import HOST, PlacementPlan
 from oallama.data.predicted import predicted_times
-from oallama.engine import engine, runtime
+from oallama.engine import device_list, runtime
 from oallama.errors import OallamaError
 
 MAX_PROMPT = 512
@@ -173,7 +173,7 @@ def _uses_rpc(plan: PlacementPlan) -> bool:
 
 def _registered_servers() -> tuple[str, ...]:
     """Endpoints of this process's RPC devices, in the order of their names; ggml describes such a device by its own."""
-    found = [d.description for d in engine.devices() if d.backend.startswith("RPC")]
+    found = [d.description for d in device_list.devices() if d.backend.startswith("RPC")]
     return tuple(dict.fromkeys(found))
 
 
@@ -181,7 +181,7 @@ def _fit_together(plans: Sequence[PlacementPlan]) -> bool:
     """Whether all plans can be loaded at the same time."""
     if sum(map(_uses_rpc, plans)) > 1:
         return False
-    free = {d.name: d.memory_free for d in engine.devices()} | _free_host_bytes()
+    free = {d.name: d.memory_free for d in device_list.devices()} | _free_host_bytes()
     needed: dict[str, int] = {}
     for plan in plans:
         for name, memory in plan.predicted.devices.items():

@@ -37,7 +37,7 @@ class Arena:
 
     @classmethod
     def from_engine(cls, raw: Mapping[str, Any]) -> Arena:
-        """From one of `engine.read_arenas`."""
+        """From one of `engine.skeleton.read_arenas`."""
         kept = {name: raw[name] for name in ("n_tokens", "n_outputs", "online", "offline", "bound")}
         device = HOST if raw["is_host"] else raw["device"]
         return cls(**kept, device=device, blocks=[tuple(block) for block in raw["blocks"]])

@@ -1,8 +1,8 @@
 """Seconds of a model's operators on every device, and of the transfers between them.
 
 `CostModel` joins an operator graph with a machine's profile: it gives each stage (a forward pass of so many tokens) as
-arrays that the prediction (predict.py) and the exact planner (segments.py) add up, and OATO its inputs. The equations
-are in docs/planning.md.
+arrays that the prediction (predict.py) and the exact planner (layered_model.py) add up, and OATO its inputs. The
+equations are in docs/planning.md.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from ..data.profile import Profile
 from ..data.workload import Workload
 from .oato import Anchor, Edge
 from .realisation import NONE, PLAIN, Realisations
-from .reduced import Link, reduced_links
-from .stage import OFFLOAD_MIN_TOKENS, STREAMER, Ids, Ints, Mask, Placement, StageGraph
+from .reduced import ReducedEdge, reduced_edges
+from .stage import OFFLOAD_MIN_TOKENS, STREAMER, Homes, Ids, Ints, Mask, StageGraph
 
 Floats = NDArray[np.float64]
 # Backends whose fused attention computes the cache's padding too; others skip what the mask hides.
@@ -230,15 +230,15 @@ class CostModel:
 
     # ---- placements -----------------------------------------------------------------------------------------------
 
-    def realised(self, placement: Placement) -> Ids:
+    def realised(self, homes: Homes) -> Ids:
         """Per target, the position of its realisation in REALISATIONS, should it live on the host."""
-        if placement.realisation is not None:
-            return placement.realisation
-        realised = self.realised_as(placement.upload, placement.stream)
-        if placement.split is None:
+        if homes.realisation is not None:
+            return homes.realisation
+        realised = self.realised_as(homes.upload, homes.stream)
+        if homes.split is None:
             return realised
         # The host's part of a divided weight is a copy; what is uploaded is the whole one.
-        return np.where((placement.split > 0) & placement.upload, self._moved, realised).astype(np.int8)
+        return np.where((homes.split > 0) & homes.upload, self._moved, realised).astype(np.int8)
 
     def realised_as(self, upload: Mask, stream: Ints | None) -> Ids:
         """The chosen realisations; a weight that may be uploaded is plain, one that is streamed is there for decode."""
@@ -246,17 +246,17 @@ class CostModel:
         plain = np.where(self._host > 0, REALISATIONS.index(PLAIN), 0)
         return np.where(upload, plain, np.where(moved, self._moved, self._host)).astype(np.int8)
 
-    def placement(self, plan: PlacementPlan) -> Placement:
+    def homes(self, plan: PlacementPlan) -> Homes:
         """A plan as arrays. Raises KeyError when the plan is not for this model (check_model comes first)."""
         tensors = plan.tensors
 
-        def homes(names: Sequence[str]) -> NDArray[np.int8]:
+        def ids(names: Sequence[str]) -> NDArray[np.int8]:
             return np.array([self.ids[tensors[name].device] for name in names], dtype=np.int8)
 
-        return Placement(
-            targets=homes(self.targets),
+        return Homes(
+            targets=ids(self.targets),
             upload=np.array([tensors[name].mode == "upload" for name in self.targets], dtype=bool),
-            small=homes(self.small),
+            small=ids(self.small),
             small_upload=np.array([tensors[name].mode == "upload" for name in self.small], dtype=bool),
             layers=np.array([self.ids[device] for device in plan.layers], dtype=np.int8),
             stream=np.array([tensors[name].stream_from for name in self.targets], dtype=np.intp),
@@ -324,10 +324,10 @@ class CostModel:
 
     # ---- OATO's view ----------------------------------------------------------------------------------------------
 
-    def oato_inputs(self, workload: Workload, placement: Placement) -> tuple[Floats, Floats, list[Edge], list[Anchor]]:
+    def oato_inputs(self, workload: Workload, homes: Homes) -> tuple[Floats, Floats, list[Edge], list[Anchor]]:
         """(t_host, t_device, edges, anchors) in seconds per request of `workload`, for `oato.schedule`.
 
-        For one accelerator. `placement` gives what does not move (layers, small weights) and which host weights would
+        For one accelerator. `homes` gives what does not move (layers, small weights) and which host weights would
         be uploaded in prefill.
         """
         stages = [(self.stage(workload.n_parallel, decode=True), max(1, workload.n_generate - 1))]
@@ -336,29 +336,29 @@ class CostModel:
         t_host, t_device = np.zeros(len(self.targets)), np.zeros(len(self.targets))
         uploaded = []
         for stage, times in stages:
-            up = placement.upload & np.isfinite(self._per_target(stage, stage.upload))
+            up = homes.upload & np.isfinite(self._per_target(stage, stage.upload))
             host = self._per_target(stage, stage.seconds[0])
             t_host += times * np.where(up, self._per_target(stage, stage.upload), host)
             t_device += times * self._per_target(stage, stage.seconds[1])
             uploaded.append(up)
 
-        def seconds(link: Link, host_side: Sequence[int]) -> float:
-            """Cost of crossing `link` with one of `host_side` on the host, averaged over them."""
+        def seconds(edge: ReducedEdge, host_side: Sequence[int]) -> float:
+            """Cost of crossing `edge` with one of `host_side` on the host, averaged over them."""
             total = 0.0
             for (stage, times), up in zip(stages, uploaded, strict=True):
                 stays = sum(not up[i] for i in host_side) / len(host_side)
-                moved = link.nbytes * (1 if link.is_logits else stage.n_tokens)
+                moved = edge.nbytes * (1 if edge.is_logits else stage.n_tokens)
                 mean = (self.link_s(1, "h2d", moved) + self.link_s(1, "d2h", moved)) / 2
-                one_way = self.link_s(1, link.direction, moved) if link.direction else mean
+                one_way = self.link_s(1, edge.direction, moved) if edge.direction else mean
                 total += times * stays * (one_way + float(self.switch[0, 1]))
             return total
 
         edges, anchors = [], []
-        for link in reduced_links(self._graphs[self.decode_tier], placement):
-            if link.j is not None:
-                edges.append(Edge(link.i, link.j, seconds(link, (link.i, link.j))))
+        for edge in reduced_edges(self._graphs[self.decode_tier], homes):
+            if edge.j is not None:
+                edges.append(Edge(edge.i, edge.j, seconds(edge, (edge.i, edge.j))))
             else:
-                anchors.append(Anchor(link.i, link.anchor_on_device, seconds(link, (link.i,))))
+                anchors.append(Anchor(edge.i, edge.anchor_on_device, seconds(edge, (edge.i,))))
         return t_host, t_device, edges, anchors
 
     def _per_target(self, stage: StageCosts, seconds: Floats) -> Floats:

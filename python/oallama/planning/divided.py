@@ -2,9 +2,9 @@
 
 A weight that is divided lives on the host; its first values (rows, or columns of a feed-forward's last matrix) also
 live on the first accelerator, and both compute their part of its operators at once (csrc/segments/segments.h). A
-`Group` is what shares one fraction: the matrices of one feed-forward, or the output matrix alone.
+`DividedGroup` is what shares one fraction: the matrices of one feed-forward, or the output matrix alone.
 
-In a placement a divided group counts as resident on the accelerator, where its result arrives, with
+In `Homes` a divided group counts as resident on the accelerator, where its result arrives, with
 
     seconds = a + b - concurrency * min(a, b) + moving the input to the host and the host's result back
     a = fraction * seconds on the accelerator        b = (1 - fraction) * seconds on the host
@@ -21,7 +21,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from ..data.operators import OUTPUT, Operator
 from ..data.plan import is_divided_by_columns
 from .cost import CostModel, Floats, StageCosts
-from .stage import STREAMER, Ints, Mask, Placement
+from .stage import STREAMER, Homes, Ints, Mask
 
 # What the engine can compute on both sides between the first matrices of a feed-forward and its last.
 _BETWEEN = frozenset({"GLU", "UNARY", "SQR", "SCALE", "CLAMP", "ADD", "ADD_ID", "MUL", "DIV"})
@@ -29,7 +29,7 @@ _OUTPUT_STEP = 32  # rows
 
 
 @dataclass(frozen=True)
-class Group:
+class DividedGroup:
     """Targets (positions in CostModel.targets) that are divided together.
 
     width: values along the divided axis. step: a part on the accelerator is a multiple of it (quantisation blocks).
@@ -55,7 +55,7 @@ class Extra:
     switches: float
 
 
-def groups(costs: CostModel) -> tuple[Group, ...]:
+def groups(costs: CostModel) -> tuple[DividedGroup, ...]:
     """Every feed-forward that the engine can divide, in the order of the layers, then the output matrix.
 
     Left out are those with other operators between their matrices (the engine keeps them whole), or whose matrices do
@@ -79,9 +79,9 @@ def groups(costs: CostModel) -> tuple[Group, ...]:
     return tuple(group for group in found if group.width > group.step)
 
 
-def _group(costs: CostModel, names: Sequence[str], position: dict[str, int], width: int, step: int) -> Group:
+def _group(costs: CostModel, names: Sequence[str], position: dict[str, int], width: int, step: int) -> DividedGroup:
     targets = tuple(position[name] for name in names)
-    return Group(targets, width, step, sum(int(costs.nbytes[t]) for t in targets))
+    return DividedGroup(targets, width, step, sum(int(costs.nbytes[t]) for t in targets))
 
 
 def _first_matrices(down: Operator, operators: Sequence[Operator]) -> tuple[str, ...]:
@@ -128,13 +128,13 @@ class DividedCosts:
         self._width = np.array([group.width for group in self.groups], dtype=np.float64)
         self._stages: dict[tuple[int, int], _Whole] = {}
 
-    def of(self, placement: Placement, at: StageCosts, divided: Mask) -> Extra:
+    def of(self, homes: Homes, at: StageCosts, divided: Mask) -> Extra:
         """Of one forward pass; `divided`: per operator, whether it computes its weight in two parts."""
-        assert placement.split is not None
+        assert homes.split is not None
         whole, costs = self._whole(at), self.costs
         active = (whole.first >= 0) & divided[whole.first]
-        share = placement.split[self._lead] / self._width
-        host = at.host[costs.realised(placement)[at.graph.target[whole.ops]], whole.ops]
+        share = homes.split[self._lead] / self._width
+        host = at.host[costs.realised(homes)[at.graph.target[whole.ops]], whole.ops]
         on_host = np.bincount(whole.group, host, len(self.groups)).astype(np.float64)
         targets = self._longer(whole.device, on_host, share)
         moved = self._moved(whole, share)
@@ -197,14 +197,14 @@ class DividedCosts:
         return self._stages[key]
 
 
-def topped_up(tables: DividedCosts, placement: Placement, at: StageCosts, room: int) -> tuple[Placement, int]:
-    """The placement with larger parts on the accelerator, as far as `room` bytes go and that takes less time.
+def topped_up(tables: DividedCosts, homes: Homes, at: StageCosts, room: int) -> tuple[Homes, int]:
+    """The homes with larger parts on the accelerator, as far as `room` bytes go and that takes less time.
 
     at: the stage that counts. Returns the bytes taken, too.
     """
-    if placement.split is None:
-        return placement, 0
-    split = placement.split.copy()
+    if homes.split is None:
+        return homes, 0
+    split = homes.split.copy()
     inside = [g for g, group in enumerate(tables.groups) if split[group.targets[0]]]
     divided, counts = [tables.groups[g] for g in inside], [int(split[tables.groups[g].targets[0]]) for g in inside]
     most = [tables.groups[g].values(tables.balanced(at, g)) for g in inside]
@@ -212,17 +212,17 @@ def topped_up(tables: DividedCosts, placement: Placement, at: StageCosts, room: 
     for group, count in zip(divided, raised, strict=True):
         split[list(group.targets)] = count
     taken = sum(bytes_of(g, n) - bytes_of(g, old) for g, n, old in zip(divided, raised, counts, strict=True))
-    return replace(placement, split=split), taken
+    return replace(homes, split=split), taken
 
 
-def shares_of(tables: DividedCosts, placement: Placement) -> list[float]:
+def shares_of(tables: DividedCosts, homes: Homes) -> list[float]:
     """The different shares of divided groups on the accelerator, rounded."""
-    if placement.split is None:
+    if homes.split is None:
         return []
-    return sorted({round(int(placement.split[g.targets[0]]) / g.width, 3) for g in tables.groups} - {0.0})
+    return sorted({round(int(homes.split[g.targets[0]]) / g.width, 3) for g in tables.groups} - {0.0})
 
 
-def top_up(groups: Sequence[Group], counts: Sequence[int], most: Sequence[int], room: int) -> list[int]:
+def top_up(groups: Sequence[DividedGroup], counts: Sequence[int], most: Sequence[int], room: int) -> list[int]:
     """Counts of divided groups raised, evenly, up to `most` of each, by what `room` bytes hold.
 
     Then the first ones get a step more than the others, until the last step that fits.
@@ -243,6 +243,6 @@ def top_up(groups: Sequence[Group], counts: Sequence[int], most: Sequence[int], 
     return found
 
 
-def bytes_of(group: Group, count: int) -> int:
+def bytes_of(group: DividedGroup, count: int) -> int:
     """Bytes of `count` of a group's values."""
     return -(-group.nbytes * count // group.width)

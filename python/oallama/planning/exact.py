@@ -1,7 +1,7 @@
 """The exact planner: the fastest placement within the budget that the cost model knows, with a proven gap.
 
-With divided weights the shares of `segments.SHARES` are solved for, and what the budget then leaves is handed out in
-single steps of them, so the bound is that of these shares.
+With divided weights the shares of `layered_model.SHARES` are solved for, and what the budget then leaves is handed out
+in single steps of them, so the bound is that of these shares.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ..solving.layered import Infeasible
 from ..solving.solve import lower_bound, solve
 from .cost import CostModel
 from .divided import shares_of, topped_up
-from .drafts import HIDES, Drafts
-from .fitting import Choice, Fitted, fit
-from .segments import Segments
+from .fitting import Fitted, Proposal, fit
+from .layered_model import LayeredModel
+from .plan_builder import HIDES, PlanBuilder
 from .space import Space, too_small
-from .stage import Mask, Placement
+from .stage import Homes, Mask
 from .streams import not_too_early, stream_pays, with_streams
 
 # Weight of "copies take longer" against "all else takes longer" that streams are planned with. The plans of 0 to 1 are
@@ -31,7 +31,7 @@ PRICE = 0.5
 TIGHT = 0.2
 
 
-def exact(space: Space, divides: bool = False) -> tuple[Drafts, Fitted]:
+def exact(space: Space, divides: bool = False) -> tuple[PlanBuilder, Fitted]:
     """The best plan over the forms of attention, what happens to host weights in prefill, and micro-batches.
 
     divides: weights may be divided between the one accelerator and the host.
@@ -44,22 +44,22 @@ def exact(space: Space, divides: bool = False) -> tuple[Drafts, Fitted]:
     fitting: tuple[_Exact, Fitted] | None = None
     for candidate in _candidates(space, divides):
         # A dry run may find larger compute buffers than were counted, so that another is faster.
-        if fitting is not None and candidate.seconds >= fitting[1].measured.seconds:
+        if fitting is not None and candidate.seconds >= fitting[1].dry_run.seconds:
             continue
         found = candidate.fitted()
-        if found is not None and (fitting is None or found.measured.seconds < fitting[1].measured.seconds):
+        if found is not None and (fitting is None or found.dry_run.seconds < fitting[1].dry_run.seconds):
             fitting = candidate, found
     if fitting is not None:
         candidate, found = fitting
-        return candidate.drafts, candidate.finished(found)
-    drafts = space.drafts(space.ours)
-    raise too_small(drafts, drafts.measure(drafts.by_placement(drafts.uniform(1, drafts.uniform(0).targets))))
+        return candidate.builder, candidate.finished(found)
+    builder = space.builder(space.ours)
+    raise too_small(builder, builder.dry_run(builder.by_homes(builder.uniform(1, builder.uniform(0).targets))))
 
 
 def _candidates(space: Space, divides: bool) -> list[_Exact]:
     """Contexts and moves that were solved, the fastest first, then those whose bounds are above it."""
     kv_bytes, (size, *smaller) = _kv_bytes(space), space.sizes()
-    first, *others = (space.drafts(replace(space.ours, flash_attn=form, n_ubatch=size)) for form in space.forms())
+    first, *others = (space.builder(replace(space.ours, flash_attn=form, n_ubatch=size)) for form in space.forms())
     pairs = [_Exact(space, first, moves, kv_bytes, divides) for moves in moves_to_try(space, first.costs)]
     pairs.sort(key=lambda p: p.bound)
     best, solved = pairs[0], pairs[:1]
@@ -72,21 +72,21 @@ def _candidates(space: Space, divides: bool) -> list[_Exact]:
 
     for pair in pairs[1:]:
         try_also(pair)
-    for drafts in others:
-        pairs.append(_Exact(space, drafts, best.moves.at(drafts.costs, space.workload), kv_bytes, divides))
+    for builder in others:
+        pairs.append(_Exact(space, builder, best.moves.at(builder.costs, space.workload), kv_bytes, divides))
         try_also(pairs[-1])
-    tight = any(c > TIGHT * limit for c, limit in zip(best.charge, best.drafts.limits, strict=True))
+    tight = any(c > TIGHT * limit for c, limit in zip(best.charge, best.builder.limits, strict=True))
     for sizes in (smaller, space.larger_sizes() if best.moves.streams else []):
         for size in sizes:
             if best.leaves_nothing:
                 break
-            drafts = space.drafts(replace(best.drafts.costs.context, n_ubatch=size))
+            builder = space.builder(replace(best.builder.costs.context, n_ubatch=size))
             if tight:
-                for moves in moves_to_try(space, drafts.costs):
-                    pairs.append(_Exact(space, drafts, moves, kv_bytes, divides))
+                for moves in moves_to_try(space, builder.costs):
+                    pairs.append(_Exact(space, builder, moves, kv_bytes, divides))
                     try_also(pairs[-1])
                 continue
-            other = _Exact(space, drafts, best.moves.at(drafts.costs, space.workload), kv_bytes, divides)
+            other = _Exact(space, builder, best.moves.at(builder.costs, space.workload), kv_bytes, divides)
             if np.isfinite(best.seconds) and (other.bound >= best.seconds or other.seconds >= best.seconds):
                 break
             solved.append(other)
@@ -99,11 +99,11 @@ def _kv_bytes(space: Space) -> list[int]:
 
     Zeros where it comes on top of the budget. Neither attention's form nor the micro-batch changes it.
     """
-    drafts = space.drafts(space.ours)
-    graph, names = drafts.costs.graph, drafts.accelerators
-    if not names or drafts.budgets[names[0]].bytes_total is None:
+    builder = space.builder(space.ours)
+    graph, names = builder.costs.graph, builder.accelerators
+    if not names or builder.budgets[names[0]].bytes_total is None:
         return [0] * graph.n_layer
-    whole = space.whole(drafts, 1, np.zeros(len(drafts.costs.targets), dtype=bool))
+    whole = space.whole(builder, 1, np.zeros(len(builder.costs.targets), dtype=bool))
     total = sum(m.kv for m in whole.memory.values())
     values = [s.n_head_kv * (s.head_dim_k + s.head_dim_v) if s else 0 for s in graph.attention]
     return [-(-total * v // max(1, sum(values))) for v in values]
@@ -113,7 +113,7 @@ def _kv_bytes(space: Space) -> list[int]:
 class Moves:
     """Which targets are moved to an accelerator in prefill when they live on the host.
 
-    price: None for uploads; for streams see Segments.
+    price: None for uploads; for streams see LayeredModel.
     """
 
     mask: Mask
@@ -146,153 +146,153 @@ def moves_to_try(space: Space, costs: CostModel) -> list[Moves]:
 
 
 class _Exact:
-    """The exact choice for one context and one kind of moves.
+    """The exact proposal for one context and one kind of moves.
 
-    bound: seconds it cannot be below, whatever its compute buffers take. seconds: of the choice before its dry run,
+    bound: seconds it cannot be below, whatever its compute buffers take. seconds: of the proposal before its dry run,
     infinite when there is none.
     """
 
     def __init__(
-        self, space: Space, drafts: Drafts, moves: Moves, kv_bytes: Sequence[int], divides: bool = False
+        self, space: Space, builder: PlanBuilder, moves: Moves, kv_bytes: Sequence[int], divides: bool = False
     ) -> None:
-        self.space, self.drafts, self.moves, self.kv_bytes = space, drafts, moves, kv_bytes
+        self.space, self.builder, self.moves, self.kv_bytes = space, builder, moves, kv_bytes
         self.divides = divides
 
     @cached_property
     def charge(self) -> list[int]:
         """Compute buffers and pool of each accelerator, with everything on it."""
         return [
-            self.space.whole(self.drafts, d, self.moves.mask, self.moves.streams).on(name).working
+            self.space.whole(self.builder, d, self.moves.mask, self.moves.streams).on(name).working
             if self._counts_kv(name)
             else 0
-            for d, name in enumerate(self.drafts.accelerators, 1)
+            for d, name in enumerate(self.builder.accelerators, 1)
         ]
 
     @property
     def least_charge(self) -> list[int]:
         """Compute buffers and pool of each accelerator, with KV cache and small weights on it but no target."""
-        drafts, nothing = self.drafts, self.drafts.uniform(0).targets
+        builder, nothing = self.builder, self.builder.uniform(0).targets
         return [
-            drafts.measure(drafts.by_placement(drafts.uniform(d, nothing))).on(name).working
+            builder.dry_run(builder.by_homes(builder.uniform(d, nothing))).on(name).working
             if self._counts_kv(name)
             else 0
-            for d, name in enumerate(drafts.accelerators, 1)
+            for d, name in enumerate(builder.accelerators, 1)
         ]
 
     def fitted(self) -> Fitted | None:
-        """The choice within the budget by its dry runs."""
-        smallest = int(self.drafts.costs.nbytes.min())
+        """The proposal within the budget by its dry runs."""
+        smallest = int(self.builder.costs.nbytes.min())
         # Little on a device may need smaller buffers there than everything on it does.
-        return fit(self.drafts, self.choose, self.charge, smallest) or fit(
-            self.drafts, self.choose, self.least_charge, smallest
+        return fit(self.builder, self.choose, self.charge, smallest) or fit(
+            self.builder, self.choose, self.least_charge, smallest
         )
 
     @cached_property
     def bound(self) -> float:
-        return lower_bound(self.segments.instance(self.drafts.limits), time_limit_s=self.space.time_limit_s)
+        return lower_bound(self.layered.instance(self.builder.limits), time_limit_s=self.space.time_limit_s)
 
     @cached_property
-    def _first(self) -> Choice | None:
-        return self.choose([limit - c for limit, c in zip(self.drafts.limits, self.charge, strict=True)])
+    def _first(self) -> Proposal | None:
+        return self.choose([limit - c for limit, c in zip(self.builder.limits, self.charge, strict=True)])
 
     @cached_property
     def seconds(self) -> float:
         if self._first is None:
             return float("inf")
-        return self.drafts.predictor.request(self._first.placement, self.space.workload)
+        return self.builder.predictor.request(self._first.homes, self.space.workload)
 
     @property
     def leaves_nothing(self) -> bool:
         """Whether no weight and no KV cache is on the host."""
         if self._first is None:
             return False
-        placement = self._first.placement
-        return bool((placement.targets > 0).all() and (placement.layers > 0).all())
+        homes = self._first.homes
+        return bool((homes.targets > 0).all() and (homes.layers > 0).all())
 
     def _counts_kv(self, name: str) -> bool:
-        return self.drafts.budgets[name].bytes_total is not None
+        return self.builder.budgets[name].bytes_total is not None
 
     @cached_property
-    def segments(self) -> Segments:
-        moves = self.moves
-        return Segments(self.drafts.costs, self.space.workload, moves.mask, self.kv_bytes, moves.price, self.divides)
+    def layered(self) -> LayeredModel:
+        costs, moves = self.builder.costs, self.moves
+        return LayeredModel(costs, self.space.workload, moves.mask, self.kv_bytes, moves.price, self.divides)
 
-    def choose(self, capacity: list[int]) -> Choice | None:
+    def choose(self, capacity: list[int]) -> Proposal | None:
         if any(c < 0 for c in capacity):
             return None
         try:
-            instance = self.segments.instance(capacity)
+            instance = self.layered.instance(capacity)
             found = solve(instance, gap=self.space.gap, time_limit_s=self.space.time_limit_s)
         except Infeasible:
             return None
-        placement = self._elsewhere(self.segments.placement(found.ways.tolist(), self.drafts.uniform(0)))
+        homes = self._elsewhere(self.layered.homes(found.ways.tolist(), self.builder.uniform(0)))
         counted, shares = found.nbytes.tolist(), {}
         if self.divides:
-            tables, at = self.segments.divided, self.segments.steps[0].at
-            placement, more = topped_up(tables, placement, at, capacity[0] - counted[0])
+            tables, at = self.layered.divided, self.layered.steps[0].at
+            homes, more = topped_up(tables, homes, at, capacity[0] - counted[0])
             counted[0] += more
-            shares = {"shares": shares_of(tables, placement), "concurrency": tables.concurrency}
+            shares = {"shares": shares_of(tables, homes), "concurrency": tables.concurrency}
         if self.moves.streams:
-            predictor, workload = self.drafts.predictor, self.space.workload
-            placement = with_streams(predictor, replace(placement, stream=None), self.moves.mask, workload)
+            predictor, workload = self.builder.predictor, self.space.workload
+            homes = with_streams(predictor, replace(homes, stream=None), self.moves.mask, workload)
         params = {
-            "uploads": bool(placement.upload.any()),
-            "streams": placement.stream is not None and bool(placement.stream.any()),
+            "uploads": bool(homes.upload.any()),
+            "streams": homes.stream is not None and bool(homes.stream.any()),
             "bound_s": found.bound,
             "gap": found.gap,
             "solver": found.method,
             "status": found.status,
             **shares,
         }
-        return Choice(placement, counted, params)
+        return Proposal(homes, counted, params)
 
     def finished(self, found: Fitted) -> Fitted:
-        """With streams: the choice with its tokens settled, and the gap to the better of two bounds.
+        """With streams: the proposal with its tokens settled, and the gap to the better of two bounds.
 
         Bounds are for plans that stream all host weights worth it; where the host keeps some, nothing is proven.
         """
         if not self.moves.streams:
             return found
-        placement = not_too_early(self.drafts.predictor, found.choice.placement, self.space.workload)
-        plan = self.drafts.by_placement(placement, found.choice.affinity)
+        homes = not_too_early(self.builder.predictor, found.proposal.homes, self.space.workload)
+        plan = self.builder.by_homes(homes, found.proposal.affinity)
         found = replace(
             found,
-            choice=replace(found.choice, placement=placement),
-            measured=replace(found.measured, plan=plan),
+            proposal=replace(found.proposal, homes=homes),
+            dry_run=replace(found.dry_run, plan=plan),
         )
-        params = {**found.choice.params}
+        params = {**found.proposal.params}
         first = float(params.pop("bound_s"))  # type: ignore[arg-type]
         del params["gap"]
-        stays = self.moves.mask & (placement.targets == 0)
-        if placement.stream is None or (stays & (placement.stream == 0)).any():
-            return replace(found, choice=replace(found.choice, params={**params, "status": "not proven"}))
-        used = self.drafts.used(found.measured)
+        stays = self.moves.mask & (homes.targets == 0)
+        if homes.stream is None or (stays & (homes.stream == 0)).any():
+            return replace(found, proposal=replace(found.proposal, params={**params, "status": "not proven"}))
+        used = self.builder.used(found.dry_run)
         capacity = [
             limit - (total - counted)
-            for limit, total, counted in zip(self.drafts.limits, used, found.choice.counted, strict=True)
+            for limit, total, counted in zip(self.builder.limits, used, found.proposal.counted, strict=True)
         ]
-        price = 1.0 if self._copies_take_longer(placement) else 0.0
-        other = _Exact(self.space, self.drafts, replace(self.moves, price=price), self.kv_bytes, self.divides)
-        bound = max(first, lower_bound(other.segments.instance(capacity), time_limit_s=self.space.time_limit_s))
-        gap = max(0.0, 1 - bound / found.measured.seconds)
-        return replace(found, choice=replace(found.choice, params={**params, "bound_s": bound, "gap": gap}))
+        price = 1.0 if self._copies_take_longer(homes) else 0.0
+        other = _Exact(self.space, self.builder, replace(self.moves, price=price), self.kv_bytes, self.divides)
+        bound = max(first, lower_bound(other.layered.instance(capacity), time_limit_s=self.space.time_limit_s))
+        gap = max(0.0, 1 - bound / found.dry_run.seconds)
+        return replace(found, proposal=replace(found.proposal, params={**params, "bound_s": bound, "gap": gap}))
 
-    def _copies_take_longer(self, placement: Placement) -> bool:
+    def _copies_take_longer(self, homes: Homes) -> bool:
         """Whether streamed copies take longer than all else in the first micro-batch of the prompt."""
-        costs = self.drafts.costs
+        costs = self.builder.costs
         n, depth = (self.space.workload.chunks(costs.context.n_ubatch) or [(costs.context.n_ubatch, 0)])[0]
-        assert placement.stream is not None
-        copies = float(costs.stream_copies()[placement.streamed(np.arange(len(costs.targets)), n)].sum())
-        stage = self.drafts.predictor.stage(placement, n, depth)
+        assert homes.stream is not None
+        copies = float(costs.stream_copies()[homes.streamed(np.arange(len(costs.targets)), n)].sum())
+        stage = self.builder.predictor.stage(homes, n, depth)
         return copies > float(stage.total[0] - stage.copies[0])
 
-    def _elsewhere(self, placement: Placement) -> Placement:
+    def _elsewhere(self, homes: Homes) -> Homes:
         """Small weights outside of all layers (rope factors): beside most KV caches."""
-        costs = self.drafts.costs
-        inside = {s for segment in self.segments.segments for s in segment.small}
-        home = int(np.bincount(placement.layers).argmax())
-        small = placement.small.copy()
+        costs = self.builder.costs
+        inside = {s for layer in self.layered.layers for s in layer.small}
+        home = int(np.bincount(homes.layers).argmax())
+        small = homes.small.copy()
         for i, name in enumerate(costs.small):
-            if i not in inside and name not in self.drafts.host_only:
+            if i not in inside and name not in self.builder.host_only:
                 small[i] = home
-        return replace(placement, small=small)
+        return replace(homes, small=small)

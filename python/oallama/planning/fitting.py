@@ -1,21 +1,21 @@
-"""Fits a planner's choice into the budget: compute buffers depend on the plan, so plan, dry-run, correct, repeat."""
+"""Fits a planner's proposal into the budget: compute buffers depend on the plan, so plan, dry-run, correct, repeat."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .drafts import Drafts, Measured
-from .stage import Placement
+from .plan_builder import DryRunPlan, PlanBuilder
+from .stage import Homes
 
 MAX_ROUNDS = 4
 
 
 @dataclass(frozen=True)
-class Choice:
-    """What a planner chose for a capacity: counted are the bytes per accelerator that it knew of."""
+class Proposal:
+    """What a planner proposes for a capacity: counted are the bytes per accelerator that it knew of."""
 
-    placement: Placement
+    homes: Homes
     counted: Sequence[int]
     params: Mapping[str, object]
     affinity: Sequence[float] | None = None
@@ -23,40 +23,40 @@ class Choice:
 
 @dataclass(frozen=True)
 class Fitted:
-    """A choice within the budget, with its dry run."""
+    """A proposal within the budget, with its dry run."""
 
-    choice: Choice
-    measured: Measured
+    proposal: Proposal
+    dry_run: DryRunPlan
 
 
 def fit(
-    drafts: Drafts, choose: Callable[[list[int]], Choice | None], charge: Sequence[int], smallest: int
+    builder: PlanBuilder, choose: Callable[[list[int]], Proposal | None], charge: Sequence[int], smallest: int
 ) -> Fitted | None:
-    """The fastest choice within the budgets that MAX_ROUNDS dry runs find; None when none of them fits.
+    """The fastest proposal within the budgets that MAX_ROUNDS dry runs find; None when none of them fits.
 
-    choose: a choice for these bytes per accelerator, None when there is none. charge: bytes per accelerator that the
-    choice does not count (compute buffers and the like), a first guess: a result over the budget raises it by the
+    choose: a proposal for these bytes per accelerator, None when there is none. charge: bytes per accelerator that the
+    proposal does not count (compute buffers and the like), a first guess: a result over the budget raises it by the
     excess; one that needed less gives the room back if it may hold the smallest weight.
     """
     charges, best, overran = [*charge], None, None
     for _ in range(MAX_ROUNDS):
-        choice = choose([limit - c for limit, c in zip(drafts.limits, charges, strict=True)])
-        if choice is None:
+        proposal = choose([limit - c for limit, c in zip(builder.limits, charges, strict=True)])
+        if proposal is None:
             if best is not None or overran is None:
                 break
             # Raised by too much: what chooses less needs smaller buffers.
             charges = [(low + high) // 2 for low, high in zip(overran, charges, strict=True)]
             continue
-        measured = drafts.measure(drafts.by_placement(choice.placement, choice.affinity))
-        over = drafts.excess(measured)
+        dry_run = builder.dry_run(builder.by_homes(proposal.homes, proposal.affinity))
+        over = builder.excess(dry_run)
         if any(o > 0 for o in over):
             if best is not None:
                 break
             overran, charges = charges, [c + max(o, 0) for c, o in zip(charges, over, strict=True)]
             continue
-        if best is None or measured.seconds < best.measured.seconds:
-            best = Fitted(choice, measured)
-        needed = [u - k for u, k in zip(drafts.used(measured), choice.counted, strict=True)]
+        if best is None or dry_run.seconds < best.dry_run.seconds:
+            best = Fitted(proposal, dry_run)
+        needed = [u - k for u, k in zip(builder.used(dry_run), proposal.counted, strict=True)]
         if all(c - n < smallest for c, n in zip(charges, needed, strict=True)):
             break
         charges = needed

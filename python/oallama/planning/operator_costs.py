@@ -1,4 +1,4 @@
-"""Every operator of a stage with its seconds: what woven models and pipelines are planned from."""
+"""Every operator of a stage with its seconds: what weave plans and pipelines are made from."""
 
 from __future__ import annotations
 

@@ -20,9 +20,10 @@ from ..data.plan import HOST, PlacementPlan
 from ..data.predicted import TIE
 from ..data.workload import Workload
 from ..errors import OallamaError
-from .drafts import Drafts, Measured
 from .exact import exact
+from .fitting import Fitted
 from .greedy import oato
+from .plan_builder import DryRunPlan, PlanBuilder
 from .pool import pool_bytes
 from .space import Space, too_small
 from .stage import Ids, Ints
@@ -134,14 +135,14 @@ def _traffic(plan: PlacementPlan) -> float:
 def _makers(space: Space) -> dict[str, Callable[[], PlacementPlan]]:
     best = cache(lambda: exact(space))
     makers: dict[str, Callable[[], PlacementPlan]] = {
-        "exact": lambda: _finish("exact", *_choice(best())),
+        "exact": lambda: _finish("exact", best()),
         "layers": lambda: _layers(space),
         "fewer-layers": lambda: _fewer_layers(space),
     }
     if len(space.accelerators) <= 1:
-        makers["oato"] = lambda: _finish("oato", *_choice(oato(space)))
+        makers["oato"] = lambda: _finish("oato", oato(space))
         if _computes_beside(space):
-            makers["divided"] = lambda: _finish("divided", *_choice(exact(space, divides=True)))
+            makers["divided"] = lambda: _finish("divided", exact(space, divides=True))
     if space.fit is not None:
         makers["fit"] = lambda: _fit(space)
     if any(op.op == "MUL_MAT_ID" for op in space.graph.targets(min(space.graph.tiers))):
@@ -160,15 +161,11 @@ def _computes_beside(space: Space) -> bool:
     return bool(space.accelerators) and space.profile.concurrent(space.accelerators[0]) >= BESIDE
 
 
-def _choice(found: tuple[Drafts, object]) -> tuple[Drafts, Measured, dict[str, object]]:
-    drafts, fitted = found
-    context = drafts.costs.context
+def _finish(name: str, found: tuple[PlanBuilder, Fitted]) -> PlacementPlan:
+    builder, fitted = found
+    context = builder.costs.context
     used = {"n_ubatch": context.n_ubatch, "flash_attn": context.flash_attn}
-    return drafts, fitted.measured, {**fitted.choice.params, **used}  # type: ignore[attr-defined]
-
-
-def _finish(name: str, drafts: Drafts, measured: Measured, params: Mapping[str, object]) -> PlacementPlan:
-    return drafts.finish(measured, name, params)
+    return builder.finish(fitted.dry_run, name, {**fitted.proposal.params, **used})
 
 
 def _checked(space: Space, plan: PlacementPlan) -> PlacementPlan:
@@ -190,71 +187,73 @@ def _cpu(space: Space) -> PlacementPlan:
     """No accelerator at all, in the requested form of attention unless the other is faster by more than TIE."""
     found = []
     for form in space.forms():
-        drafts = space.drafts(replace(space.ours, flash_attn=form), host_only=True)
-        found.append((drafts, drafts.measure(drafts.by_placement(drafts.uniform(0)))))
-    fastest = min(measured.seconds for _, measured in found)
-    drafts, measured = next(f for f in found if f[1].seconds <= fastest * (1 + TIE))
-    return drafts.finish(measured, "cpu", {"flash_attn": drafts.costs.context.flash_attn})
+        builder = space.builder(replace(space.ours, flash_attn=form), host_only=True)
+        found.append((builder, builder.dry_run(builder.by_homes(builder.uniform(0)))))
+    fastest = min(dry_run.seconds for _, dry_run in found)
+    builder, dry_run = next(f for f in found if f[1].seconds <= fastest * (1 + TIE))
+    return builder.finish(dry_run, "cpu", {"flash_attn": builder.costs.context.flash_attn})
 
 
 def _all(space: Space) -> PlacementPlan:
-    drafts = space.drafts(space.ours)
-    full = drafts.measure(drafts.by_placement(drafts.uniform(1)))
-    if not drafts.fits(full):
+    builder = space.builder(space.ours)
+    full = builder.dry_run(builder.by_homes(builder.uniform(1)))
+    if not builder.fits(full):
         raise OallamaError(
-            f"the whole model does not fit the budget {drafts.describe_budget()}: it needs "
-            f"{drafts.describe_need(full)}; raise the budget or take planner 'auto'"
+            f"the whole model does not fit the budget {builder.describe_budget()}: it needs "
+            f"{builder.describe_need(full)}; raise the budget or take planner 'auto'"
         )
-    return drafts.finish(full, "all", {})
+    return builder.finish(full, "all", {})
 
 
 def _layers(space: Space) -> PlacementPlan:
     """The largest -ngl that fits, as people use it."""
-    drafts = space.drafts(space.context)
-    flags = _split(drafts)
-    n, measured = _largest(drafts, lambda n: drafts.by_stock(flags(n)), drafts.costs.graph.n_layer + 1)
-    return drafts.finish(measured, "layers", {"n_gpu_layers": n})
+    builder = space.builder(space.context)
+    flags = _split(builder)
+    n, dry_run = _largest(builder, lambda n: builder.by_stock(flags(n)), builder.costs.graph.n_layer + 1)
+    return builder.finish(dry_run, "layers", {"n_gpu_layers": n})
 
 
 def _fewer_layers(space: Space) -> PlacementPlan:
     """The -ngl that is predicted to be fastest of all that fit."""
-    drafts = space.drafts(space.context)
-    flags = _split(drafts)
-    most, _ = _largest(drafts, lambda n: drafts.by_stock(flags(n)), drafts.costs.graph.n_layer + 1)
-    n = min(range(most, -1, -1), key=lambda n: drafts.predict(drafts.by_stock(flags(n))))
-    return drafts.finish(drafts.measure(drafts.by_stock(flags(n))), "fewer-layers", {"n_gpu_layers": n})
+    builder = space.builder(space.context)
+    flags = _split(builder)
+    most, _ = _largest(builder, lambda n: builder.by_stock(flags(n)), builder.costs.graph.n_layer + 1)
+    n = min(range(most, -1, -1), key=lambda n: builder.predict(builder.by_stock(flags(n))))
+    return builder.finish(builder.dry_run(builder.by_stock(flags(n))), "fewer-layers", {"n_gpu_layers": n})
 
 
-def _split(drafts: Drafts) -> Callable[[int], StockFlags]:
+def _split(builder: PlanBuilder) -> Callable[[int], StockFlags]:
     """-ngl as stock flags; several accelerators share the layers as their budgets are to each other."""
-    return lambda n: StockFlags(n, tuple(float(limit) for limit in drafts.limits))
+    return lambda n: StockFlags(n, tuple(float(limit) for limit in builder.limits))
 
 
 def _fit(space: Space) -> PlacementPlan:
     assert space.fit is not None
-    drafts = space.drafts(space.context)
+    builder = space.builder(space.context)
     # --fit knows nothing of the pool, which is largest with everything on the device.
     limits = {}
-    for device, (name, limit) in enumerate(zip(drafts.accelerators, drafts.limits, strict=True), 1):
-        full = drafts.by_placement(drafts.uniform(device))
-        limits[name] = max(0, limit - pool_bytes(drafts.costs, full, name))
+    for device, (name, limit) in enumerate(zip(builder.accelerators, builder.limits, strict=True), 1):
+        full = builder.by_homes(builder.uniform(device))
+        limits[name] = max(0, limit - pool_bytes(builder.costs, full, name))
     flags = space.fit(limits)
-    measured = drafts.measure(drafts.by_stock(flags))
-    if not drafts.fits(measured):
-        raise OallamaError(f"llama.cpp's --fit gives {drafts.describe_need(measured)}, over {drafts.describe_budget()}")
+    dry_run = builder.dry_run(builder.by_stock(flags))
+    if not builder.fits(dry_run):
+        raise OallamaError(
+            f"llama.cpp's --fit gives {builder.describe_need(dry_run)}, over {builder.describe_budget()}"
+        )
     params = {"n_gpu_layers": flags.n_gpu_layers, "overrides": [list(pair) for pair in flags.overrides]}
-    return drafts.finish(measured, "fit", params)
+    return builder.finish(dry_run, "fit", params)
 
 
 def _family(space: Space, name: str, overrides: Callable[[int], tuple[tuple[str, str], ...]]) -> PlacementPlan:
     """All layers on the devices but for the experts (feed-forwards) of the first N, with the smallest N that fits."""
-    drafts = space.drafts(space.context)
-    n_layer = drafts.costs.graph.n_layer
-    flags = _split(drafts)(-1)
-    kept, measured = _largest(
-        drafts, lambda n: drafts.by_stock(replace(flags, overrides=overrides(n_layer - n))), n_layer
+    builder = space.builder(space.context)
+    n_layer = builder.costs.graph.n_layer
+    flags = _split(builder)(-1)
+    kept, dry_run = _largest(
+        builder, lambda n: builder.by_stock(replace(flags, overrides=overrides(n_layer - n))), n_layer
     )
-    return drafts.finish(measured, name, {"n": n_layer - kept})
+    return builder.finish(dry_run, name, {"n": n_layer - kept})
 
 
 # ---- streaming for every token --------------------------------------------------------------------------------------
@@ -262,31 +261,31 @@ def _family(space: Space, name: str, overrides: Callable[[int], tuple[tuple[str,
 
 def _stream_all(space: Space) -> PlacementPlan:
     """As many of the last layers resident as fit; all else streamed, KV caches and attention on the device."""
-    drafts = space.drafts(space.ours)
-    costs = drafts.costs
+    builder = space.builder(space.ours)
+    costs = builder.costs
     layer = np.array([costs.graph.n_layer if (il := layer_of(name)) is None else il for name in costs.targets])
 
     def plan(n: int) -> PlacementPlan:
         home = (layer > costs.graph.n_layer - n).astype(np.int8)
-        return drafts.by_placement(replace(drafts.uniform(1, home), stream=_always(home)))
+        return builder.by_homes(replace(builder.uniform(1, home), stream=_always(home)))
 
-    n, measured = _largest(drafts, plan, costs.graph.n_layer + 1)
-    return drafts.finish(measured, "stream-all", {"n_resident_layers": n})
+    n, dry_run = _largest(builder, plan, costs.graph.n_layer + 1)
+    return builder.finish(dry_run, "stream-all", {"n_resident_layers": n})
 
 
 def _minimal(space: Space) -> PlacementPlan:
     """Nothing but norms and buffers stays on the device; a smaller micro-batch where buffers exceed the budget."""
     for size in space.sizes():
-        drafts = space.drafts(replace(space.ours, n_ubatch=size))
-        home = np.zeros(len(drafts.costs.targets), dtype=np.int8)
-        placement = replace(drafts.uniform(1, home), stream=_always(home), stream_caches=True)
-        plan = drafts.by_placement(replace(placement, layers=np.zeros_like(placement.layers)))
+        builder = space.builder(replace(space.ours, n_ubatch=size))
+        home = np.zeros(len(builder.costs.targets), dtype=np.int8)
+        homes = replace(builder.uniform(1, home), stream=_always(home), stream_caches=True)
+        plan = builder.by_homes(replace(homes, layers=np.zeros_like(homes.layers)))
         # llama.cpp's "auto" drops the fused form when attention is not where its KV cache is.
-        context = replace(plan.context, flash_attn="on" if drafts.costs.flash else "off")
-        measured = drafts.measure(replace(plan, context=context, stream_slots=_MINIMAL_SLOTS))
-        if drafts.fits(measured):
-            return drafts.finish(measured, "minimal", {"n_ubatch": size})
-    raise too_small(drafts, measured)
+        context = replace(plan.context, flash_attn="on" if builder.costs.flash else "off")
+        dry_run = builder.dry_run(replace(plan, context=context, stream_slots=_MINIMAL_SLOTS))
+        if builder.fits(dry_run):
+            return builder.finish(dry_run, "minimal", {"n_ubatch": size})
+    raise too_small(builder, dry_run)
 
 
 def _always(home: Ids) -> Ints:
@@ -294,18 +293,18 @@ def _always(home: Ids) -> Ints:
     return np.where(home == 0, 1, 0).astype(np.intp)
 
 
-def _largest(drafts: Drafts, plan: Callable[[int], PlacementPlan], most: int) -> tuple[int, Measured]:
+def _largest(builder: PlanBuilder, plan: Callable[[int], PlacementPlan], most: int) -> tuple[int, DryRunPlan]:
     """The largest n up to `most` whose dry run fits, by bisection (bytes grow with n)."""
     low, high = 0, most
-    fits = drafts.measure(plan(0))
+    fits = builder.dry_run(plan(0))
     while low < high:
         middle = (low + high + 1) // 2
-        found = drafts.measure(plan(middle))
-        if drafts.fits(found):
+        found = builder.dry_run(plan(middle))
+        if builder.fits(found):
             fits, low = found, middle
         else:
             high = middle - 1
-    if not drafts.fits(fits):
+    if not builder.fits(fits):
         # Even without a layer upstream's op_offload needs device memory for the weights it uploads.
-        raise too_small(drafts, fits)
+        raise too_small(builder, fits)
     return low, fits

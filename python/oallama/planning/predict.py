@@ -11,7 +11,7 @@ from ..data.workload import Workload
 from .block import Block, StageSeconds
 from .cost import CostModel
 from .divided import DividedCosts
-from .stage import Placement
+from .stage import Homes
 
 
 class Predictor:
@@ -22,28 +22,24 @@ class Predictor:
         self._blocks: dict[tuple[int, bool, bool], Block] = {}
         self._divided = DividedCosts(costs)
 
-    def stage(
-        self, placement: Placement, n_tokens: int, depth: int, logits: bool = True, decode: bool = False
-    ) -> StageSeconds:
+    def stage(self, homes: Homes, n_tokens: int, depth: int, logits: bool = True, decode: bool = False) -> StageSeconds:
         """Seconds of one forward pass over `n_tokens` tokens, the last of which sees `depth` positions.
 
         Copying logits to the host counts. `logits` is False for all but the last micro-batch of a prompt.
         """
         block = self._block(n_tokens, logits, decode)
         at, graph = block.at, block.at.graph
-        ids = graph.assign(placement, at.tokens, self.costs.uploader)
+        ids = graph.assign(homes, at.tokens, self.costs.uploader)
         lives = ids.copy()
-        lives[block.target] = placement.targets[graph.target[block.target]]
-        lives[block.small] = placement.small[graph.small[block.small]]
+        lives[block.target] = homes.targets[graph.target[block.target]]
+        lives[block.small] = homes.small[graph.small[block.small]]
         divided = np.zeros(len(ids), dtype=bool)
-        divided[block.target] = placement.divided(
-            graph.target[block.target], at.tokens[block.target], self.costs.uploader
-        )
+        divided[block.target] = homes.divided(graph.target[block.target], at.tokens[block.target], self.costs.uploader)
         uploaded = (ids > 0) & (lives == 0) & ~divided
         streamed = np.zeros(len(ids), dtype=bool)
-        streamed[block.target] = placement.streamed(graph.target[block.target], at.tokens[block.target])
-        realised = self.costs.realised(placement)[graph.target[block.target]]
-        caches = (placement.layers == 0)[None, :] if placement.stream_caches else None
+        streamed[block.target] = homes.streamed(graph.target[block.target], at.tokens[block.target])
+        realised = self.costs.realised(homes)[graph.target[block.target]]
+        caches = (homes.layers == 0)[None, :] if homes.stream_caches else None
         seconds = block.seconds(
             self.costs,
             ids[None, :],
@@ -56,7 +52,7 @@ class Predictor:
         )
         if not divided.any():
             return seconds
-        extra = self._divided.of(placement, at, divided)
+        extra = self._divided.of(homes, at, divided)
         return replace(
             seconds,
             targets=seconds.targets + extra.targets,
@@ -71,22 +67,20 @@ class Predictor:
             self._blocks[key] = Block(at, 0, len(at.graph.operators), logits)
         return self._blocks[key]
 
-    def ttft(self, placement: Placement, n_prompt: int, depth: int = 0) -> float:
+    def ttft(self, homes: Homes, n_prompt: int, depth: int = 0) -> float:
         """Seconds to the first token of an `n_prompt`-token prompt behind `depth` tokens, in micro-batches."""
         chunks = Workload(n_prompt, 1, depth).chunks(self.costs.context.n_ubatch)
         last = len(chunks) - 1
-        return sum(
-            float(self.stage(placement, n, after, logits=i == last).total[0]) for i, (n, after) in enumerate(chunks)
-        )
+        return sum(float(self.stage(homes, n, after, logits=i == last).total[0]) for i, (n, after) in enumerate(chunks))
 
-    def tpot(self, placement: Placement, depth: int, n_parallel: int = 1) -> float:
+    def tpot(self, homes: Homes, depth: int, n_parallel: int = 1) -> float:
         """Seconds per output token (of each of `n_parallel` sequences) with `depth` tokens in the KV cache."""
-        return float(self.stage(placement, n_parallel, depth, decode=True).total[0])
+        return float(self.stage(homes, n_parallel, depth, decode=True).total[0])
 
-    def request(self, placement: Placement, workload: Workload) -> float:
+    def request(self, homes: Homes, workload: Workload) -> float:
         """Seconds of one request: TTFT plus TPOT, at the middle of the answer, for every token after the first."""
-        ttft = self.ttft(placement, workload.n_prompt, workload.depth)
-        return ttft + max(0, workload.n_generate - 1) * self.tpot(placement, workload.middle, workload.n_parallel)
+        ttft = self.ttft(homes, workload.n_prompt, workload.depth)
+        return ttft + max(0, workload.n_generate - 1) * self.tpot(homes, workload.middle, workload.n_parallel)
 
     def notes(self) -> tuple[str, ...]:
         """What the predictions leave out or derive, for the reader of a plan."""

@@ -34,8 +34,8 @@ class Weight(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Choice:
-    """seconds: by realisation, over all tiers; empty where there was nothing to choose from."""
+class WeightRealisation:
+    """The realisation of one weight. seconds: by realisation, over all tiers; empty where there is but one."""
 
     weight: Weight
     realisation: str
@@ -64,7 +64,7 @@ def choose(
     device: str = HOST,
     crossover: Crossover | None = None,
     usual: str = PLAIN,
-) -> Choice:
+) -> WeightRealisation:
     """The realisation in which the tiers take least time; the usual one unless another saves more than `NOISE`.
 
     tiers: (tokens, how often) of the stages that compute the operator on `device`. crossover: of this type, by
@@ -73,7 +73,7 @@ def choose(
     """
     names = profile.realisations(device, weight.op, weight.type, weight.ne, weight.n_used)
     if len(names) < 2:
-        return Choice(weight, "", {})
+        return WeightRealisation(weight, "", {})
 
     def seconds(name: str, n_tokens: int) -> float:
         key = (device, weight.op, weight.type, weight.ne, n_tokens, weight.n_used)
@@ -84,7 +84,7 @@ def choose(
 
     total = {name: sum(times * seconds(name, n) for n, times in tiers) for name in names}
     fastest = min(names, key=total.__getitem__)
-    return Choice(weight, fastest if total[fastest] < (1 - NOISE) * total[usual] else usual, total)
+    return WeightRealisation(weight, fastest if total[fastest] < (1 - NOISE) * total[usual] else usual, total)
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def realise(
     repack: bool = True,
     crossovers: Mapping[str, Crossover] = MappingProxyType({}),
 ) -> Realisations:
-    """Choices for all targets of a model.
+    """The realisations of all targets of a model.
 
     decode, prefill: (tokens, how often) of a request. accelerators: beside the host. repack=False: all plain, so that a
     matrix gives the same bits on every CPU device. crossovers: by type, as in `choose`.

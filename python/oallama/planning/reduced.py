@@ -13,11 +13,11 @@ from typing import Literal
 
 import numpy as np
 
-from .stage import Mask, Placement, StageGraph
+from .stage import Homes, Mask, StageGraph
 
 
 @dataclass(frozen=True)
-class Link:
+class ReducedEdge:
     """Data that crosses when target `i` and its neighbour are on different sides.
 
     The neighbour is target `j`, or an anchor where `j` is None. `direction` is known for anchors only: with target `i`
@@ -32,8 +32,8 @@ class Link:
     is_logits: bool = False
 
 
-def reduced_links(graph: StageGraph, placement: Placement) -> list[Link]:
-    """All links between targets and to anchors; `placement` gives what does not move (layers, small weights).
+def reduced_edges(graph: StageGraph, homes: Homes) -> list[ReducedEdge]:
+    """All edges between targets and to anchors; `homes` gives what does not move (layers, small weights).
 
     A contracted path carries the smaller of its first and last tensor: the scheduler cuts at either end. Three targets
     that read one norm count three transfers although one copy serves them: OATO's T' is per operator, and predictions
@@ -42,14 +42,14 @@ def reduced_links(graph: StageGraph, placement: Placement) -> list[Link]:
     tokens = graph.tokens(1)
     on_host, on_device = (
         graph.assign(
-            replace(placement, targets=np.full_like(placement.targets, side), upload=np.zeros_like(placement.upload)),
+            replace(homes, targets=np.full_like(homes.targets, side), upload=np.zeros_like(homes.upload)),
             tokens,
         )
         for side in (0, 1)
     )
     fixed = (on_host == on_device) & (graph.target < 0)
     nbytes = graph.bytes_out(1)
-    links: list[Link] = []
+    edges: list[ReducedEdge] = []
     for op in graph.operators:
         if not op.is_target:
             continue
@@ -58,19 +58,19 @@ def reduced_links(graph: StageGraph, placement: Placement) -> list[Link]:
             carried = float(min(nbytes[end], nbytes[near]))
             if graph.target[end] < 0:
                 side = bool(on_host[end])
-                links.append(Link(i, None, side, "d2h" if side else "h2d", carried))
+                edges.append(ReducedEdge(i, None, side, "d2h" if side else "h2d", carried))
             elif graph.target[end] != i:
-                links.append(Link(i, int(graph.target[end]), False, None, carried))
+                edges.append(ReducedEdge(i, int(graph.target[end]), False, None, carried))
         # Several consumers on one side share one copy of the result.
         copies: dict[bool, float] = {}
         for end, near in _neighbours(graph, op.index, False, fixed):
             if graph.target[end] < 0:  # edges between targets were found from their consumer
                 side = bool(on_host[end])
                 copies[side] = max(copies.get(side, 0.0), float(min(nbytes[op.index], nbytes[near])))
-        links += [Link(i, None, side, "h2d" if side else "d2h", carried) for side, carried in copies.items()]
+        edges += [ReducedEdge(i, None, side, "h2d" if side else "d2h", carried) for side, carried in copies.items()]
         if not op.consumers:
-            links.append(Link(i, None, False, "d2h", float(nbytes[op.index]), is_logits=True))
-    return links
+            edges.append(ReducedEdge(i, None, False, "d2h", float(nbytes[op.index]), is_logits=True))
+    return edges
 
 
 def _neighbours(graph: StageGraph, start: int, upwards: bool, fixed: Mask) -> Iterator[tuple[int, int]]:

@@ -17,7 +17,7 @@ from ..data.tuning import Crossover
 from ..data.workload import Workload
 from ..errors import OallamaError
 from .cost import CostModel
-from .drafts import Drafts, Measured, MemoryDryRun
+from .plan_builder import DryRunPlan, MemoryDryRun, PlanBuilder
 from .realisation import Realisations, realise
 from .stage import Mask
 from .stock import StockFlags
@@ -68,8 +68,8 @@ class Space:
     fraction: float | None = None
     gap: float = 1e-3
     time_limit_s: float = 2.0
-    _drafts: dict[tuple[ContextSettings, bool], Drafts] = field(default_factory=dict)
-    _whole: dict[tuple[ContextSettings, int, bool, bytes], Measured] = field(default_factory=dict)
+    _builders: dict[tuple[ContextSettings, bool], PlanBuilder] = field(default_factory=dict)
+    _whole: dict[tuple[ContextSettings, int, bool, bytes], DryRunPlan] = field(default_factory=dict)
 
     @property
     def graph(self) -> OperatorGraph:
@@ -105,17 +105,17 @@ class Space:
         known = {entry.device for entry in self.profile.attention if entry.flash == (flash != "off")}
         return known >= {"CPU", *self.accelerators}
 
-    def drafts(self, context: ContextSettings, host_only: bool = False) -> Drafts:
-        """Drafts in one context; host_only: for plans that do not know the accelerators."""
+    def builder(self, context: ContextSettings, host_only: bool = False) -> PlanBuilder:
+        """PlanBuilder in one context; host_only: for plans that do not know the accelerators."""
         key = (context, host_only)
-        if key not in self._drafts:
+        if key not in self._builders:
             names = () if host_only else self.accelerators
             graph = self._graph_of(context, names)
             costs = CostModel(
                 graph, self.profile, names, context, realisations=self.workload_realisations(graph, context)
             )
-            self._drafts[key] = Drafts(costs, self.memory, self.budgets, self.workload, self.offline_arenas)
-        return self._drafts[key]
+            self._builders[key] = PlanBuilder(costs, self.memory, self.budgets, self.workload, self.offline_arenas)
+        return self._builders[key]
 
     def _graph_of(self, context: ContextSettings, names: Sequence[str]) -> OperatorGraph:
         """llama.cpp's "auto" takes the unfused form where a device has no fused one."""
@@ -142,29 +142,29 @@ class Space:
             crossovers=self.crossovers,
         )
 
-    def whole(self, drafts: Drafts, device: int, moved: Mask, streams: bool = False) -> Measured:
+    def whole(self, builder: PlanBuilder, device: int, moved: Mask, streams: bool = False) -> DryRunPlan:
         """Everything on one accelerator, dry-run once; weights that may be moved there need room for those in flight.
 
         moved: targets that are uploaded, or streamed, when they live on the host.
         """
-        key = (drafts.costs.context, device, streams, moved.tobytes())
+        key = (builder.costs.context, device, streams, moved.tobytes())
         if key not in self._whole:
-            placement = drafts.uniform(device, upload=moved & (not streams))
+            homes = builder.uniform(device, upload=moved & (not streams))
             if moved.any():
                 # Weights in flight take room only when some weights are on the host: the largest ones are.
                 n = STREAM_SLOTS if streams else 1
-                largest = np.argsort(-np.where(moved, drafts.costs.nbytes, 0), kind="stable")[: min(n, moved.sum())]
-                home = placement.targets.copy()
+                largest = np.argsort(-np.where(moved, builder.costs.nbytes, 0), kind="stable")[: min(n, moved.sum())]
+                home = homes.targets.copy()
                 home[largest] = 0
                 stream = np.where(moved & (home == 0), 1, 0).astype(np.intp) if streams else None
-                placement = replace(placement, targets=home, stream=stream)
-            self._whole[key] = drafts.measure(drafts.by_placement(placement))
+                homes = replace(homes, targets=home, stream=stream)
+            self._whole[key] = builder.dry_run(builder.by_homes(homes))
         return self._whole[key]
 
 
-def too_small(drafts: Drafts, smallest: Measured) -> BudgetTooSmall:
+def too_small(builder: PlanBuilder, smallest: DryRunPlan) -> BudgetTooSmall:
     return BudgetTooSmall(
-        f"the budget {drafts.describe_budget()} is too small for the KV cache, compute buffers and "
-        f"norms: the minimum is {drafts.describe_need(smallest)}; raise the budget, lower n_ctx or n_ubatch, "
+        f"the budget {builder.describe_budget()} is too small for the KV cache, compute buffers and "
+        f"norms: the minimum is {builder.describe_need(smallest)}; raise the budget, lower n_ctx or n_ubatch, "
         "or quantise the KV cache"
     )

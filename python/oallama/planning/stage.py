@@ -1,4 +1,4 @@
-"""One tier of the operator graph as arrays, and where its operators run under a placement.
+"""One tier of the operator graph as arrays, and where its operators run, given the homes of weights.
 
 llama.cpp's scheduler decides where operators without a weight run; `StageGraph.assign` follows its rules
 (ggml_backend_sched_split_graph, passes 1 and 2), so transfers are counted where they really happen. Device ids: 0 is
@@ -32,7 +32,7 @@ Ints = NDArray[np.intp]
 
 
 @dataclass(frozen=True)
-class Placement:
+class Homes:
     """Homes as device ids, in the order of `CostModel.targets`, `CostModel.small` and the layers (output layer last).
 
     `upload` and `small_upload` mark host weights that may be uploaded for large batches. stream: per target, tokens
@@ -105,7 +105,7 @@ class StageGraph:
         rows = np.where(self.output_rows, 1.0, n_tokens / self.tier)
         return self.nbytes * rows
 
-    def pins(self, placement: Placement, tokens: Ints, uploader: int) -> Ids:
+    def pins(self, homes: Homes, tokens: Ints, uploader: int) -> Ids:
         """Device ids of pinned operators, 0 elsewhere. `uploader` is the device that takes uploads (0: there is none).
 
         A weight pulls its operator to its home or, if it may be uploaded and the batch is large, to the uploader, or
@@ -114,22 +114,22 @@ class StageGraph:
         pins = np.zeros(len(self.operators), dtype=np.int8)
         large = (tokens >= OFFLOAD_MIN_TOKENS) & (uploader > 0)
         at = self.small >= 0
-        uploaded = placement.small_upload[self.small[at]] & (large & ~self.gets_rows)[at]
-        pins[at] = np.where(uploaded, uploader, placement.small[self.small[at]])
+        uploaded = homes.small_upload[self.small[at]] & (large & ~self.gets_rows)[at]
+        pins[at] = np.where(uploaded, uploader, homes.small[self.small[at]])
         at = self.target >= 0
-        uploaded = placement.upload[self.target[at]] & large[at] & (placement.targets[self.target[at]] == 0)
-        there = placement.streamed(self.target[at], tokens[at])
-        there |= placement.divided(self.target[at], tokens[at], uploader)
-        pins[at] = np.where(uploaded, uploader, np.where(there, STREAMER, placement.targets[self.target[at]]))
+        uploaded = homes.upload[self.target[at]] & large[at] & (homes.targets[self.target[at]] == 0)
+        there = homes.streamed(self.target[at], tokens[at])
+        there |= homes.divided(self.target[at], tokens[at], uploader)
+        pins[at] = np.where(uploaded, uploader, np.where(there, STREAMER, homes.targets[self.target[at]]))
         at = self.cache_layer >= 0
-        home = placement.layers[self.cache_layer[at]]
-        moved = (home == 0) & self.reads_cache[at] & placement.stream_caches
+        home = homes.layers[self.cache_layer[at]]
+        moved = (home == 0) & self.reads_cache[at] & homes.stream_caches
         pins[at] = np.where(moved, STREAMER, home)
         return pins
 
-    def assign(self, placement: Placement, tokens: Ints, uploader: int = 1) -> Ids:
+    def assign(self, homes: Homes, tokens: Ints, uploader: int = 1) -> Ids:
         """Device id of every operator, by the scheduler's rules."""
-        return spread(self.pins(placement, tokens, uploader), self.before, self.after)
+        return spread(self.pins(homes, tokens, uploader), self.before, self.after)
 
 
 def spread(pins: Ids, before: Ints, after: Ints) -> Ids:

@@ -47,7 +47,9 @@ def cpu_ffn(n: int) -> Overrides:
     return _first_layers(n, _DENSE)
 
 
-def homes(graph: OperatorGraph, flags: StockFlags, devices: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
+def stock_homes(
+    graph: OperatorGraph, flags: StockFlags, devices: Sequence[str]
+) -> tuple[dict[str, str], tuple[str, ...]]:
     """Where llama.cpp's loader puts every tensor and every layer under these flags.
 
     A tensor a device cannot compute with (llama.cpp then takes the CPU) is not known here: the dry run tells. Layers

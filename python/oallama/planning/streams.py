@@ -13,7 +13,7 @@ import numpy as np
 from ..data.workload import Workload
 from .cost import CostModel, Floats
 from .predict import Predictor
-from .stage import Ints, Mask, Placement
+from .stage import Homes, Ints, Mask
 
 # Shares of the weights worth streaming that are tried: where the link is the bottleneck the host computes the others.
 SHARES = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125)
@@ -64,28 +64,28 @@ def _refined(costs: CostModel, coarse: Ints, sizes: list[int]) -> Ints:
     return high
 
 
-def with_streams(predictor: Predictor, placement: Placement, mask: Mask, workload: Workload) -> Placement:
-    """The placement with those of `mask` that live on the host streamed, as many of them as the prediction likes best.
+def with_streams(predictor: Predictor, homes: Homes, mask: Mask, workload: Workload) -> Homes:
+    """The homes with those of `mask` that live on the host streamed, as many of them as the prediction likes best.
 
     Each from its own break-even; `not_too_early` looks at the whole pass.
     """
     costs = predictor.costs
-    candidates = np.flatnonzero(mask & (placement.targets == 0))
+    candidates = np.flatnonzero(mask & (homes.targets == 0))
     if not len(candidates):
-        return placement
+        return homes
     order = candidates[np.lexsort((_spread(len(candidates)), -_gain_per_copy(costs, workload)[candidates].round(3)))]
     own = break_even(costs)
     chunks = workload.chunks(costs.context.n_ubatch)
     # What pays for the workload is streamed in its micro-batches, whatever rounding made of its break-even.
     smallest = min([n for n, _ in chunks] or [costs.context.n_ubatch])
-    found = [placement]
+    found = [homes]
     for share in SHARES:
         chosen = order[: max(1, round(share * len(order)))]
         stream = np.zeros(len(costs.targets), dtype=np.intp)
         stream[chosen] = np.minimum(own[chosen], smallest)
-        found.append(replace(placement, stream=stream))
+        found.append(replace(homes, stream=stream))
 
-    def prefill_s(candidate: Placement) -> float:
+    def prefill_s(candidate: Homes) -> float:
         last = len(chunks) - 1
         return sum(_pass(predictor, candidate, n, d, i == last) for i, (n, d) in enumerate(chunks))
 
@@ -105,25 +105,25 @@ def _spread(n: int) -> Ints:
     return np.array([int(f"{i:0{bits}b}"[::-1], 2) for i in range(n)], dtype=np.intp)
 
 
-def not_too_early(predictor: Predictor, placement: Placement, workload: Workload) -> Placement:
+def not_too_early(predictor: Predictor, homes: Homes, workload: Workload) -> Homes:
     """No weight is streamed below the size from which the whole pass gains; at the workload's it is known to."""
-    if placement.stream is None:
-        return placement
+    if homes.stream is None:
+        return homes
     n_ubatch = predictor.costs.context.n_ubatch
     known = min([n for n, _ in workload.chunks(n_ubatch)] or [n_ubatch])
-    without = replace(placement, stream=None)
+    without = replace(homes, stream=None)
     # What is saved grows with the tokens: bisect over powers of two.
     sizes = [*(2**i for i in range(known.bit_length()) if 2**i < known), known]
     low, high = -1, len(sizes) - 1
     while high - low > 1:
         middle = (low + high) // 2
         n = sizes[middle]
-        gains = _pass(predictor, placement, n, n) <= _pass(predictor, without, n, n)
+        gains = _pass(predictor, homes, n, n) <= _pass(predictor, without, n, n)
         low, high = (low, middle) if gains else (middle, high)
     earliest = sizes[high]
-    stream = np.where(placement.stream > 0, np.maximum(placement.stream, earliest), 0)
-    return replace(placement, stream=stream)
+    stream = np.where(homes.stream > 0, np.maximum(homes.stream, earliest), 0)
+    return replace(homes, stream=stream)
 
 
-def _pass(predictor: Predictor, placement: Placement, n_tokens: int, depth: int, logits: bool = True) -> float:
-    return float(predictor.stage(placement, n_tokens, depth, logits).total[0])
+def _pass(predictor: Predictor, homes: Homes, n_tokens: int, depth: int, logits: bool = True) -> float:
+    return float(predictor.stage(homes, n_tokens, depth, logits).total[0])

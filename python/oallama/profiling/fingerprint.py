@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from oallama.base.environment import QUICK_PROFILE
-from oallama.engine import engine, runtime
+from oallama.engine import device_list, native, runtime
+from oallama.engine.device_list import Device
 
 _LOOPBACK = re.compile(r"(127\.0\.0\.1|localhost|\[::1\]):\d+")
 
@@ -26,7 +27,7 @@ def fingerprint(devices: Sequence[str], n_threads: int) -> dict[str, Any]:
         "cpu": cpu_model(),
         "machine": platform.machine(),
         "n_threads": n_threads,
-        "devices": {name: device_identity(engine.device(name)) for name in devices},
+        "devices": {name: device_identity(device_list.device(name)) for name in devices},
         "driver": nvidia_driver(),
         "engine": engine_version(),
     }
@@ -42,7 +43,7 @@ def computes_on_host(description: str) -> bool:
     return bool(_LOOPBACK.search(description)) or "llvmpipe" in description.lower()
 
 
-def device_identity(device: engine.Device) -> str:
+def device_identity(device: Device) -> str:
     """A device without what changes from run to run: the port of a loopback RPC server, free memory."""
     return f"{device.backend.partition('[')[0]}: {_LOOPBACK.sub('loopback', device.description)}"
 
@@ -79,7 +80,7 @@ def nvidia_driver() -> str:
 def engine_version() -> str:
     """Hash over the libraries that compute and the module that measures: another build may say something else."""
     digest = hashlib.sha256()
-    for path in (*sorted(runtime.lib_dir().glob("libggml*.so")), Path(engine.core().__file__ or "")):
+    for path in (*sorted(runtime.lib_dir().glob("libggml*.so")), Path(native.core().__file__ or "")):
         digest.update(path.name.encode())
         with path.open("rb") as file:
             while chunk := file.read(1 << 20):

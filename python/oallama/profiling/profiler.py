@@ -33,7 +33,8 @@ from oallama.data.entries import (
 )
 from oallama.data.operators import OperatorGraph
 from oallama.data.profile import Profile
-from oallama.engine import engine
+from oallama.engine import device_list, native
+from oallama.engine.device_list import ACCELERATOR_TYPES, Device
 from oallama.errors import OallamaError
 from oallama.profiling.fingerprint import cpu_set, fingerprint, is_quick
 from oallama.profiling.workload import DEPTHS, LINK_SIZES, UNFUSED_V_TYPES, Task, tasks_for
@@ -153,12 +154,12 @@ def forget(devices: Sequence[str], n_threads: int = 0, cache: Path | None = None
 
 
 def _repacks(device: str, weight: Mapping[str, Any]) -> bool:
-    return bool(engine.core().repacks(device, **weight))
+    return bool(native.core().repacks(device, **weight))
 
 
 def _attends(device: str, attention: Mapping[str, Any]) -> bool:
     """Raises OallamaError where the cache is of a type that only fused attention reads, and the device has none."""
-    there = bool(engine.core().attends(device, n_tokens=1, depth=KV_ROWS, **attention))
+    there = bool(native.core().attends(device, n_tokens=1, depth=KV_ROWS, **attention))
     if not there and attention["flash"] and attention["type_v"] not in UNFUSED_V_TYPES:
         raise OallamaError(
             f"{device} has no fused attention for heads with K {attention['head_dim_k']} and V "
@@ -187,7 +188,7 @@ def _cached(path: Path, mark: dict[str, Any], names: Sequence[str]) -> Profile:
         return there
     infos = tuple(
         DeviceInfo(d.name, d.description, d.type, d.memory_total, d.backend, d.op_offload)
-        for d in map(engine.device, names)
+        for d in map(device_list.device, names)
     )
     return Profile(created=datetime.now(timezone.utc).isoformat(timespec="seconds"), fingerprint=mark, devices=infos)
 
@@ -303,7 +304,7 @@ class Probe:
         self._n_threads = n_threads
         self.notes: tuple[Note, ...] = ()
         try:
-            self._bench = engine.core().OpBench(device, n_threads, True, cold_bytes(engine.device(device)))
+            self._bench = native.core().OpBench(device, n_threads, True, cold_bytes(device_list.device(device)))
         except (RuntimeError, ValueError) as err:
             raise OallamaError(f"profiling {device}: {err}") from err
 
@@ -336,17 +337,17 @@ class Probe:
             t = self._bench.chain(max_s=self._max_s, **a)
             return [ChainTime(device, a["chain"], a["type"], (a["ne0"], a["ne1"]), a["n_tokens"], **t)]
         if task.kind == "links":
-            rows = engine.core().link_bench(device, list(LINK_SIZES))
+            rows = native.core().link_bench(device, list(LINK_SIZES))
             return [LinkTime(device, r["direction"], r["memory"], r["bytes"], r["median_s"]) for r in rows]
         if task.kind == "overlap":
-            return [Overlap(device, engine.core().overlap_bench(device, self._n_threads))]
+            return [Overlap(device, native.core().overlap_bench(device, self._n_threads))]
         if task.kind == "concurrency":
-            return [Concurrency(device, engine.core().concurrency_bench(device, self._n_threads))]
+            return [Concurrency(device, native.core().concurrency_bench(device, self._n_threads))]
         return [SwitchTime(device, self._switch_seconds())]
 
     def _switch_seconds(self) -> float:
         """What a device change costs beyond the copy itself, which predictions add by its own size."""
-        core = engine.core()
+        core = native.core()
         whole = core.switch_bench(self._device, self._n_threads)
         rows = core.link_bench(self._device, [core.SWITCH_BYTES])
         kinds = {row["memory"] for row in rows}
@@ -355,7 +356,7 @@ class Probe:
         return max(0.0, float(whole) - sum(copies) / len(copies))
 
 
-def cold_bytes(device: engine.Device) -> int:
+def cold_bytes(device: Device) -> int:
     """Bytes the rotating copies of a weight must exceed so that decode's cold reads are what is timed.
 
     Four times the largest cache of a GPU. Twice the last-level cache of the host for the CPU and for devices that
@@ -364,7 +365,7 @@ def cold_bytes(device: engine.Device) -> int:
     if is_quick():
         return _QUICK_COLD_BYTES
     hosted = device.backend.startswith("RPC") or "llvmpipe" in device.description
-    if device.type in engine.ACCELERATOR_TYPES and not hosted:
+    if device.type in ACCELERATOR_TYPES and not hosted:
         return _GPU_COLD_BYTES
     largest = 0
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):

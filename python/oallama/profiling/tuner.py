@@ -10,7 +10,7 @@ from typing import Any
 
 from oallama.base.environment import MMVQ_LIMITS
 from oallama.data.tuning import KINDS, Crossover, Point, Tuning, find_tuning, mmvq_limits
-from oallama.engine import engine
+from oallama.engine import device_list, native
 from oallama.errors import OallamaError
 from oallama.profiling.fingerprint import cpu_set, fingerprint
 from oallama.profiling.profiler import cache_dir, cold_bytes
@@ -48,11 +48,11 @@ def tune(
         OallamaError: for an unknown device, one without anything to tune, or a type that cannot be measured.
     """
     n_threads = n_threads or len(cpu_set())
-    found = engine.device(device)
+    found = device_list.device(device)
     kind = "repack" if found.type == "cpu" else "mmvq" if found.backend.startswith("CUDA") else None
     if kind is None:
         raise OallamaError(f"{device} ({found.backend}) has no thresholds to tune; expected a CPU or a CUDA device")
-    core = engine.core()
+    core = native.core()
     sizes = TOKENS if kind == "repack" else tuple(range(1, core.MOST_MMVQ_COLUMNS + 1))
     crossovers = []
     try:
@@ -81,7 +81,7 @@ def tuned(device: str, n_threads: int = 0, cache: Path | None = None) -> Tuning 
 def apply_tuned(devices: Sequence[str], cache: Path | None = None) -> None:
     """Let these devices of this process obey their tables, where there are any."""
     if limits := mmvq_limits(_tables(devices, cache)):
-        engine.core().set_mmvq_limits(limits)
+        native.core().set_mmvq_limits(limits)
 
 
 def tuned_variable(devices: Sequence[str], cache: Path | None = None) -> dict[str, str]:
@@ -96,12 +96,12 @@ def _tables(devices: Sequence[str], cache: Path | None) -> list[Tuning]:
 
 def _mark(device: str, n_threads: int) -> dict[str, Any]:
     """What a table holds for; the host's threads do not change an accelerator's thresholds."""
-    return fingerprint([device], n_threads if engine.device(device).type == "cpu" else 0)
+    return fingerprint([device], n_threads if device_list.device(device).type == "cpu" else 0)
 
 
 def _point(bench: Any, kind: str, device: str, type: str, shape: tuple[int, int], n_tokens: int) -> Point:
     seconds: dict[str, list[float]] = {way: [] for way in KINDS[kind]}
-    core = engine.core()
+    core = native.core()
     weight = {"type": type, "k": shape[0], "m": shape[1], "n_tokens": n_tokens, "n_expert": 0, "n_used": 0}
     try:
         for _ in range(ROUNDS):

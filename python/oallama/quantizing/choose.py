@@ -63,7 +63,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Choice:
+class TypeAssignment:
     """types: index by group. home: by part, whether on the accelerator. Sums as the problem has them."""
 
     types: NDArray[np.intp]
@@ -76,12 +76,12 @@ class Choice:
 
 def choose(
     problem: Problem, limits: Limits = Limits(), *, fastest: bool = False, time_limit_s: float = 20.0
-) -> Choice | None:
+) -> TypeAssignment | None:
     """The choice of least divergence within the limits (fastest: of fewest seconds); None when there is none."""
     return _Model(problem, limits, fastest).solve(time_limit_s)
 
 
-def evaluate(problem: Problem, types: NDArray[np.intp], home: NDArray[np.bool_]) -> Choice:
+def evaluate(problem: Problem, types: NDArray[np.intp], home: NDArray[np.bool_]) -> TypeAssignment:
     """The sums of a choice."""
     groups = np.arange(len(types))
     kld, nbytes = float(problem.kld[groups, types].sum()), int(problem.nbytes[groups, types].sum())
@@ -95,7 +95,7 @@ def evaluate(problem: Problem, types: NDArray[np.intp], home: NDArray[np.bool_])
         changes = np.abs(np.diff(np.r_[0, home.astype(int), 0])).sum()
         seconds = float(each.sum() + times.cut * changes)
         device_bytes = int(times.nbytes[tensors, its_type][there].sum())
-    return Choice(types, home, kld, nbytes, seconds, device_bytes)
+    return TypeAssignment(types, home, kld, nbytes, seconds, device_bytes)
 
 
 @dataclass
@@ -176,7 +176,7 @@ class _Model:
             unit = max(abs(limit), 1e-300) / _UNITS
         self.program.row(columns, values / unit, -np.inf, limit / unit)
 
-    def solve(self, time_limit_s: float) -> Choice | None:
+    def solve(self, time_limit_s: float) -> TypeAssignment | None:
         values = self.program.solve(time.monotonic() + time_limit_s).values
         if values is None:
             return None

@@ -15,9 +15,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ..engine import engine, runtime
+from ..engine import model_file, native, runtime
 from ..errors import OallamaError
-from ..llama import Llama
 from ..planning import format_bytes
 from ..profiling.fingerprint import cpu_set
 
@@ -75,7 +74,7 @@ class Reference:
             self.chunks = _chunks(model, self.text, self.n_ctx, self.n_chunks)
             self._vocabulary = model.vocabulary
             needed = sum(len(c) - 1 - self.n_ctx // 2 for c in self.chunks) * len(self._vocabulary) * 4
-            if needed > (free := engine.core().host_memory()):
+            if needed > (free := native.core().host_memory()):
                 raise OallamaError(
                     f"the reference's logits need {format_bytes(needed)} and {format_bytes(free)} are free: "
                     "use fewer chunks"
@@ -125,7 +124,9 @@ class _Scorer:
     """A loaded model that gives the logits of the second half of a chunk."""
 
     def __init__(self, path: str | os.PathLike[str], n_ctx: int, n_gpu_layers: int, n_threads: int) -> None:
-        engine.check_gguf(Path(path))
+        from ..llama import Llama  # loads the engine
+
+        model_file.check_gguf(Path(path))
         try:
             self.llm = Llama(
                 os.fspath(path),

@@ -30,7 +30,7 @@ Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
-class Group:
+class TensorGroup:
     """Tensors that get one type together."""
 
     name: str
@@ -48,7 +48,7 @@ class Group:
 class Importance:
     """kld, nbytes: [groups, types]; kld is infinite where the group's rows are no whole blocks of the type."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[TensorGroup, ...]
     types: tuple[str, ...]
     kld: NDArray[np.float64]
     nbytes: NDArray[np.int64]
@@ -129,7 +129,7 @@ class Laboratory:
         return self._measured[key]
 
 
-def make_groups(tensors: Sequence[Tensor], grouping: str = "third") -> tuple[Group, ...]:
+def make_groups(tensors: Sequence[Tensor], grouping: str = "third") -> tuple[TensorGroup, ...]:
     """Groups of tensors: "tensor", each alone; "third", of one kind in a third of the layers; "kind", in all layers.
 
     Raises OallamaError for another grouping.
@@ -145,7 +145,7 @@ def make_groups(tensors: Sequence[Tensor], grouping: str = "third") -> tuple[Gro
         else:
             name = kind if grouping == "kind" else f"{kind} {3 * il // n_layer + 1}/3"
         found.setdefault(name, []).append(tensor)
-    return tuple(Group(name, tuple(group)) for name, group in found.items())
+    return tuple(TensorGroup(name, tuple(group)) for name, group in found.items())
 
 
 def measure_importance(

@@ -12,7 +12,7 @@ import numpy as np
 from ..data.operators import OUTPUT, TOKEN_EMBEDDING, Operator, OperatorGraph, kind_of
 from ..data.plan import HOST, PlacementPlan
 from ..data.profile import Profile
-from ..engine.engine import Settings
+from ..engine.load_settings import Settings
 from ..errors import OallamaError
 from ..loading import autoplan
 from ..loading.autoplan import Choices, Progress

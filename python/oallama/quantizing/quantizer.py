@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..engine import engine
+from ..engine import model_file
 from ..errors import OallamaError
 from ..modelmaker.gguf_header import padded
 from ..modelmaker.partial_file import complete_or_absent
@@ -120,7 +120,7 @@ def resolve(
         OallamaError: for a file that is no model, a rule that fits no tensor which can be quantised, tensors that are
             quantised already, and a type that needs an importance matrix.
     """
-    source, weights = engine.check_gguf(Path(source)), _existing(imatrix)
+    source, weights = model_file.check_gguf(Path(source)), _existing(imatrix)
     mix = recipe.base in MIXES
     can = {row.name for row in program.dry_run(source, _PROBE, {}) if row.ruled_out or row.written != row.source}
     asked = program.dry_run(source, recipe.base if mix else _ANY, None, weights if mix else None)

@@ -17,7 +17,7 @@ import numpy as np
 from ..data.plan import PlacementPlan
 from ..errors import OallamaError
 from ..planning import format_bytes
-from .choose import Choice, Limits, Problem, choose
+from .choose import Limits, Problem, TypeAssignment, choose
 from .divergence import Divergence
 from .importance import Importance, Laboratory
 from .machine import Machine
@@ -129,7 +129,7 @@ class Search:
                 front.append(trial)
         return front
 
-    def _proposals(self, problem: Problem, limits: Limits, n_points: int) -> Iterator[Choice]:
+    def _proposals(self, problem: Problem, limits: Limits, n_points: int) -> Iterator[TypeAssignment]:
         best = choose(problem, limits)
         if best is None:
             smallest = np.where(np.isfinite(problem.kld), problem.nbytes, np.inf).min(axis=1).sum()

@@ -11,7 +11,7 @@ from pathlib import Path
 from ..base.environment import BACKEND_MAP
 from ..data.plan import HOST, PlacementPlan
 from ..engine import runtime
-from ..engine.engine import Settings
+from ..engine.load_settings import Settings
 from ..profiling.tuner import tuned_variable
 
 # By llama-server's long names. True stands for a flag without a value.

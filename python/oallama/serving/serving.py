@@ -15,7 +15,7 @@ from oallama.base.environment import (
     WEAVE_FIRST_GUEST,
     WEAVE_RECEIVER,
 )
-from oallama.engine.engine import Settings
+from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
 from oallama.serving.command import model_options, preset_section
 from oallama.serving.serve_limits import Limits

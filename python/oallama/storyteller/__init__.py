@@ -1,7 +1,7 @@
 """The demo model: 2.5M parameters that tell very short stories and answer questions about them.
 
-It was trained by train.py on text that stories.py writes by a grammar, so whatever it says can be checked: grammar.py
-reads a story, keeps its facts and knows the answers. Everything but the training runs without the `train` extra.
+It was trained by scripts/train on text that stories.py writes by a grammar, so whatever it says can be checked:
+grammar.py reads a story, keeps its facts and knows the answers.
 """
 
 from pathlib import Path

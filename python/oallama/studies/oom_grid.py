@@ -33,7 +33,9 @@ from oallama.bench.script import arguments, record
 from oallama.data.operators import OperatorGraph
 from oallama.data.plan import PlacementPlan
 from oallama.data.profile import Profile
-from oallama.engine import engine, runtime
+from oallama.engine import device_list, load_settings, native, runtime, skeleton
+from oallama.engine.backend_map import backend_map
+from oallama.engine.load_settings import Settings
 from oallama.engine.rpc import LocalRpcServer
 from oallama.loading import autoplan
 from oallama.modelmaker import make_model
@@ -64,9 +66,9 @@ class Cell:
     draft: bool = False
 
     @property
-    def settings(self) -> engine.Settings:
+    def settings(self) -> Settings:
         flash = "auto" if self.kv == "f16" else "on"  # a quantised V needs flash attention
-        return engine.Settings(
+        return Settings(
             n_ctx=self.n_ctx, n_batch=self.n_ubatch, n_ubatch=self.n_ubatch, n_seq_max=self.n_seq_max,
             type_k=self.kv, type_v=self.kv, flash_attn=flash, n_threads=2,
         )  # fmt: skip
@@ -99,7 +101,7 @@ class Grid:
     def run(self, cell: Cell) -> dict[str, Any]:
         """The cell with budget, predicted and measured bytes, and "outcome": "ok", "over budget" or the error."""
         facts: dict[str, Any] = {"cell": str(cell), **asdict(cell)}
-        core = engine.core()
+        core = native.core()
         before = self._allocated("current")
         core.ledger_reset_peak()
         try:
@@ -127,7 +129,7 @@ class Grid:
         reserve: Mapping[str, int] = {}
         whole = 0
         for name, path in self._models(cell).items():
-            vram = _budget(cell.budget, engine.dry_run(path, settings)[self._device])
+            vram = _budget(cell.budget, skeleton.dry_run(path, settings)[self._device])
             if isinstance(vram, int):  # one budget for both; a share of the weights is of each model's own
                 whole += vram
                 vram = whole
@@ -156,7 +158,7 @@ class Grid:
         device = datasheet.Accelerator(self._device, "a fast device", 0, 400, 20, link, backend="RPC")
         host = datasheet.Cpu("a slow host", cores=2, dram_gb_s=20, ghz=2)
         made = datasheet.make_profile(graph, datasheet.Datasheet("oom grid", host, (device,)), cell.kv, cell.kv)
-        offload = {d.name: d.op_offload for d in engine.devices()}
+        offload = {d.name: d.op_offload for d in device_list.devices()}
         return replace(made, devices=tuple(replace(d, op_offload=offload[d.name]) for d in made.devices))
 
     def _decode(self, cell: Cell, plan: PlacementPlan) -> dict[str, Any]:
@@ -207,7 +209,7 @@ class Grid:
         return path
 
     def _allocated(self, when: str) -> int:
-        ledger = engine.core().ledger()
+        ledger = native.core().ledger()
         return sum(entry[when] for name, entry in ledger.items() if name.split("[")[0] == self._device)
 
 
@@ -224,10 +226,10 @@ class Draft:
 
 
 @contextmanager
-def _loaded(path: Path, settings: engine.Settings, table: str) -> Iterator[Any]:
+def _loaded(path: Path, settings: Settings, table: str) -> Iterator[Any]:
     """A live llama_context under a backend map."""
-    llama_cpp, params = runtime.llama_cpp(), engine.make_params(settings)
-    with engine.backend_map(table):
+    llama_cpp, params = runtime.llama_cpp(), load_settings.make_params(settings)
+    with backend_map(table):
         model = llama_cpp.llama_model_load_from_file(str(path).encode(), params.model)
         if not model:
             raise RuntimeError("the model does not load")
@@ -251,7 +253,7 @@ def _budget(kind: str, everything: Mapping[str, int]) -> str | int:
 
 def _live(context: Any) -> dict[str, dict[str, int]]:
     """Bytes by device and kind of a live context."""
-    return engine.by_device(engine.core().memory_of(ctypes.cast(context, ctypes.c_void_p).value))
+    return skeleton.by_device(native.core().memory_of(ctypes.cast(context, ctypes.c_void_p).value))
 
 
 def _both(plan: PlacementPlan, live: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from oallama.engine import engine
+from oallama.engine import native
 from oallama.errors import OallamaError
 
 from .timeline import Span, Stage, Timeline
@@ -51,7 +51,7 @@ def _eval(llm: Any, prompt: list[int], rest: list[int]) -> list[Stage]:
 
 @contextmanager
 def _tracing() -> Iterator[Any]:
-    core = engine.core()
+    core = native.core()
     core.trace_take()
     core.trace_enable(True)
     try:

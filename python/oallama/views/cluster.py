@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..cluster.allocation.allocation import Allocation
     from ..cluster.allocation.explain import Explanation
     from ..cluster.allocation.network import Network
-    from ..cluster.allocation.predict import LatencyPrediction
+    from ..cluster.allocation.predict import ExpectedLatency
 
 _TERMS = (
     ("compute_s", "compute"),
@@ -39,11 +39,11 @@ def render_explanation(found: Explanation) -> RenderableType:
 def render_stages(allocation: Allocation) -> Table:
     """One row per stage of the pipeline, in order: layers, bytes held of the device's memory, seconds per token."""
     problem = allocation.problem
-    shown = table(f"{len(allocation.layers)} layers on {len(allocation.segments)} devices, links {problem.links}")
+    shown = table(f"{len(allocation.layers)} layers on {len(allocation.ranges)} devices, links {problem.links}")
     shown.add_column("device", overflow="fold")
     for column in ("layers", "count", "memory", "of", "compute"):
         shown.add_column(column, justify="right", no_wrap=True)
-    for device, first, end in allocation.segments:
+    for device, first, end in allocation.ranges:
         on = problem.device(device)
         seconds = sum(layer.seconds_on(on, problem.n_tokens) for layer in problem.layers[first:end])
         held = sum(layer.memory_bytes for layer in problem.layers[first:end])
@@ -69,7 +69,7 @@ def render_network(network: Network, client: str) -> Table:
     return shown
 
 
-def render_prediction(predicted: Mapping[int, LatencyPrediction]) -> Table:
+def render_prediction(predicted: Mapping[int, ExpectedLatency]) -> Table:
     """TTFT by prompt length, and TPOT."""
     shown = table("predicted")
     shown.add_column("prompt", justify="right")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from oallama.data.budget import format_bytes, parse_margin
 from oallama.data.plan import HOST
-from oallama.engine import engine
+from oallama.engine import device_list
 from oallama.errors import OallamaError
 from oallama.loading.autoplan import default_margin
 
@@ -47,7 +47,7 @@ def parse_places(text: str | None) -> Places:
         parts = {"hot": text.strip(), "cold": text.strip()}
     if set(parts) != {"hot", "cold"}:
         raise OallamaError(f'with --hot, --device is one device or "hot=CUDA0,cold=CUDA1", got {text!r}')
-    hot, cold = (None if parts[who] == HOST else engine.device(parts[who]).name for who in ("hot", "cold"))
+    hot, cold = (None if parts[who] == HOST else device_list.device(parts[who]).name for who in ("hot", "cold"))
     return Places(hot, cold)
 
 
@@ -59,7 +59,7 @@ def check_places(places: Places, n_cold: int, guests: int, environment: Mapping[
     """
     names = [places.hot, *[places.cold] * n_cold]
     for name in sorted({name for name in names if name is not None and names.count(name) > 1}):
-        if engine.device(name).backend == BACKEND and not mps_runs(mps_folder(environment)):
+        if device_list.device(name).backend == BACKEND and not mps_runs(mps_folder(environment)):
             raise OallamaError(
                 f"{names.count(name)} processes on {name} would take turns of milliseconds, since CUDA's MPS does not "
                 f"run here; start it with: {START_MPS}"
@@ -67,7 +67,7 @@ def check_places(places: Places, n_cold: int, guests: int, environment: Mapping[
     if not places.on_gpus or not guests or not n_cold:
         return
     for place in (places.hot, places.cold):
-        if place is None or engine.device(place).backend != BACKEND:
+        if place is None or device_list.device(place).backend != BACKEND:
             raise OallamaError(
                 "guests need both models on CUDA devices, or both on the CPU: here they are on "
                 f"{places.hot or HOST} and {places.cold or HOST}; give other devices, or --guests 0"
@@ -102,7 +102,7 @@ def room_for_guests(name: str, models: Sequence[int], margin: str | None = None)
     Raises:
         OallamaError: the models themselves have no room.
     """
-    device = engine.device(name)
+    device = device_list.device(name)
     keep = default_margin(device) if margin is None else parse_margin(margin)
     left = device.memory_free - keep - sum(models)
     if left < 0:

@@ -43,7 +43,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Measured:
+class ChannelTimes:
     """Seconds through a channel here. guest_s: of all guests' attention, a layer. poll_s: a look for tasks, in vain.
 
     On GPUs neither is measured: guest_s is what the profile says of the cold model's GPU, poll_s an estimate.
@@ -96,7 +96,7 @@ class WeavePlan:
     hot: Mapping[str, Any]
     cold: Mapping[str, Any]
     load: Load
-    measured: Measured
+    measured: ChannelTimes
     n_threads: int
     layers: int
     step_s: float
@@ -168,7 +168,9 @@ def read_looks(path: str | os.PathLike[str], on_gpus: bool) -> Looks:
     return Looks(found["hot"], found["cold"], part, Distance(**distance) if distance else None)
 
 
-def plan(hot: CostModel, cold: CostModel, load: Load, measured: Measured, n_threads: int, n_ubatch: int) -> WeavePlan:
+def plan(
+    hot: CostModel, cold: CostModel, load: Load, measured: ChannelTimes, n_threads: int, n_ubatch: int
+) -> WeavePlan:
     """Split the cold model's operators as far as the hot one's waiting asks for (waiting.split).
 
     Models whose costs have accelerators are on the first of them; there looks are put further apart instead, as far as
@@ -232,11 +234,11 @@ def _device(costs: CostModel) -> int:
     return min(1, len(costs.names) - 1)
 
 
-def estimate(hot: CostModel, load: Load, cold_device: str) -> Measured:
+def estimate(hot: CostModel, load: Load, cold_device: str) -> ChannelTimes:
     """What `measure` measures, for the cold model on a GPU that `hot` has times of."""
     shape, _ = guest_shape(hot)
     each = float(hot.attention_s(shape, 1, load.depth + 1)[hot.ids[cold_device]])
-    return Measured(load.n_guests * each, LOOK_S)
+    return ChannelTimes(load.n_guests * each, LOOK_S)
 
 
 def guest_shape(model: CostModel) -> tuple[AttentionShape, int]:
@@ -251,7 +253,7 @@ def guest_shape(model: CostModel) -> tuple[AttentionShape, int]:
     return max(set(shapes), key=shapes.count), len(shapes)
 
 
-def measure(shape: AttentionShape, load: Load, type_k: str, type_v: str) -> Measured:
+def measure(shape: AttentionShape, load: Load, type_k: str, type_v: str) -> ChannelTimes:
     """A guest's token after `depth` others, all guests in one task as in a step; medians.
 
     Raises:
@@ -279,4 +281,4 @@ def measure(shape: AttentionShape, load: Load, type_k: str, type_v: str) -> Meas
             begin = time.perf_counter()
             sender.attend(0, rows, q, k, v, scale=shape.head_dim_k**-0.5)
             times.append(time.perf_counter() - begin)
-        return Measured(statistics.median(times), receiver.poll_seconds(_POLLS))
+        return ChannelTimes(statistics.median(times), receiver.poll_seconds(_POLLS))

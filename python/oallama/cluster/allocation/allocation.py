@@ -31,7 +31,7 @@ class DoesNotFit(OallamaError):
         self.missing_bytes = missing_bytes
 
 
-class Segment(NamedTuple):
+class LayerRange(NamedTuple):
     """A run of layers on a device: the half-open range [first, end)."""
 
     device: str
@@ -54,12 +54,12 @@ class Allocation:
     solver: str
 
     @property
-    def segments(self) -> tuple[Segment, ...]:
-        """The pipeline's stages in order."""
+    def ranges(self) -> tuple[LayerRange, ...]:
+        """What each device of the pipeline has, in order."""
         found, at = [], 0
         for device, same in groupby(self.layers):
             n = len(list(same))
-            found.append(Segment(device, at, at + n))
+            found.append(LayerRange(device, at, at + n))
             at += n
         return tuple(found)
 
@@ -75,12 +75,12 @@ class Allocation:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: segments with their bytes, the terms in seconds, the bound."""
+        """For JSON: ranges of layers with their bytes, the terms in seconds, the bound."""
         return {
             "links": self.problem.links,
             "segments": [
                 {**s._asdict(), "layers": s.end - s.first, "memory_bytes": self.held_bytes(s.device)}
-                for s in self.segments
+                for s in self.ranges
             ],
             "terms": self.terms.to_dict(),
             "bound_s": self.bound_s,
@@ -107,8 +107,8 @@ def allocate(
         DoesNotFit: when the layers do not fit; the message says by how many bytes.
         OallamaError: when a link is missing, or nothing was found within `time_limit_s`.
 
-    >>> allocate(problem).segments
-    (Segment(device='a', first=0, end=20), Segment(device='b', first=20, end=32))
+    >>> allocate(problem).ranges
+    (LayerRange(device='a', first=0, end=20), LayerRange(device='b', first=20, end=32))
     """
     costs = make_costs(problem)
     check_room(problem, costs)

@@ -13,7 +13,7 @@ from ...data.plan import ContextSettings
 from ...errors import OallamaError
 from .devices import ClientEntry, DeviceEntry
 from .network import Network
-from .predict import LatencyPrediction, predict_latency
+from .predict import ExpectedLatency, predict_latency
 from .problem import Device, Layer, Problem, Settings
 from .terms import price
 
@@ -48,7 +48,7 @@ class ClusterPlan:
         entries = {entry.name: entry for entry in self.devices}
         return tuple(entries[name] for name in dict.fromkeys(self.layers) if name in entries)
 
-    def predict(self, n_prompt: int) -> LatencyPrediction:
+    def predict(self, n_prompt: int) -> ExpectedLatency:
         """TTFT and TPOT of a prompt of so many tokens."""
         context = self.context
         return predict_latency(self.problem, self.layers, n_prompt, n_ubatch=context.n_ubatch, n_ctx=context.n_ctx)

@@ -14,7 +14,7 @@ MASK_BYTES, KV_CELLS = 2, 256
 
 
 @dataclass(frozen=True)
-class LatencyPrediction:
+class ExpectedLatency:
     """ttft_s: of the prompt; tpot_s: of a token after it, both in seconds. The parts add up to them."""
 
     ttft_compute_s: float
@@ -39,7 +39,7 @@ def predict_latency(
     n_ubatch: int = 512,
     payload_share: float = 1.0,
     n_ctx: int = 0,
-) -> LatencyPrediction:
+) -> ExpectedLatency:
     """Predict a pipeline's TTFT for `n_prompt` tokens, and its TPOT.
 
     The prompt goes through in micro-batches of `n_ubatch`, one after another (ggml's RPC devices do not overlap them).
@@ -77,7 +77,7 @@ def predict_latency(
         return seconds
 
     last = len(batches) - 1
-    return LatencyPrediction(
+    return ExpectedLatency(
         ttft_compute_s=sum(map(compute, batches)) + head,
         ttft_links_s=sum(links(n, int(at == last), sum(batches[: at + 1])) for at, n in enumerate(batches)),
         tpot_compute_s=compute(1) + head,

@@ -48,11 +48,11 @@ class Agent:
 
     def hello(self, device: str | None) -> dict[str, Any]:
         """Who this is; device: ggml's name of the device to use, None: the first accelerator, else the CPU."""
-        from oallama.engine import engine
+        from oallama.engine import device_list, native
         from oallama.loading import autoplan
 
-        core = engine.core()
-        chosen = engine.device(device or autoplan.find_accelerator() or "CPU")
+        core = native.core()
+        chosen = device_list.device(device or autoplan.find_accelerator() or "CPU")
         free = core.host_memory() if chosen.name == "CPU" else chosen.memory_free
         machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()  # containers of one machine share it
         return {"machine": machine, "pid": os.getpid(), "engine": core.ENGINE_ID} | {

@@ -14,7 +14,7 @@ import sys
 import time
 from typing import Any
 
-from oallama.cluster.pipeline.stages import Generation, ServerLost, StageJob
+from oallama.cluster.pipeline.client import ClientJob, Generation, ServerLost
 from oallama.engine.rpc import share_processor
 from oallama.engine.runtime import quiet
 from oallama.errors import OallamaError
@@ -29,7 +29,7 @@ def main() -> None:
     def say(**content: Any) -> None:
         events.write(json.dumps(content) + "\n")
 
-    job = StageJob.loads(sys.stdin.readline())
+    job = ClientJob.loads(sys.stdin.readline())
     started = time.perf_counter()
     try:
         generation = Generation(job)

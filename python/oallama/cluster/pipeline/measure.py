@@ -14,8 +14,8 @@ from oallama.data.curves import Points
 from oallama.data.entries import AttentionTime, DeviceInfo, OperatorTime
 from oallama.data.plan import HOST
 from oallama.data.profile import Profile
-from oallama.engine import engine
-from oallama.engine.engine import Settings
+from oallama.engine import skeleton
+from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.loading.autoplan import PathOrText
@@ -55,8 +55,8 @@ def read_model(path: PathOrText, settings: Settings) -> Model:
     """Raises OallamaError when llama.cpp cannot load the file, or it has no layers to deal out."""
     graph = autoplan.read_graph(path, settings)
     settings = autoplan.resolve(settings, graph.n_ctx_train)
-    # As the client's process loads it (stages.py): logits of one row.
-    memory = engine.dry_run(os.fspath(path), replace(settings, devices=(), n_outputs_max=1), None)
+    # As the client's process loads it (client.py): logits of one row.
+    memory = skeleton.dry_run(os.fspath(path), replace(settings, devices=(), n_outputs_max=1), None)
     compute = sum(found["compute"] for found in memory.values())
     cached = sum(shape is not None for shape in graph.attention)
     kv = sum(found["kv"] for found in memory.values())

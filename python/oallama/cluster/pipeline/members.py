@@ -185,9 +185,9 @@ class Member:
             time.sleep(ALIVE_S)
 
     def _check_engine(self) -> None:
-        from oallama.engine import engine
+        from oallama.engine import native
 
-        ours = engine.core().ENGINE_ID
+        ours = native.core().ENGINE_ID
         if self.hello["engine"] != ours:
             raise OallamaError(
                 f"{self._where()} runs engine {self.hello['engine'][:8]}, this host {ours[:8]}; "

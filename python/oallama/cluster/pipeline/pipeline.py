@@ -23,10 +23,10 @@ from ..allocation.cluster_plan import ClusterPlan
 from ..allocation.network import Network
 from ..allocation.problem import Problem
 from ..allocation.terms import price
+from .client import CLIENT, ClientJob
 from .link_probe import QUICK
 from .members import SILENCE_S, Member
 from .replan import Replan, changes, replan
-from .stages import CLIENT, StageJob
 from .watch import Lost, Slower, Watch
 
 PROGRAM = "oallama.cluster.pipeline.client_process"
@@ -46,7 +46,7 @@ class Token:
 
 
 @dataclass(frozen=True)
-class Measured:
+class FreshLinks:
     """The links to a device as they are now."""
 
     problem: Problem
@@ -161,7 +161,7 @@ class Pipeline:
                 if run.done or made >= n_generate:
                     return
 
-    def serve(self, start: Callable[[StageJob], AbstractContextManager[subprocess.Popen[Any]]]) -> int:
+    def serve(self, start: Callable[[ClientJob], AbstractContextManager[subprocess.Popen[Any]]]) -> int:
         """Run a server program, which `start` starts and ends, until it ends; anew when a device fails.
 
         Returns its exit code. SIGINT and SIGTERM are passed on to it.
@@ -201,11 +201,11 @@ class Pipeline:
             raise OallamaError(f"{event.why}, and without it {error}") from None
 
     def measure(self, name: str, events: queue.Queue[Any]) -> None:
-        """Measure the links to a device; a thread of its own puts a Measured into `events`."""
+        """Measure the links to a device; a thread of its own puts FreshLinks into `events`."""
 
         def measure() -> None:
             with suppress(OallamaError):  # it is gone: the watch says so
-                events.put(Measured(self._measured(name, self.plan.problem)))
+                events.put(FreshLinks(self._measured(name, self.plan.problem)))
 
         threading.Thread(target=measure, daemon=True).start()
 
@@ -235,10 +235,10 @@ class Pipeline:
         width = self.plan.problem.embedding.output_bytes
         return Watch([self._members[entry.name] for entry in self.plan.used], width, events, self._options.threshold)
 
-    def _job(self, **of_request: Any) -> StageJob:
+    def _job(self, **of_request: Any) -> ClientJob:
         used = self.start_servers()
         names = [member.name for member in used]
-        return StageJob(
+        return ClientJob(
             model=str(self._model),
             names=tuple(names),
             endpoints=tuple(member.endpoint for member in used),
@@ -254,7 +254,7 @@ class Pipeline:
 
     def _change(self, problem: Problem, found: Replan, why: str) -> None:
         self.plan = self.plan.allocated(problem, found.allocation.layers, found.allocation.bound_s)
-        where = ", ".join(f"{s.device} {s.first}-{s.end - 1}" for s in found.allocation.segments)
+        where = ", ".join(f"{s.device} {s.first}-{s.end - 1}" for s in found.allocation.ranges)
         self.changes_made.append({"why": why, "layers": self.plan.layers})
         self._notice(f"{why}; {len(found.moves)} layers move: {where}")
 
@@ -276,7 +276,7 @@ class _Run:
     crashed: why it ended when every device is well; a server's worker may have.
     """
 
-    def __init__(self, pipeline: Pipeline, job: StageJob, state: str) -> None:
+    def __init__(self, pipeline: Pipeline, job: ClientJob, state: str) -> None:
         self.done, self.saved, self.crashed = False, None, ""
         self._pipeline, self._job, self._state = pipeline, job, state
         self._events: queue.Queue[Any] = queue.Queue()
@@ -297,7 +297,7 @@ class _Run:
                     return
                 if isinstance(event, Slower):
                     pipeline.measure(event.name, self._events)
-                elif isinstance(event, Measured):
+                elif isinstance(event, FreshLinks):
                     if not leaving and pipeline.is_worth_moving(event.problem, n_left):
                         leaving = True
                         child.tell({"save": self._state})

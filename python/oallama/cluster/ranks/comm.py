@@ -55,7 +55,7 @@ def _mpi() -> Any:
 
 
 @dataclass(frozen=True)
-class Links:
+class RankLinks:
     """What the model knows of the network and the hosts.
 
     `alpha`: seconds of a small message between two hosts, one way; `bandwidth`: bytes/s of a host's link, each way;
@@ -73,7 +73,7 @@ class Links:
     source: str
 
     @classmethod
-    def assumed(cls) -> Links:
+    def assumed(cls) -> RankLinks:
         """What `AllReduce` goes by before `probe()`: orders of magnitude of 1 Gbit Ethernet, not a measurement."""
         return cls(**_native().assumed_links())
 
@@ -114,7 +114,7 @@ class Topology:
 
 
 @dataclass(frozen=True)
-class Prediction:
+class AlgorithmTime:
     """What the model expects of an algorithm: `chunk` bytes at a time (0: all), `slices`: all ranks of a host sum."""
 
     algorithm: str
@@ -124,29 +124,29 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Choice:
+class AlgorithmChoice:
     """The model's pick among all algorithms; prints as a table."""
 
     algorithm: str
-    all: tuple[Prediction, ...]
+    all: tuple[AlgorithmTime, ...]
     text: str
 
     def __str__(self) -> str:
         return self.text
 
 
-def choose(n_bytes: int, ranks: Sequence[tuple[str, float]], links: Links, wire: str = "native") -> Choice:
+def choose(n_bytes: int, ranks: Sequence[tuple[str, float]], links: RankLinks, wire: str = "native") -> AlgorithmChoice:
     """The fastest algorithm for `n_bytes` over these ranks by the alpha-beta model. Pure.
 
     Args:
         ranks: (host id, speed) of every rank, as for `Topology.of`.
-        links: measured by `AllReduce.probe`, or `Links.assumed()`.
+        links: measured by `AllReduce.probe`, or `RankLinks.assumed()`.
 
     Raises:
         CommError: the bytes are negative, the wire is unknown, or `Topology.of` raises it.
 
     Example:
-        >>> print(choose(16384, [("a", 1), ("a", 1), ("b", 1), ("b", 1)], Links.assumed()))
+        >>> print(choose(16384, [("a", 1), ("a", 1), ("b", 1), ("b", 1)], RankLinks.assumed()))
     """
     if n_bytes < 0:
         raise CommError(f"expected a number of bytes, got {n_bytes}")
@@ -154,7 +154,7 @@ def choose(n_bytes: int, ranks: Sequence[tuple[str, float]], links: Links, wire:
     numbers.pop("source")
     code = WIRES[wire] if wire in WIRES else _unknown("wire", wire, WIRES)
     found = _checked(_native().choose, n_bytes, list(ranks), *numbers.values(), code)
-    return Choice(found["algorithm"], tuple(Prediction(*p) for p in found["all"]), found["text"])
+    return AlgorithmChoice(found["algorithm"], tuple(AlgorithmTime(*p) for p in found["all"]), found["text"])
 
 
 class Done(Protocol):
@@ -240,22 +240,22 @@ class AllReduce:
             raise _comm_error(error) from None
 
     @property
-    def links(self) -> Links:
+    def links(self) -> RankLinks:
         """What `auto` goes by."""
-        return Links(**self._group.links)
+        return RankLinks(**self._group.links)
 
     @links.setter
-    def links(self, links: Links) -> None:
+    def links(self, links: RankLinks) -> None:
         """Must be set to the same on every rank."""
         self._group.set_links(*asdict(links).values())
 
-    def probe(self) -> Links:
+    def probe(self) -> RankLinks:
         """Measure the links, a collective; `auto` goes by them from then on.
 
         Between hosts: round trips of 1 KiB to 1 MiB between the GM and every LM in turn; inside: small and large sums
         in shared memory. The slowest pair and the slowest host count. Takes about a second on a 1 Gbit link.
         """
-        return Links(**_checked(self._group.probe))
+        return RankLinks(**_checked(self._group.probe))
 
     def abort(self, why: str) -> None:
         """End the operation that is going on with a CommError on every rank. From any thread."""

@@ -32,7 +32,7 @@ _FAILED = (3, 128 + signal.SIGKILL, 128 + signal.SIGSEGV, 128 + signal.SIGABRT, 
 
 
 @dataclass(frozen=True)
-class Group:
+class RankGroup:
     """Ranks on hosts, and how they meet.
 
     Attributes:
@@ -76,7 +76,7 @@ class Group:
         return mpi.mpirun(self.hosts, program, variables, self.network, self.ssh_agent)
 
 
-def check_hosts(group: Group) -> None:
+def check_hosts(group: RankGroup) -> None:
     """Raises OallamaError naming the hosts on which ssh cannot start a program within a few seconds."""
     if group.ssh_agent:
         return
@@ -96,7 +96,7 @@ def _start(command: Sequence[str]) -> subprocess.Popen[str]:
         raise OallamaError(f"there is no {command[0]} here, which starts ranks on other hosts; install it") from None
 
 
-def look(group: Group, model: Path) -> list[dict[str, Any]]:
+def look(group: RankGroup, model: Path) -> list[dict[str, Any]]:
     """The report of every rank (preflight.py).
 
     Raises:
@@ -123,7 +123,7 @@ def look(group: Group, model: Path) -> list[dict[str, Any]]:
         return found
 
 
-def prepare(group: Group, job: RankJob) -> RankJob:
+def prepare(group: RankGroup, job: RankJob) -> RankJob:
     """The job with the shares that the ranks' speed and memory give, unless it has them.
 
     Raises:
@@ -137,7 +137,7 @@ def prepare(group: Group, job: RankJob) -> RankJob:
     return job if job.shares else replace(job, shares=measured)
 
 
-def start(group: Group, job: RankJob, **options: Any) -> subprocess.Popen[Any]:
+def start(group: RankGroup, job: RankJob, **options: Any) -> subprocess.Popen[Any]:
     """Start the ranks; ends with this process. `options`: of subprocess.Popen."""
     # A share is a rank's speed, as far as its memory goes.
     speeds = {RANK_SPEEDS.name: ",".join(f"{max(share, 1e-6):.6g}" for share in job.shares)}
@@ -148,7 +148,7 @@ def start(group: Group, job: RankJob, **options: Any) -> subprocess.Popen[Any]:
     )
 
 
-def run(group: Group, job: RankJob) -> int:
+def run(group: RankGroup, job: RankJob) -> int:
     """Run the ranks to their end and return rank 0's exit code; SIGINT and SIGTERM end all of them."""
     ranks = start(group, job, stdin=subprocess.DEVNULL)
     with forwarded_signals(ranks):
@@ -160,7 +160,7 @@ def run(group: Group, job: RankJob) -> int:
                 ranks.wait()
 
 
-def serve(group: Group, job: RankJob, notice: Callable[[str], None]) -> int:
+def serve(group: RankGroup, job: RankJob, notice: Callable[[str], None]) -> int:
     """`run`, started again when a rank failed, on the hosts that still answer; returns the last exit code.
 
     A group that fails before it has served for a minute is not started again. notice: is told of each restart.
@@ -177,7 +177,7 @@ def serve(group: Group, job: RankJob, notice: Callable[[str], None]) -> int:
         notice(f"a rank failed; serving again with {group.n_ranks} ranks on {_where(group)}")
 
 
-def _answering(group: Group) -> tuple[Host, ...]:
+def _answering(group: RankGroup) -> tuple[Host, ...]:
     found = []
     for host in group.hosts:
         with suppress(OallamaError):
@@ -186,7 +186,7 @@ def _answering(group: Group) -> tuple[Host, ...]:
     return tuple(found)
 
 
-def _where(group: Group) -> str:
+def _where(group: RankGroup) -> str:
     return ", ".join(f"{h.name}: {h.slots}" for h in group.hosts)
 
 

@@ -38,12 +38,12 @@ def rank_seconds(graph: OperatorGraph, device: str, n_threads: int) -> float | N
 
     None where there is no memory to measure that.
     """
-    from oallama.engine import engine
+    from oallama.engine import native
 
     largest = max(graph.targets(1), key=lambda op: graph.tensor[op.weight or ""].nbytes)
     weight = graph.tensor[largest.weight or ""]
     k, m, n_expert = (*weight.ne, 1, 1)[:3]
-    bench = engine.core().OpBench(device, n_threads, False, 0)
+    bench = native.core().OpBench(device, n_threads, False, 0)
     used = max(1, largest.n_used)
     try:
         return float(bench.mul_mat(weight.type, k, m, 1, n_expert, used, PROBE_S)["median_s"])
@@ -53,21 +53,22 @@ def rank_seconds(graph: OperatorGraph, device: str, n_threads: int) -> float | N
 
 def report(path: Path, device: str, n_threads: int, barrier: Any) -> dict[str, Any]:
     """This rank's report; "error" instead of what could not be found out."""
-    from oallama.engine import engine
+    from oallama.engine import device_list, native
+    from oallama.engine.load_settings import Settings
     from oallama.loading import autoplan
 
     found: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid()}
     try:
-        core = engine.core()
+        core = native.core()
         found["engine"] = core.ENGINE_ID
-        found["memory"] = core.host_memory() if device == "CPU" else engine.device(device).memory_free
+        found["memory"] = core.host_memory() if device == "CPU" else device_list.device(device).memory_free
         found["model"] = file_fingerprint(path)
     except (OSError, ValueError) as err:
         found["error"] = str(err)
     barrier()
     if "error" not in found:
         try:
-            graph = autoplan.read_graph(path, engine.Settings(n_ctx=64), tiers=(1,))
+            graph = autoplan.read_graph(path, Settings(n_ctx=64), tiers=(1,))
             check_splits(graph, core.splits_architecture(graph.arch))
             found["seconds"] = rank_seconds(graph, device, n_threads)
         except (OSError, ValueError, RuntimeError) as err:

@@ -83,12 +83,12 @@ def rank_llama(job: RankJob, n_threads: int, names: Sequence[str] | None = None)
 
     names: other devices in place of the ranks', one per share.
     """
-    from oallama.engine import engine, runtime
+    from oallama.engine import device_list, runtime
     from oallama.engine.placed_llama import PlacedLlama
 
     return PlacedLlama(
         job.model,
-        devices=engine.device_array(names or device_names(len(job.shares))),
+        devices=device_list.device_array(names or device_names(len(job.shares))),
         n_outputs_max=1,  # only the last row's logits are read; all others would take memory on every rank
         n_gpu_layers=-1,
         split_mode=runtime.llama_cpp().LLAMA_SPLIT_MODE_TENSOR,

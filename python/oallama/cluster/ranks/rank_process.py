@@ -12,7 +12,7 @@ import sys
 from oallama.base.environment import RANK_THREADS
 from oallama.base.printing import print_json, say
 from oallama.cluster.ranks.rank import RankJob, library, rank_llama, server_command
-from oallama.engine import engine
+from oallama.engine import native
 from oallama.engine.runtime import quiet
 from oallama.errors import OallamaError
 from oallama.loading.completion import complete
@@ -29,10 +29,10 @@ def main() -> None:
         command = server_command(job, n_threads, job.server)
         os.execve(command[0], command, {**os.environ, "GGML_BACKEND_PATH": str(library())})
     quiet()
-    if not engine.core().load_backend(str(library())):
+    if not native.core().load_backend(str(library())):
         raise SystemExit(1)
     if rank > 0:
-        if why := engine.core().follow(job.model, n_threads):
+        if why := native.core().replay(job.model, n_threads):
             raise SystemExit(f"rank {rank} stopped: {why}")
         return
     try:
@@ -52,7 +52,7 @@ def answer(job: RankJob, n_threads: int) -> None:
         llm = rank_llama(job, n_threads)
         clock, text = complete(llm, job.prompt, job.n_generate, job.temperature, job.seed, quiet=job.json)
     except (RuntimeError, ValueError) as error:
-        if why := engine.core().rank_error():
+        if why := native.core().rank_error():
             raise OallamaError(f"the answer ends here: {why}") from error
         raise
     n_prompt = len(llm.tokenize(job.prompt.encode()))

@@ -24,7 +24,7 @@ from oallama.bench.machine import describe
 from oallama.bench.script import arguments, record, words
 from oallama.data.plan import HOST, PlacementPlan
 from oallama.data.profile import Profile
-from oallama.engine.engine import Settings
+from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices

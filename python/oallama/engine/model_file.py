@@ -1,0 +1,28 @@
+"""A model file as a user names it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from oallama.errors import OallamaError
+
+
+def check_gguf(path: str | Path) -> Path:
+    """The path, if a GGUF file lies there.
+
+    Raises:
+        OallamaError: for a missing file, a directory, no read permission, or a file of another kind.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise OallamaError(f"{path} is a directory; expected a .gguf file")
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except FileNotFoundError as err:
+        raise OallamaError(f"no such model file: {path}") from err
+    except OSError as err:
+        raise OallamaError(f"cannot read {path}: {err.strerror}") from err
+    if magic != b"GGUF":
+        raise OallamaError(f"{path} is not a GGUF file (it begins with {magic!r}); convert or download it again")
+    return path

@@ -1,0 +1,163 @@
+"""`oallama serve --hot --cold`: several models behind one address, the hot one's guests in the cold ones' memory."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from oallama.base.children import run_server
+from oallama.base.environment import MODEL_ENVIRONMENTS
+from oallama.base.printing import say
+from oallama.data.budget import format_bytes, parse_budget
+from oallama.data.plan import check_model
+from oallama.engine import runtime, skeleton
+from oallama.engine.load_settings import Settings
+from oallama.engine.runtime import quiet
+from oallama.errors import OallamaError
+from oallama.loading import autoplan
+from oallama.profiling.fingerprint import cpu_set
+from oallama.serving.serve_limits import Limits
+from oallama.serving.serving import Served, check, environments, preset
+from oallama.weave import remove_abandoned
+from oallama.weave.gpus import check_places, parse_places, room_for_guests
+from oallama.weave.plan import REMEDY, read_looks
+
+
+@dataclass(frozen=True)
+class HotCold:
+    """What is served and how.
+
+    guests: sequences of the hot model beyond its own; None: as many as its own. lend: memory of each cold model's
+    process for them; None: for as much context as the hot one has at home, on a GPU as far as there is room for it.
+    deadline_s: of the attention of a layer. plan: of `oallama weave plan`, for the hot model and one of the cold ones;
+    the others look for tasks as ever. device: as `parse_places` reads it. margin: bytes of a GPU that stay free.
+    """
+
+    hot: Path
+    cold: Sequence[Path]
+    limits: Limits
+    guests: int | None = None
+    lend: str | None = None
+    deadline_s: float = 0.1
+    plan: Path | None = None
+    device: str | None = None
+    margin: str | None = None
+
+
+def planned(request: HotCold, wanted: Settings) -> tuple[Served, list[Served]]:
+    """What every model is served with; threads are dealt out evenly unless given.
+
+    Raises:
+        OallamaError: a file is no model, two have one name, `lend` is no size or more than there is, or the devices do
+            not allow what is wanted of them.
+    """
+    quiet()
+    n_threads = wanted.n_threads or max(1, len(cpu_set()) // (1 + len(request.cold)))
+    guests = wanted.n_seq_max if request.guests is None else request.guests
+    guests = guests if request.cold else 0
+    places = parse_places(request.device)
+    check_places(places, len(request.cold), guests)
+    if guests and wanted.flash_attn == "off":
+        raise OallamaError("guests need flash attention: leave --flash-attn off out, or give --guests 0")
+    if not guests and (request.lend is not None or request.plan):
+        raise OallamaError("--lend and --weave are for guests, and there are none; leave them out")
+    if request.margin is not None and not places.on_gpus:
+        raise OallamaError("--margin is for models on GPUs (--device); leave it out")
+
+    looks = read_looks(request.plan, places.on_gpus) if request.plan else None
+    is_cold = []
+
+    def served(path: Path, device: str | None) -> Served:
+        graph = autoplan.read_graph(path, wanted)
+        if looks and path == request.hot:
+            check_model(looks.hot, graph.model, REMEDY)
+        settings = replace(autoplan.resolve(wanted, graph.n_ctx_train), n_threads=n_threads)
+        made = Served(path, settings, device=device)
+        if not looks or graph.model != looks.cold:
+            return made
+        is_cold.append(path)
+        return replace(made, part=looks.part, distance=looks.distance)
+
+    hot, cold = served(request.hot, places.hot), [served(path, places.cold) for path in request.cold]
+    check([hot, *cold])
+    if looks and not set(is_cold) & set(request.cold):
+        raise OallamaError(f"the weave plan {request.plan} is for another cold model; {REMEDY}")
+    if guests:
+        lent = _lent(request, wanted, [hot, *cold], guests)
+        hot, cold = replace(hot, guests=guests), [replace(model, lend_nbytes=lent) for model in cold]
+    elif places.on_gpus:
+        _rooms(request, [hot, *cold])
+    return hot, cold
+
+
+def _lent(request: HotCold, wanted: Settings, models: Sequence[Served], guests: int) -> int:
+    """Bytes of each cold model's process, on its GPU if it has one."""
+    hot, cold = models[0], models[1:]
+    room = _rooms(request, models).get(cold[0].device or "")
+    if request.lend is not None:
+        budget = parse_budget(request.lend, weights_bytes=0, free_bytes=0)
+        if budget.bytes_total is None:
+            raise OallamaError(f'--lend is a size, like "2GiB", got {request.lend}')
+        if room is not None and budget.bytes_total > room:
+            raise OallamaError(
+                f"{cold[0].device} has {format_bytes(room)} left for guests, which is less than --lend {request.lend}"
+            )
+        return budget.bytes_total
+    at_home = sum(found["kv"] for found in _dry_run(hot).values())
+    asked = -(-at_home * guests // (wanted.n_seq_max * len(cold)))
+    if room is None or asked <= room:
+        return asked
+    if room == 0:
+        raise OallamaError(f"{cold[0].device} has no memory left for guests; lower --ctx, or give --guests 0")
+    say(f"{cold[0].device} has {format_bytes(room)} left for guests, who might take {format_bytes(asked)}")
+    return room
+
+
+def _rooms(request: HotCold, models: Sequence[Served]) -> dict[str, int]:
+    """What every GPU has left beside the models on it."""
+    taken: dict[str, list[int]] = {}
+    for model in models:
+        if model.device:
+            taken.setdefault(model.device, []).append(sum(_dry_run(model)[model.device].values()))
+    return {device: room_for_guests(device, each, request.margin) for device, each in taken.items()}
+
+
+@cache
+def _dry_run(model: Served) -> dict[str, dict[str, int]]:
+    devices = (model.device,) if model.device else ()
+    return skeleton.dry_run(os.fspath(model.model), replace(model.settings, devices=devices), None)
+
+
+def serve_hot_cold(request: HotCold, wanted: Settings, host: str, port: int, more: Sequence[str]) -> int:
+    """Run llama-server's router until it ends; returns its exit code."""
+    hot, cold = planned(request, wanted)
+    remove_abandoned()
+    there = autoplan.find_accelerator()
+    if there and not any(model.device for model in (hot, *cold)):
+        say(f"all models run on the CPU; --device {there}, or --device hot={there},cold=.., puts them on GPUs")
+    where = f" on {hot.device}" if hot.device else ""
+    at_home, threads = hot.settings.n_seq_max, hot.settings.n_threads
+    say(f"{hot.name}{where}: {at_home} sequences at home, {hot.guests} more as guests, {threads} threads")
+    for model in cold:
+        lends = format_bytes(model.lend_nbytes) if model.lend_nbytes else "nothing"
+        where = f" on {model.device}" if model.device else ""
+        n_sequences, threads = model.settings.n_seq_max, model.settings.n_threads
+        say(f"{model.name}{where}: {n_sequences} sequences, {threads} threads, lends {lends}")
+    with (
+        tempfile.TemporaryDirectory(prefix="oallama-") as folder,
+        tempfile.NamedTemporaryFile("w", prefix="oallama-", suffix=".ini") as file,
+    ):
+        file.write(preset([hot, *cold]))
+        file.flush()
+        command = [str(runtime.program("llama-server")), "--models-preset", file.name]
+        command += ["--models-max", str(1 + len(cold)), "--host", host, "--port", str(port), *more]
+        say(f"serving on http://{host}:{port} (OpenAI API under /v1); models load now")
+        of_models = environments(hot, cold, request.deadline_s, request.limits, folder)
+        try:
+            return run_server(command, os.environ | request.limits.of_router() | {MODEL_ENVIRONMENTS.name: of_models})
+        finally:
+            remove_abandoned()
