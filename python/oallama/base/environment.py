@@ -296,7 +296,7 @@ OTHERS = (
         "XDG_CACHE_HOME",
         "folder",
         "`~/.cache`",
-        "python/oallama/profiling/profiler.py",
+        "python/oallama/profiling/recorder.py",
         "Profiles are kept in `oallama/` below it.",
     ),
     Variable(
