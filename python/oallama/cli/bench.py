@@ -19,6 +19,7 @@ from oallama.engine.engine import Settings
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices
+from oallama.loading.budgets import refuse_margin
 from oallama.planning import OperatorGraph, Workload
 
 from .comparison import Rivals, interleave_for, results_table, stock_plans
@@ -76,7 +77,7 @@ def bench(
     connection = hardware.connect()
     wanted = settings(Sizes(ctx or sweep.n_ctx()), kernels)
     if plan:
-        autoplan.refuse_margin(hardware.margin)
+        refuse_margin(hardware.margin)
         made = autoplan.load_plan(plan)
         context = made.context
         autoplan.check_plan(made, model, replace(wanted, **vars(context)))
