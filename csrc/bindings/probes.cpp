@@ -10,6 +10,8 @@ py::dict to_dict(const oa_timing & t) {
     d["median_s"] = t.median_s;
     d["spread_s"] = t.spread_s;
     d["repeats"]  = t.repeats;
+    d["best_s"]   = t.best_s;
+    d["clean"]    = t.clean;
     return d;
 }
 

@@ -4,12 +4,20 @@
 
 #include <algorithm>
 #include <mutex>
+#include <unordered_map>
 
 namespace {
+
+struct share {
+    oa_ledger_entry * entry; // entries of a map stay where they are
+    size_t            nbytes;
+};
 
 struct ledger {
     std::mutex                             mutex;
     std::map<std::string, oa_ledger_entry> entries;
+    // What each buffer was counted as: ggml-cpu gives a buffer its repacking type after it was made.
+    std::unordered_map<ggml_backend_buffer_t, share> live;
 };
 
 // Never destroyed: backends free buffers from static destructors, after ours would have run.
@@ -36,16 +44,19 @@ void oa_buffer_ledger_add(ggml_backend_buffer_t buffer) {
     auto & entry = l.entries[ggml_backend_buft_name(buffer->buft)];
     entry.current += buffer->size;
     entry.peak = std::max(entry.peak, entry.current);
+
+    l.live[buffer] = { &entry, buffer->size };
 }
 
 void oa_buffer_ledger_remove(ggml_backend_buffer_t buffer) {
-    if (!counted(buffer)) {
-        return;
-    }
     auto & l = the_ledger();
 
     std::lock_guard<std::mutex> lock(l.mutex);
-    l.entries[ggml_backend_buft_name(buffer->buft)].current -= buffer->size;
+    const auto                  found = l.live.find(buffer);
+    if (found != l.live.end()) {
+        found->second.entry->current -= found->second.nbytes;
+        l.live.erase(found);
+    }
 }
 
 std::map<std::string, oa_ledger_entry> oa_buffer_ledger_get() {

@@ -1,6 +1,7 @@
 #include "bench_backend.h"
 
 #include "ggml-backend-impl.h"
+#include "waiting.h"
 
 #include <algorithm>
 #include <chrono>
@@ -8,6 +9,8 @@
 #include <stdexcept>
 
 constexpr int    max_samples = 500;
+constexpr double undisturbed = 0.02; // of a repeat: the longest that threads may wait for CPUs in a clean one
+constexpr double patience    = 4.0;  // times max_s, for clean repeats
 constexpr double calm        = 0.05; // spread, as a share of the median, at which a measurement may end early
 
 ggml_backend_dev_t oa_require_device(const std::string & name) {
@@ -65,13 +68,25 @@ double median_of(std::vector<double> v) {
     return v.size() % 2 ? v[v.size() / 2] : 0.5 * (v[v.size() / 2 - 1] + v[v.size() / 2]);
 }
 
-oa_timing summarise(const std::vector<double> & samples) {
+// The median absolute deviation.
+double spread_of(const std::vector<double> & samples) {
     const double        middle = median_of(samples);
     std::vector<double> deviations;
     for (const double s : samples) {
         deviations.push_back(std::fabs(s - middle));
     }
-    return { middle, *std::min_element(samples.begin(), samples.end()), median_of(deviations), int(samples.size()) };
+    return median_of(deviations);
+}
+
+std::vector<double> faster_half(std::vector<double> samples) {
+    std::sort(samples.begin(), samples.end());
+    samples.resize((samples.size() + 1) / 2);
+    return samples;
+}
+
+oa_timing summarise(const std::vector<double> & samples, double clean) {
+    return { median_of(samples), *std::min_element(samples.begin(), samples.end()), spread_of(samples),
+             int(samples.size()), clean };
 }
 
 } // namespace
@@ -81,19 +96,25 @@ oa_timing oa_measure(const std::function<void()> & once, double divisor, int min
     using clock = std::chrono::steady_clock;
     once();
 
-    std::vector<double> samples;
-    double              total = 0.0;
+    std::vector<double> clean, all;
+    double              total = 0.0, clean_total = 0.0;
     while (true) {
         before();
-        const auto start = clock::now();
+        const double waited = oa_waited_s();
+        const auto   start  = clock::now();
         once();
         const double seconds = std::chrono::duration<double>(clock::now() - start).count();
         total += seconds;
-        samples.push_back(seconds / divisor);
-        const oa_timing result = summarise(samples);
-        const bool more = result.repeats < min_repeats || total < min_s || result.spread_s > calm * result.median_s;
-        if (!more || total >= max_s || result.repeats >= max_samples) {
-            return result;
+        all.push_back(seconds / divisor);
+        if (oa_waited_s() - waited <= undisturbed * seconds) {
+            clean_total += seconds;
+            clean.push_back(seconds / divisor);
+        }
+        const bool enough = int(clean.size()) >= min_repeats;
+        const bool usable = enough || clean.size() == all.size();
+        const bool steady = enough && clean_total >= min_s && spread_of(clean) <= calm * median_of(clean);
+        if (steady || total >= (usable ? max_s : patience * max_s) || int(all.size()) >= max_samples) {
+            return summarise(usable ? clean : faster_half(all), double(clean.size()) / double(all.size()));
         }
     }
 }

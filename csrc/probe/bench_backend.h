@@ -8,11 +8,13 @@
 #include <string>
 #include <vector>
 
+// Of the clean repeats, in which no thread waited for its CPU; of the faster half of all where those are too few.
 struct oa_timing {
     double median_s = 0.0;
     double best_s   = 0.0; // fastest repeat
     double spread_s = 0.0; // median absolute deviation
-    int    repeats  = 0;
+    int    repeats  = 0;   // that the numbers above are of
+    double clean    = 1.0; // share of all repeats that were clean
 };
 
 // Throws std::invalid_argument naming the devices there are.
@@ -31,8 +33,8 @@ ggml_backend_buffer_type_t oa_weight_buffer_type(ggml_backend_dev_t dev, ggml_te
 void oa_wait_for(const ggml_tensor * tensor);
 
 // Runs `once` until at least `min_repeats` runs and `min_s` seconds have been measured and the spread is small, or
-// until `max_s` have passed. The first run is a warm-up. Each result is divided by `divisor`. `before` runs before
-// each, untimed.
+// until `max_s` have passed; four times as long where other work disturbs. The first run is a warm-up. Each result is
+// divided by `divisor`. `before` runs before each, untimed.
 oa_timing oa_measure(
     const std::function<void()> & once, double divisor, int min_repeats, double min_s, double max_s,
     const std::function<void()> & before = [] {});

@@ -4,6 +4,7 @@
 #include "fit_log.h"
 #include "ggml-backend.h"
 #include "log_capture.h"
+#include "model_outline.h"
 
 namespace {
 
@@ -46,9 +47,10 @@ oa_fit_result oa_fit(const std::string & path, llama_model_params model_params, 
     oa_fit_result  result;
     oa_log_capture capture;
     oa_fit_log_take();
-    const auto       status = common_fit_params(path.c_str(), &model_params, &context_params, tensor_split.data(),
-                                                overrides.data(), margins.data(), n_ctx_min, nullptr, GGML_LOG_LEVEL_ERROR);
-    const oa_fit_log log    = oa_fit_log_take();
+    const auto outline = oa_model_outline::of(path);
+    const auto status  = common_fit_params(outline->path().c_str(), &model_params, &context_params, tensor_split.data(),
+                                           overrides.data(), margins.data(), n_ctx_min, nullptr, GGML_LOG_LEVEL_ERROR);
+    const oa_fit_log log = oa_fit_log_take();
 
     result.status       = name_of(status);
     result.n_gpu_layers = model_params.n_gpu_layers;

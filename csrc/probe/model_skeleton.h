@@ -4,7 +4,9 @@
 
 #include "llama-cpp.h"
 #include "log_capture.h"
+#include "model_outline.h"
 
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,7 +26,8 @@ class oa_model_skeleton {
     std::string errors() const { return log_.errors(); }
 
   private:
-    oa_log_capture    log_; // first in, last out: freeing a model logs too
-    llama_model_ptr   model_;
-    llama_context_ptr context_;
+    oa_log_capture                          log_; // first in, last out: freeing a model logs too
+    std::shared_ptr<const oa_model_outline> outline_;
+    llama_model_ptr                         model_;
+    llama_context_ptr                       context_;
 };

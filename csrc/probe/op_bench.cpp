@@ -14,8 +14,10 @@ namespace {
 constexpr size_t max_result_bytes = 64u << 20; // of all repeats of one graph together
 constexpr int    max_repeats      = 4096;      // in one graph
 constexpr int    max_cold_tokens  = 32;
-constexpr double graph_s          = 0.03; // a graph this long makes launch and synchronisation negligible
-constexpr double longest_graph_s  = 0.2;  // even if that leaves some copies warm
+constexpr double graph_s          = 0.03;  // a graph this long makes launch and synchronisation negligible
+constexpr double longest_graph_s  = 0.2;   // even if that leaves some copies warm
+constexpr double short_graph_s    = 0.004; // beside other work: short enough to find its pauses
+constexpr double mostly           = 0.5;
 constexpr double min_measured_s   = 0.1;
 constexpr int    min_runs         = 5;
 constexpr double usable_memory    = 0.9; // of what is free
@@ -199,8 +201,17 @@ oa_timing oa_op_bench::measure(const oa_bench_case & which, ggml_backend_buffer_
             return oa_measure([&] { compute(one); }, 1.0, min_runs, min_measured_s, max_s);
         }
     }
-    const loaded many = load(which, made, n_ops);
-    return oa_measure([&] { compute(many); }, n_ops, min_runs, min_measured_s, max_s);
+    const auto measure_graph = [&](int n) {
+        const loaded many = load(which, made, n);
+        return oa_measure([&] { compute(many); }, n, min_runs, min_measured_s, max_s);
+    };
+    const oa_timing whole   = measure_graph(n_ops);
+    const int       n_short = std::max(1, int(n_ops * short_graph_s / graph_s));
+    if (whole.clean >= mostly || n_short == n_ops) {
+        return whole;
+    }
+    const oa_timing pieces = measure_graph(n_short);
+    return pieces.clean > whole.clean ? pieces : whole;
 }
 
 oa_timing oa_op_bench::mul_mat(const oa_mul_mat_spec & spec, double max_s) {

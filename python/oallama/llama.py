@@ -23,6 +23,7 @@ from oallama.engine.placed_llama import UPSTREAM, PlacedLlama
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices, PathOrText, Progress
+from oallama.loading.budgets import refuse_margin
 from oallama.loading.placement import Placement, placement_of
 from oallama.profiling.fingerprint import cpu_set
 from oallama.profiling.tuner import apply_tuned
@@ -136,7 +137,7 @@ def _make_plan(
     if decided := [name for name in _PLAN_DECIDES if name in kwargs]:
         raise OallamaError(f"{decided[0]}= has no place beside vram= or plan=: the plan decides it; leave it out")
     if plan is not None:
-        autoplan.refuse_margin(margin)
+        refuse_margin(margin)
         plan = autoplan.load_plan(plan)
         autoplan.check_plan(plan, path, settings_of(_complete(kwargs, plan)))
         return plan

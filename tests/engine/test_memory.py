@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import product
+from itertools import permutations, product
 from pathlib import Path
 
 import pytest
 
+from oallama import Llama
 from oallama.data.plan import ContextSettings, PlacementPlan
-from oallama.engine import skeleton
+from oallama.engine import native, skeleton
 from oallama.engine.load_settings import Settings
 from oallama.loading import autoplan
 from oallama.planning import Space, Workload, make_plans, parse_budget
@@ -60,3 +61,23 @@ def test_measured_bytes_equal_the_prediction_and_keep_the_budget(
     record_property("measured", measured)
     assert abs(measured - predicted) <= predicted // 100
     assert budget // 2 < measured <= budget
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+def test_the_ledger_returns_to_where_it_was(order: tuple[int, ...], tiny: Callable[..., Path]) -> None:
+    """Models with repacked weights, which change their buffer's type, and without, two at a time, closed in turn."""
+    paths = [tiny("llama", "Q4_0"), tiny("qwen2", "F16"), tiny("qwen3moe", "Q4_0")]
+
+    def bytes_now() -> dict[str, int]:
+        return {name: entry["current"] for name, entry in native.core().ledger().items() if entry["current"]}
+
+    before = bytes_now()
+    open_models: list[Llama] = []
+    for path in [paths[i] for i in (*order, order[0])]:
+        open_models.append(Llama(str(path), n_ctx=64, n_threads=1, verbose=False))
+        assert 0 < open_models[-1].placement()["CPU"].process_bytes < 2**40
+        if len(open_models) == 2:
+            open_models.pop(0).close()
+    for llm in open_models:
+        llm.close()
+    assert bytes_now() == before

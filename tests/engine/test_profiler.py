@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from oallama.data.entries import FEED_FORWARD
+from oallama.data.entries import CLEAN, FEED_FORWARD, Note
 from oallama.data.fusion import chains
 from oallama.data.profile import Profile
 from oallama.engine import device_list, native
@@ -17,8 +19,10 @@ from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.planning import OperatorGraph
 from oallama.profiling import profiler
-from oallama.profiling.fingerprint import fingerprint
-from oallama.profiling.workload import depths_for, tasks_for
+from oallama.profiling.fingerprint import cpu_set, fingerprint
+from oallama.profiling.recorder import BESIDE_OTHERS
+from oallama.profiling.workload import Task, depths_for, tasks_for
+from support.processes import process_of
 
 DEPTHS = (256, 1024)
 
@@ -122,6 +126,35 @@ def test_a_cache_that_cannot_be_written_is_said(tiny: Callable[..., Path], tmp_p
     (tmp_path / "file").write_text("")
     with pytest.raises(OallamaError, match="cannot write profile"):
         measure(graph_of(tiny("llama")), [], tmp_path / "file")
+
+
+def test_a_repeat_that_waits_for_its_cpu_is_not_clean() -> None:
+    """Four programs to a CPU: hardly a repeat of a long operator has its CPUs to itself."""
+    weight = {"type": "f16", "k": 2048, "m": 2048, "n_tokens": 128, "n_expert": 0, "n_used": 0, "realisation": ""}
+    probe = profiler.Probe("CPU", len(cpu_set()))
+    with ExitStack() as others:
+        for _ in range(4 * len(cpu_set())):
+            others.enter_context(process_of([sys.executable, "-c", "while True: pass"]))
+        (entry,) = probe.measure(Task("mul_mat", tuple(sorted(weight.items())), 1.0))
+    assert entry.clean < CLEAN and 0 < entry.best_s <= entry.median_s
+    assert [note.text for note in probe.notes] == [BESIDE_OTHERS]
+
+
+def test_doubtful_times_are_replaced_when_the_machine_is_quiet(
+    tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = graph_of(tiny("llama"))
+    monkeypatch.setattr(profiler, "cpus_of_others", lambda: 0.0)
+    profile, _ = measure(graph, [], tmp_path)
+    (file,) = tmp_path.glob("*.json")
+    doubted = tuple(Note("CPU", f"attention n=1 depth={depth}", BESIDE_OTHERS) for depth in DEPTHS)
+    replace(profile, notes=doubted).save(file)
+    monkeypatch.setattr(profiler, "cpus_of_others", lambda: 1.0)
+    assert measure(graph, [], tmp_path)[1] == []
+    monkeypatch.setattr(profiler, "cpus_of_others", lambda: 0.0)
+    again, measured = measure(graph, [], tmp_path)
+    assert measured == ["CPU: attention n=1 depth=1024", "CPU: attention n=1 depth=256"]  # the longest first
+    assert len(again.attention) == len(profile.attention)
 
 
 def test_an_unknown_device_is_named(tiny: Callable[..., Path], tmp_path: Path) -> None:

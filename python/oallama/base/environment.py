@@ -94,6 +94,13 @@ QUICK_PROFILE = Variable(
     "python/oallama/profiling/fingerprint.py",
     "Profiles take a fraction of the time and are too inexact to plan by. Tests use it.",
 )
+PLAN_CACHE = Variable(
+    "OALLAMA_PLAN_CACHE",
+    "`0`",
+    "unset: plans are kept",
+    "python/oallama/loading/plan_cache.py",
+    "`0` makes every plan anew, and keeps none.",
+)
 PIN_LIMIT = Variable(
     "OALLAMA_PIN_LIMIT",
     "bytes",
@@ -296,7 +303,7 @@ OTHERS = (
         "XDG_CACHE_HOME",
         "folder",
         "`~/.cache`",
-        "python/oallama/profiling/profiler.py",
+        "python/oallama/profiling/recorder.py",
         "Profiles are kept in `oallama/` below it.",
     ),
     Variable(

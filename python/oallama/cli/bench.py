@@ -20,6 +20,7 @@ from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices
+from oallama.loading.budgets import refuse_margin
 from oallama.loading.stock_plans import stock_plans
 from oallama.planning import OperatorGraph, Workload
 
@@ -77,7 +78,7 @@ def bench(
     connection = hardware.connect()
     wanted = settings(Sizes(ctx or sweep.n_ctx()), kernels)
     if plan:
-        autoplan.refuse_margin(hardware.margin)
+        refuse_margin(hardware.margin)
         made = autoplan.load_plan(plan)
         context = made.context
         autoplan.check_plan(made, model, replace(wanted, **vars(context)))

@@ -14,6 +14,7 @@ from oallama.engine.runtime import debugging
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices
+from oallama.loading.budgets import refuse_margin
 
 from .options import Hardware, Kernels, Sizes, settings
 from .terminal import interruptible, progress_bar
@@ -44,7 +45,7 @@ def open_llama(source: Source) -> Llama:
     if source.plan and source.vram:
         raise OallamaError("give --vram (make a plan) or --plan (use this one), not both")
     if source.plan:
-        autoplan.refuse_margin(source.hardware.margin)
+        refuse_margin(source.hardware.margin)
         return _load(source, autoplan.load_plan(source.plan), _given(source))
     wanted = settings(source.sizes, source.kernels)
     if source.vram or (chosen and chosen != HOST):
@@ -52,7 +53,7 @@ def open_llama(source: Source) -> Llama:
         with progress_bar("profiling") as report:
             plan = autoplan.plan_model(source.model, source.vram, wanted, choices, report)
         return _load(source, plan, {"n_threads": source.kernels.threads} if source.kernels.threads else {})
-    autoplan.refuse_margin(source.hardware.margin, "no accelerator is used")
+    refuse_margin(source.hardware.margin, "no accelerator is used")
     graph = autoplan.read_graph(source.model, wanted)
     wanted = autoplan.resolve(wanted, graph.n_ctx_train)
     say("no accelerator is used: the model runs on the CPU alone")

@@ -16,6 +16,7 @@ from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices
+from oallama.loading.budgets import refuse_margin
 from oallama.serving.command import planned_environment, planned_server
 from oallama.serving.serve_limits import Limits
 
@@ -95,7 +96,7 @@ def serve(
     made = wanted = None
     chosen = connection.device or autoplan.find_accelerator()
     if plan:
-        autoplan.refuse_margin(hardware.margin)
+        refuse_margin(hardware.margin)
         made = autoplan.load_plan(plan)
         wanted = _planned_settings(made, sizes, parallel, kernels.threads)
         autoplan.check_plan(made, model, wanted)
@@ -106,7 +107,7 @@ def serve(
                 choices = Choices(device=chosen, profile=hardware.profile, margin=hardware.margin)
                 made = autoplan.plan_model(model, vram, wanted, choices, report)
         else:
-            autoplan.refuse_margin(hardware.margin, "no accelerator is used")
+            refuse_margin(hardware.margin, "no accelerator is used")
     wanted = autoplan.resolve(wanted, autoplan.read_graph(model, wanted).n_ctx_train)
     command = planned_server(model, wanted, made, connection.endpoints)
     command += ["--host", door.host, "--port", str(door.port), *context.args]

@@ -11,7 +11,7 @@ from rich.table import Table
 from oallama.base.printing import print_json, seconds
 from oallama.data.tuning import KINDS, Tuning, tuning_file
 from oallama.engine.runtime import quiet
-from oallama.profiling.profiler import cache_dir
+from oallama.profiling.recorder import cache_dir
 from oallama.profiling.tuner import TYPES, tune
 from oallama.views.style import table
 

@@ -1,4 +1,9 @@
-"""What a profile is made of: a device, and one measured time or share. Times are seconds, sizes bytes."""
+"""What a profile is made of: a device, and one measured time or share. Times are seconds, sizes bytes.
+
+median_s is of the clean repeats of a measurement, in which no thread waited for its CPU, and spread_s their median
+absolute deviation. best_s is the fastest repeat (0: not recorded). clean is their share of all repeats: below
+`CLEAN` the median is of the faster half of all, and other work may have made it longer.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,8 @@ OTHER = "OTHER"
 # How a weight on the CPU may lie: as in the file, or in a buffer type with a layout of its own (ggml-cpu's repacking,
 # AMX). "" is what llama.cpp takes on a machine without accelerators: repacked where it can be.
 REALISATIONS = ("", "plain", "repacked")
+# Share of clean repeats from which on a measurement counts as taken alone.
+CLEAN = 0.5
 # llama.cpp attends to a KV cache, whose size is a multiple of it too, in multiples of this many rows.
 KV_ROWS = 256
 
@@ -47,6 +54,8 @@ class OperatorTime:
     spread_s: float = 0.0
     repeats: int = 1
     realisation: str = ""
+    best_s: float = 0.0
+    clean: float = 1.0
 
 
 # Chains of operators that a backend may fuse: norm and multiplication; RoPE and the write to the KV cache; gate, up
@@ -70,6 +79,8 @@ class ChainTime:
     median_s: float
     spread_s: float = 0.0
     repeats: int = 1
+    best_s: float = 0.0
+    clean: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -92,6 +103,8 @@ class AttentionTime:
     median_s: float
     spread_s: float = 0.0
     flash: bool = True
+    best_s: float = 0.0
+    clean: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -112,6 +125,8 @@ class LinkTime:
     memory: str
     bytes: int
     median_s: float
+    best_s: float = 0.0
+    clean: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -43,10 +43,12 @@ def check_entry(where: str, row: Mapping[str, Any], *, may_be_zero: bool) -> Non
     if "median_s" in row and not _is_time(row["median_s"], may_be_zero):
         least = "0 or more" if may_be_zero else "more than 0"
         raise ValueError(f"{here}: median_s is {row['median_s']!r}, expected {least} finite seconds")
-    if "spread_s" in row and not _is_time(row["spread_s"], True):
-        raise ValueError(f"{here}: spread_s is {row['spread_s']!r}, expected 0 or more finite seconds")
-    if "share" in row and not (_is_time(row["share"], True) and row["share"] <= 1):
-        raise ValueError(f"{here}: share is {row['share']!r}, expected a number from 0 to 1")
+    for name in ("spread_s", "best_s"):
+        if name in row and not _is_time(row[name], True):
+            raise ValueError(f"{here}: {name} is {row[name]!r}, expected 0 or more finite seconds")
+    for name in ("share", "clean"):
+        if name in row and not (_is_time(row[name], True) and row[name] <= 1):
+            raise ValueError(f"{here}: {name} is {row[name]!r}, expected a number from 0 to 1")
     for name, least_value in _SMALLEST.items():
         if name in row and not _is_count(row[name], least_value):
             raise ValueError(f"{here}: {name} is {row[name]!r}, expected a whole number of at least {least_value}")

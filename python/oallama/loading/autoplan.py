@@ -14,31 +14,28 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from oallama.data.entries import DeviceInfo
 from oallama.data.plan import HOST, ContextSettings, PlacementPlan
 from oallama.data.profile import REMEDY, Profile
 from oallama.data.tuning import Crossover
 from oallama.engine import device_list, skeleton
-from oallama.engine.device_list import ACCELERATOR_TYPES, Device
+from oallama.engine.device_list import ACCELERATOR_TYPES
 from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
+from oallama.loading.budgets import budgets_for, refuse_margin
 from oallama.loading.dry_run import LocalAllocators
+from oallama.loading.plan_cache import Question
 from oallama.planning import (
-    Budget,
     Candidates,
     OperatorGraph,
     PlannerName,
     Space,
     Workload,
-    gpu_reserve,
     make_plans,
-    parse_budget,
-    parse_margin,
 )
 from oallama.planning.arenas import Arena
 from oallama.planning.planner import DEFAULT_WORKLOAD
 from oallama.profiling.drift import check_drift, describe_drift
-from oallama.profiling.fingerprint import computes_on_host, cpu_set, fingerprint
+from oallama.profiling.fingerprint import cpu_set, fingerprint
 from oallama.profiling.profiler import profile_machine
 from oallama.profiling.tuner import tuned
 from oallama.profiling.workload import UNFUSED_V_TYPES, depths_for
@@ -181,6 +178,8 @@ def plan_model(
 ) -> PlacementPlan:
     """Plan one model under a budget, profiling what was not measured yet.
 
+    A plan that was made before, for the same question, is read from its file (plan_cache.py).
+
     Args:
         vram: what `parse_budget` takes; None is "auto" where an accelerator is used; "minimal" is the planner's.
         settings: exactly those the model will be loaded with.
@@ -189,8 +188,26 @@ def plan_model(
     Raises:
         OallamaError: for everything a user can get wrong; the message says what to do.
     """
-    graph = read_graph(path, settings)
-    return plan_graph(path, graph, vram, settings, choices, progress)
+    before = _question(path, vram, settings, choices)
+    if plan := before.answer() if before else None:
+        return plan
+    plan = plan_graph(path, read_graph(path, settings), vram, settings, choices, progress)
+    # The profile may have grown since: what is kept is the answer to the question of the next start.
+    if after := _question(path, vram, settings, choices):
+        after.keep(plan)
+    return plan
+
+
+def _question(path: PathOrText, vram: str | int | None, settings: Settings, choices: Choices) -> Question | None:
+    """None where the plan is not to be found again: for another machine, or with times that are to be checked."""
+    if choices.elsewhere or choices.recheck:
+        return None
+    accelerators = choose_devices(choices.device)
+    asked = None if vram == MINIMAL else vram
+    budgets = budgets_for(asked, accelerators, 0, None, choices.margin) if accelerators else {}
+    auto = {name: b.less(choices.reserve.get(name, 0)) for name, b in budgets.items() if b.is_auto}
+    now = {name: budget.bytes_total or 0 for name, budget in auto.items()}
+    return Question(path, vram, settings, choices, accelerators, now)
 
 
 def plan_graph(
@@ -230,7 +247,7 @@ def candidates(
         if drift := describe_drift(ratios, recorded=profile.created):
             profile = profile.scaled(ratios)
     elsewhere = profile if choices.elsewhere else None
-    budgets = budgets_for(vram, accelerators, graph, elsewhere, choices.margin)
+    budgets = budgets_for(vram, accelerators, graph.weights_bytes, elsewhere, choices.margin)
     budgets = {name: budget.less(choices.reserve.get(name, 0)) for name, budget in budgets.items()}
     allocators = LocalAllocators(path, settings, accelerators, elsewhere)
     graphs = {settings.flash_attn: graph}
@@ -283,46 +300,6 @@ def default_workload(n_ctx: int) -> Workload:
 def context_of(settings: Settings) -> ContextSettings:
     """The part of the settings that a plan is made for."""
     return ContextSettings(**{name: getattr(settings, name) for name in ContextSettings.__dataclass_fields__})
-
-
-def budgets_for(
-    vram: str | int | None,
-    accelerators: tuple[str, ...],
-    graph: OperatorGraph,
-    elsewhere: Profile | None,
-    margin: str | int | None = None,
-) -> dict[str, Budget]:
-    """One budget per accelerator: "8GiB" for each of them, or "CUDA0=20GiB,CUDA1=6GiB".
-
-    margin: as in Choices. Raises OallamaError for what is not understood, and for a margin beside budgets that are all
-    in bytes or shares.
-    """
-    asked: dict[str, str | int] = {name: "auto" if vram is None else vram for name in accelerators}
-    if isinstance(vram, str) and "=" in vram:
-        parts = (part.partition("=") for part in vram.split(","))
-        asked = {name.strip(): text.strip() for name, _, text in parts}
-        if set(asked) != set(accelerators):
-            raise OallamaError(f"the budget {vram!r} names other devices than the plan: {', '.join(accelerators)}")
-    found = {}
-    for name in accelerators:
-        there = elsewhere.device(name) if elsewhere else device_list.device(name)
-        free = there.memory_total if isinstance(there, DeviceInfo) else there.memory_free
-        keep = default_margin(there) if margin is None else parse_margin(margin)
-        found[name] = parse_budget(asked[name], weights_bytes=graph.weights_bytes, free_bytes=free, margin=keep)
-    if margin is not None and found and not any(budget.is_auto for budget in found.values()):
-        raise OallamaError(f'the margin {margin} is for the budget "auto", not for {vram}; leave one of them out')
-    return found
-
-
-def refuse_margin(margin: str | int | None, because: str = "a plan has its budget") -> None:
-    """Raises OallamaError for a margin where nothing is planned for free memory."""
-    if margin is not None:
-        raise OallamaError(f'the margin {margin} is for the budget "auto": {because}; leave it out')
-
-
-def default_margin(device: Device | DeviceInfo) -> int:
-    """Bytes that the budget "auto" leaves free on a device: none where its memory is the host's."""
-    return 0 if computes_on_host(device.description) else gpu_reserve(device.memory_total)
 
 
 def _accelerators(named: Iterable[str]) -> tuple[str, ...]:

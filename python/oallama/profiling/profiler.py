@@ -6,25 +6,20 @@ written after every few tasks and at Ctrl-C, so that little measured time is los
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from oallama.base.jsonfile import locked
+from oallama.base.cpu_use import cpus_of_others
 from oallama.data.entries import (
+    CLEAN,
     KV_ROWS,
     OTHER,
     AttentionTime,
     ChainTime,
     Concurrency,
-    DeviceInfo,
     LinkTime,
     Note,
     OperatorTime,
@@ -37,6 +32,7 @@ from oallama.engine import device_list, native
 from oallama.engine.device_list import ACCELERATOR_TYPES, Device
 from oallama.errors import OallamaError
 from oallama.profiling.fingerprint import cpu_set, fingerprint, is_quick
+from oallama.profiling.recorder import BESIDE_OTHERS, Recorder, cache_file, cached
 from oallama.profiling.workload import DEPTHS, LINK_SIZES, UNFUSED_V_TYPES, Task, tasks_for
 
 Progress = Callable[[float, float, str], None]  # done, total (arbitrary units), what comes next
@@ -47,13 +43,10 @@ _MAX_COLD_BYTES = 1 << 30
 _QUICK_COLD_BYTES = 1 << 20
 # Four times the second-level cache of the largest GPUs (126 MB on a B200); ggml's interface does not tell its size.
 _GPU_COLD_BYTES = 512 << 20
-_SAVE_EVERY = 8
+_QUIET_CPUS = 0.1  # that others may keep busy when doubtful times are measured again
+DOUBTFUL_AT_ONCE = 20
+_LINK = ("direction", "memory", "bytes", "median_s", "best_s", "clean")
 _WARM = "timed partly from caches: memory is too short for copies that exceed them"
-
-
-def cache_dir() -> Path:
-    """Where profiles are kept: `$XDG_CACHE_HOME/oallama`, by default `~/.cache/oallama`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "oallama"
 
 
 def profile_machine(
@@ -81,7 +74,9 @@ def profile_machine(
         progress: called before every task.
 
     Returns:
-        The cached profile of this fingerprint with whatever was missing added. A measurement that fails, for lack of
+        The cached profile of this fingerprint with whatever was missing added. Repeats that waited for a CPU beside
+        other work are left out; of measurements with few others a note tells, and later calls on a quiet machine
+        replace the longest of them. A measurement that fails, for lack of
         memory for example, is left out; the profile's notes tell, and the next call tries again.
 
     Raises:
@@ -92,8 +87,8 @@ def profile_machine(
     n_threads = n_threads or len(cpu_set())
     names = list(dict.fromkeys([*devices, *([] if alone else ["CPU"])]))
     mark = fingerprint(names, n_threads)
-    path = _cache_file(mark, cache)
-    recorder = _Recorder(_cached(path, mark, names), path)
+    path = cache_file(mark, cache)
+    recorder = Recorder(cached(path, mark, names), path)
 
     wanted = {
         name: [
@@ -112,6 +107,9 @@ def profile_machine(
         for name in names
     }
     work = {name: recorder.missing(name, tasks) for name, tasks in wanted.items()}
+    doubtful = {name: recorder.doubtful(name, tasks) for name, tasks in wanted.items()}
+    if any(doubtful.values()) and cpus_of_others() < _QUIET_CPUS:
+        work = {name: work[name] + doubtful[name][:DOUBTFUL_AT_ONCE] for name in names}
     total = sum(task.cost for tasks in work.values() for task in tasks)
     done = 0.0
     try:
@@ -146,7 +144,7 @@ def forget(devices: Sequence[str], n_threads: int = 0, cache: Path | None = None
     The arguments are those of `profile_machine`. Raises OallamaError when the file cannot be removed.
     """
     names = list(dict.fromkeys([*devices, "CPU"]))
-    path = _cache_file(fingerprint(names, n_threads or len(cpu_set())), cache)
+    path = cache_file(fingerprint(names, n_threads or len(cpu_set())), cache)
     try:
         path.unlink(missing_ok=True)
     except OSError as err:
@@ -167,125 +165,6 @@ def _attends(device: str, attention: Mapping[str, Any]) -> bool:
             "(--type-v f16)"
         )
     return there
-
-
-def _cache_file(mark: dict[str, Any], cache: Path | None) -> Path:
-    short = hashlib.sha256(json.dumps(mark, sort_keys=True).encode()).hexdigest()[:12]
-    return (cache or cache_dir()) / f"profile-{short}.json"
-
-
-def _saved(path: Path, mark: Mapping[str, Any]) -> Profile | None:
-    if path.is_file():
-        with suppress(OallamaError):  # a damaged cache is measured anew
-            profile = Profile.load(path)
-            if not profile.is_stale(mark):
-                return profile
-    return None
-
-
-def _cached(path: Path, mark: dict[str, Any], names: Sequence[str]) -> Profile:
-    if there := _saved(path, mark):
-        return there
-    infos = tuple(
-        DeviceInfo(d.name, d.description, d.type, d.memory_total, d.backend, d.op_offload)
-        for d in map(device_list.device, names)
-    )
-    return Profile(created=datetime.now(timezone.utc).isoformat(timespec="seconds"), fingerprint=mark, devices=infos)
-
-
-_FIELDS: dict[type, str] = {
-    OperatorTime: "operators",
-    AttentionTime: "attention",
-    LinkTime: "links",
-    SwitchTime: "switches",
-    Overlap: "overlaps",
-    Concurrency: "concurrency",
-    ChainTime: "chains",
-}
-
-
-class _Recorder:
-    """Adds entries to a profile, knows what is missing, and saves now and then."""
-
-    def __init__(self, profile: Profile, path: Path) -> None:
-        self.profile = profile
-        self._path = path
-        self._unsaved = 0
-        self._tried: set[tuple[str, str]] = set()  # device and task, with or without a note
-        self._keys = {_key(e) for field in _FIELDS.values() for e in getattr(profile, field)}
-
-    def missing(self, device: str, tasks: Sequence[Task]) -> list[Task]:
-        return [task for task in tasks if _task_key(device, task) not in self._keys]
-
-    def add(self, entries: Sequence[Any]) -> None:
-        for entry in entries:
-            name = _FIELDS[type(entry)]
-            grown: dict[str, Any] = {name: (*getattr(self.profile, name), entry)}
-            self.profile = replace(self.profile, **grown)
-            self._keys.add(_key(entry))
-        self._unsaved += 1
-        if self._unsaved >= _SAVE_EVERY:
-            self.save()
-
-    def note(self, device: str, task: Task, *notes: Note) -> None:
-        """Add them in place of older ones on the same task."""
-        same = (device, task.describe())
-        self._tried.add(same)
-        kept = tuple(note for note in self.profile.notes if (note.device, note.task) != same)
-        self._unsaved += kept + notes != self.profile.notes
-        self.profile = replace(self.profile, notes=kept + notes)
-
-    def save(self) -> None:
-        """Write what is new, beside what another process has added meanwhile."""
-        if not self._unsaved:
-            return
-        with locked(self._path.parent, "profile"):
-            there = _saved(self._path, self.profile.fingerprint)
-            if there:
-                self._adopt(there)
-            self.profile.save(self._path)
-        self._unsaved = 0
-
-    def _adopt(self, other: Profile) -> None:
-        grown: dict[str, Any] = {}
-        for name in _FIELDS.values():
-            new = tuple(entry for entry in getattr(other, name) if _key(entry) not in self._keys)
-            grown[name] = (*getattr(self.profile, name), *new)
-            self._keys.update(map(_key, new))
-        notes = tuple(note for note in other.notes if (note.device, note.task) not in self._tried)
-        kept = tuple(note for note in self.profile.notes if (note.device, note.task) in self._tried)
-        self.profile = replace(self.profile, **grown, notes=kept + notes)
-
-
-def _key(entry: Any) -> tuple[Any, ...]:
-    if isinstance(entry, OperatorTime):
-        k, m, n_expert = (*entry.ne, 1, 1)[:3]
-        return (entry.device, entry.op, entry.type, k, m, n_expert, entry.n_used, entry.n_tokens, entry.realisation)
-    if isinstance(entry, AttentionTime):
-        shape = (entry.n_head, entry.n_head_kv, entry.head_dim_k, entry.head_dim_v)
-        return (entry.device, shape, entry.type_k, entry.type_v, entry.n_tokens, entry.depth, entry.flash)
-    if isinstance(entry, ChainTime):
-        return (entry.device, entry.kind, entry.type, *entry.ne, entry.n_tokens)
-    return (entry.device, type(entry).__name__)
-
-
-_SINGLE = {"links": "LinkTime", "switch": "SwitchTime", "overlap": "Overlap", "concurrency": "Concurrency"}
-
-
-def _task_key(device: str, task: Task) -> tuple[Any, ...]:
-    a = task.args
-    if task.kind == "mul_mat":
-        op = "MUL_MAT_ID" if a["n_expert"] else "MUL_MAT"
-        weight = (a["k"], a["m"], max(1, a["n_expert"]))
-        return (device, op, a["type"], *weight, max(1, a["n_used"]), a["n_tokens"], a["realisation"])
-    if task.kind == "attention":
-        shape = (a["n_head"], a["n_head_kv"], a["head_dim_k"], a["head_dim_v"])
-        return (device, shape, a["type_k"], a["type_v"], a["n_tokens"], a["depth"], a["flash"])
-    if task.kind == "small":
-        return (device, OTHER, "f32", a["n_embd"], 1, 1, 1, a["n_tokens"], "")
-    if task.kind == "chain":
-        return (device, a["chain"], a["type"], a["ne0"], a["ne1"], a["n_tokens"])
-    return (device, _SINGLE[task.kind])
 
 
 class Probe:
@@ -314,6 +193,8 @@ class Probe:
             measured = self._measure(task)
             if task.kind in ("mul_mat", "attention") and self._bench.warm:
                 self.notes = (Note(self._device, task.describe(), _WARM),)
+            if any(getattr(entry, "clean", 1.0) < CLEAN for entry in measured):
+                self.notes += (Note(self._device, task.describe(), BESIDE_OTHERS),)
             return measured
         except (RuntimeError, ValueError, MemoryError) as err:
             raise OallamaError(f"profiling {self._device}, {task.describe()}: {err}") from err
@@ -338,7 +219,7 @@ class Probe:
             return [ChainTime(device, a["chain"], a["type"], (a["ne0"], a["ne1"]), a["n_tokens"], **t)]
         if task.kind == "links":
             rows = native.core().link_bench(device, list(LINK_SIZES))
-            return [LinkTime(device, r["direction"], r["memory"], r["bytes"], r["median_s"]) for r in rows]
+            return [LinkTime(device, **{name: r[name] for name in _LINK}) for r in rows]
         if task.kind == "overlap":
             return [Overlap(device, native.core().overlap_bench(device, self._n_threads))]
         if task.kind == "concurrency":

@@ -13,7 +13,8 @@ from oallama.data.tuning import KINDS, Crossover, Point, Tuning, find_tuning, mm
 from oallama.engine import device_list, native
 from oallama.errors import OallamaError
 from oallama.profiling.fingerprint import cpu_set, fingerprint
-from oallama.profiling.profiler import cache_dir, cold_bytes
+from oallama.profiling.profiler import cold_bytes
+from oallama.profiling.recorder import cache_dir
 
 SHAPE = (4096, 2048)
 # Decode, a few sequences, around llama.cpp's own rules at 32, a full micro-batch.

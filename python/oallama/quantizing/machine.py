@@ -16,6 +16,7 @@ from ..engine.load_settings import Settings
 from ..errors import OallamaError
 from ..loading import autoplan
 from ..loading.autoplan import Choices, Progress
+from ..loading.budgets import budgets_for
 from .choose import Times
 from .importance import Importance
 from .types import TYPES, fits, n_bytes
@@ -82,7 +83,7 @@ class Machine:
             return 0.0
         plan = self.plan(self.source)
         elsewhere = self._profile(()) if self.choices.elsewhere else None
-        budget = autoplan.budgets_for(self.vram, (name,), self.graph, elsewhere)[name]
+        budget = budgets_for(self.vram, (name,), self.graph.weights_bytes, elsewhere)[name]
         used = plan.predicted.devices.get(name)
         return budget.limit - (used.kv + used.compute if used else 0)
 

@@ -11,7 +11,7 @@ from oallama.data.budget import format_bytes, parse_margin
 from oallama.data.plan import HOST
 from oallama.engine import device_list
 from oallama.errors import OallamaError
-from oallama.loading.autoplan import default_margin
+from oallama.loading.budgets import default_margin
 
 BACKEND = "CUDA"  # whose devices can keep guests, and send them
 _MPS_FOLDER = "/tmp/nvidia-mps"

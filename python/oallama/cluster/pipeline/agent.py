@@ -171,7 +171,7 @@ def _is_stopped(process: str) -> bool:
 
 def weights_folder() -> Path:
     """Where RPC servers keep weights: `$XDG_CACHE_HOME/oallama/weights`, by default under `~/.cache`."""
-    from oallama.profiling.profiler import cache_dir
+    from oallama.profiling.recorder import cache_dir
 
     return cache_dir() / "weights"
 

@@ -1,0 +1,144 @@
+"""Plans that are found again: the same file at every start, and a new one when anything it depends on has changed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oallama.data.plan import PlacementPlan
+from oallama.engine import device_list
+from oallama.engine.device_list import Device
+from oallama.engine.load_settings import Settings
+from oallama.loading import autoplan, plan_cache
+from oallama.loading.autoplan import Choices
+from oallama.profiling.fingerprint import cpu_set
+from support.made_profile import made_profile
+
+SETTINGS = Settings(n_ctx=256)
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The models that plans were really made for, in a cache of this test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("OALLAMA_PLAN_CACHE")
+    calls: list[str] = []
+    plan_graph = autoplan.plan_graph
+
+    def counted(path: Any, *arguments: Any) -> PlacementPlan:
+        calls.append(str(path))
+        return plan_graph(path, *arguments)
+
+    monkeypatch.setattr(autoplan, "plan_graph", counted)
+    return calls
+
+
+@pytest.fixture
+def model(tiny: Callable[..., Path], tmp_path: Path) -> Path:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(tiny("llama").read_bytes())
+    return path
+
+
+@pytest.fixture
+def profile(model: Path, rpc: Any, tmp_path: Path) -> Path:
+    path = tmp_path / "profile.json"
+    made_profile(model, rpc.devices[0], replace(SETTINGS, n_threads=len(cpu_set()))).save(path)
+    return path
+
+
+def plans(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "cache" / "oallama" / "plans").glob("*.json"))
+
+
+@pytest.mark.parametrize("budget", ["2MiB", "50%", "minimal", None])
+def test_the_second_start_reads_the_first_ones_plan(
+    budget: str | None, model: Path, made: list[str], profile: Path, rpc: Any, tmp_path: Path
+) -> None:
+    choices = Choices(device=rpc.devices[0], profile=profile)
+    first, second = (autoplan.plan_model(model, budget, SETTINGS, choices) for _ in range(2))
+    assert first.hash == second.hash and len(made) == 1
+    (file,) = plans(tmp_path)
+    assert PlacementPlan.load(file).hash == first.hash
+
+
+def test_what_a_plan_depends_on_makes_another(model: Path, made: list[str], profile: Path, rpc: Any) -> None:
+    def plan(budget: str = "2MiB", settings: Settings = SETTINGS, **choices: Any) -> None:
+        autoplan.plan_model(model, budget, settings, Choices(device=rpc.devices[0], profile=profile, **choices))
+
+    def touch(file: Path) -> None:
+        file.write_bytes(file.read_bytes() + (b"\n" if file == profile else b""))
+        os.utime(file, (1, 1))
+
+    plan()
+    changes: list[Callable[[], None]] = [
+        lambda: plan("3MiB"),
+        lambda: plan(settings=replace(SETTINGS, n_ctx=512)),
+        lambda: plan(settings=replace(SETTINGS, flash_attn="off")),
+        lambda: plan(planner="exact"),
+        lambda: plan(streams=False),
+    ]
+    for i, change in enumerate(changes, 2):
+        change()
+        assert len(made) == i
+        change()  # each of them is found again
+        assert len(made) == i
+    for i, file in enumerate((model, profile), len(changes) + 2):
+        touch(file)
+        plan()
+        assert len(made) == i
+    plan(recheck=True)
+    assert len(made) == len(changes) + 4
+
+
+def test_a_budget_of_what_is_free_holds_while_about_as_much_is_free(
+    model: Path, made: list[str], profile: Path, rpc: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, free = device_list.device, [8 << 20]
+
+    def device(name: str) -> Device:
+        found = real(name)
+        return found if found.name == "CPU" else replace(found, memory_free=free[0])
+
+    monkeypatch.setattr(device_list, "device", device)
+    for free[0], n_made in ((8 << 20, 1), (int(8.3 * 2**20), 1), (7 << 20, 2), (12 << 20, 3)):
+        autoplan.plan_model(model, "auto", SETTINGS, Choices(device=rpc.devices[0], profile=profile))
+        assert len(made) == n_made, free
+
+
+def test_a_file_that_is_damaged_or_cannot_be_written_is_no_error(
+    model: Path, made: list[str], profile: Path, tmp_path: Path
+) -> None:
+    autoplan.plan_model(model, None, SETTINGS, Choices(device="CPU", profile=profile))
+    (file,) = plans(tmp_path)
+    file.write_text("{")
+    autoplan.plan_model(model, None, SETTINGS, Choices(device="CPU", profile=profile))
+    assert len(made) == 2 and PlacementPlan.load(file)
+    file.unlink()
+    file.parent.rmdir()
+    file.parent.write_text("a file where a folder should be")
+    autoplan.plan_model(model, None, SETTINGS, Choices(device="CPU", profile=profile))
+    assert len(made) == 3
+
+
+def test_old_plans_go(
+    model: Path, made: list[str], profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_cache, "KEPT", 2)
+    for n_ctx in (256, 512, 768):
+        autoplan.plan_model(model, None, replace(SETTINGS, n_ctx=n_ctx), Choices(device="CPU", profile=profile))
+    assert len(plans(tmp_path)) == 2
+    autoplan.plan_model(model, None, replace(SETTINGS, n_ctx=768), Choices(device="CPU", profile=profile))
+    assert len(made) == 3
+
+
+def test_a_plan_of_this_machines_profile_is_kept_once_it_is_whole(model: Path, made: list[str]) -> None:
+    """The first plan measures; what it is kept for is the profile as it was left."""
+    for _ in range(2):
+        autoplan.plan_model(model, None, SETTINGS, Choices(device="CPU"))
+    assert len(made) == 1
