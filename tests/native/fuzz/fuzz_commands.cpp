@@ -8,15 +8,15 @@
 #include "ggml.h"
 
 #include <arpa/inet.h>
-#include <fcntl.h>
-#include <netdb.h>
-#include <netinet/tcp.h>
-#include <sys/socket.h>
-#include <unistd.h>
 #include <cstdlib>
 #include <cstring>
+#include <fcntl.h>
 #include <mutex>
+#include <netdb.h>
+#include <netinet/tcp.h>
 #include <optional>
+#include <sys/socket.h>
+#include <unistd.h>
 
 // The server's ends of the connection.
 static ssize_t fuzz_recv(int fd, char * to, size_t size, int flags);
@@ -259,12 +259,14 @@ extern "C" size_t LLVMFuzzerCustomMutator(uint8_t * data, size_t size, size_t mo
             break;
         }
         default: { // one field of one tensor, or four bytes
-            static const uint64_t INTERESTING[] = { 0, 1, 2, 3, 4, 5, 8, 16, 31, 32, 33, 64, 255, 256, 4096, 65536, 1u << 31,
-                                                    0xffffffff, 1ull << 32, 1ull << 62, ~0ull, ~0ull - 15 };
-            const size_t base = in.empty() ? 0 : in[roll(in.size())];
-            const size_t room = in.empty() ? one.body.size() : sizeof(rpc_tensor) - GGML_MAX_NAME;
-            const size_t off  = base + roll(room / 4) * 4;
-            uint64_t     value = INTERESTING[roll(sizeof(INTERESTING) / 8)];
+            static const uint64_t INTERESTING[] = { 0,          1,          2,     3,         4,        5,
+                                                    8,          16,         31,    32,        33,       64,
+                                                    255,        256,        4096,  65536,     1u << 31, 0xffffffff,
+                                                    1ull << 32, 1ull << 62, ~0ull, ~0ull - 15 };
+            const size_t          base          = in.empty() ? 0 : in[roll(in.size())];
+            const size_t          room          = in.empty() ? one.body.size() : sizeof(rpc_tensor) - GGML_MAX_NAME;
+            const size_t          off           = base + roll(room / 4) * 4;
+            uint64_t              value         = INTERESTING[roll(sizeof(INTERESTING) / 8)];
             if (roll(3) == 0) {
                 value = roll(130);
             }
