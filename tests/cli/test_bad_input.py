@@ -392,3 +392,9 @@ def test_interrupted_model_leaves_nothing(tmp_path: Path) -> None:
     until(lambda: bool(list(tmp_path.glob("*partial*"))) or process.poll() is not None)
     interrupted(process)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", [("run", "hello"), ("plan", "--device", "CPU"), ("profile", "--device", "CPU")])
+def test_more_threads_than_cpus(command: tuple[str, ...], model: Path) -> None:
+    name, *more = command
+    fails(r"9999 threads on the \d+ CPUs .* take at most", name, model, *more, "--threads", "9999")

@@ -116,7 +116,7 @@ def plan(
     wanted = settings(sizes, kernels, parallel)
     connection = hardware.connect(elsewhere)
     graph = autoplan.read_graph(model, wanted)
-    wanted = autoplan.resolve(wanted, graph.n_ctx_train)
+    wanted = autoplan.resolve(wanted, graph.n_ctx_train, elsewhere)
     depth = autoplan.default_workload(wanted.n_ctx).depth if request.n_depth is None else request.n_depth
     choices = Choices(
         device=connection.device or hardware.device,

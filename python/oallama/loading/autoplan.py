@@ -35,7 +35,7 @@ from oallama.planning import (
 from oallama.planning.arenas import Arena
 from oallama.planning.planner import DEFAULT_WORKLOAD
 from oallama.profiling.drift import check_drift, describe_drift
-from oallama.profiling.fingerprint import cpu_set, fingerprint
+from oallama.profiling.fingerprint import check_threads, cpu_set, fingerprint
 from oallama.profiling.profiler import profile_machine
 from oallama.profiling.tuner import tuned
 from oallama.profiling.workload import UNFUSED_V_TYPES, depths_for
@@ -116,8 +116,13 @@ def model_fingerprint(raw: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def resolve(settings: Settings, n_ctx_train: int) -> Settings:
-    """Fill in zeros (the model's context, the CPUs this process may use); batches are no larger than the context."""
+def resolve(settings: Settings, n_ctx_train: int, elsewhere: bool = False) -> Settings:
+    """Fill in zeros (the model's context, the CPUs this process may use); batches are no larger than the context.
+
+    Raises OallamaError for more threads than CPUs, unless they are another machine's.
+    """
+    if not elsewhere:
+        check_threads(settings.n_threads)
     n_ctx = settings.n_ctx or n_ctx_train
     n_batch = min(n_ctx, settings.n_batch)
     n_threads = settings.n_threads or len(cpu_set())
@@ -231,7 +236,7 @@ def candidates(
     progress: Progress | None = None,
 ) -> Candidates:
     """Every candidate of `choices.planner`, the plan to take first; arguments and errors as in `plan_model`."""
-    settings = resolve(settings, graph.n_ctx_train)
+    settings = resolve(settings, graph.n_ctx_train, choices.elsewhere)
     if vram == MINIMAL:
         if choices.planner not in ("auto", MINIMAL):
             raise OallamaError(f'the budget "minimal" is a planner of its own; leave out planner {choices.planner!r}')

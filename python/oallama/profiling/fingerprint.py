@@ -16,6 +16,7 @@ from typing import Any
 from oallama.base.environment import QUICK_PROFILE
 from oallama.engine import device_list, native, runtime
 from oallama.engine.device_list import Device
+from oallama.errors import OallamaError
 
 _LOOPBACK = re.compile(r"(127\.0\.0\.1|localhost|\[::1\]):\d+")
 
@@ -61,6 +62,15 @@ def cpu_model() -> str:
 def cpu_set() -> set[int]:
     """CPUs this process may run on."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
+def check_threads(n_threads: int) -> None:
+    """Raises OallamaError for more CPU threads than this process may use: spinning ones would wait for turns."""
+    if n_threads > len(cpu_set()):
+        raise OallamaError(
+            f"{n_threads} threads on the {len(cpu_set())} CPUs that this process may use would wait for each other; "
+            f"take at most {len(cpu_set())} (0: all of them)"
+        )
 
 
 @cache

@@ -31,7 +31,7 @@ from oallama.data.profile import Profile
 from oallama.engine import device_list, native
 from oallama.engine.device_list import ACCELERATOR_TYPES, Device
 from oallama.errors import OallamaError
-from oallama.profiling.fingerprint import cpu_set, fingerprint, is_quick
+from oallama.profiling.fingerprint import check_threads, cpu_set, fingerprint, is_quick
 from oallama.profiling.recorder import BESIDE_OTHERS, Recorder, cache_file, cached
 from oallama.profiling.workload import DEPTHS, LINK_SIZES, UNFUSED_V_TYPES, Task, tasks_for
 
@@ -80,10 +80,11 @@ def profile_machine(
         memory for example, is left out; the profile's notes tell, and the next call tries again.
 
     Raises:
-        OallamaError: for an unknown device, one on which every measurement fails or that cannot attend to a cache of
-            these types, or if the cache cannot be written.
+        OallamaError: for an unknown device, more threads than CPUs, a device on which every measurement fails or that
+            cannot attend to a cache of these types, or if the cache cannot be written.
         KeyboardInterrupt: after what was measured has been saved.
     """
+    check_threads(n_threads)
     n_threads = n_threads or len(cpu_set())
     names = list(dict.fromkeys([*devices, *([] if alone else ["CPU"])]))
     mark = fingerprint(names, n_threads)
