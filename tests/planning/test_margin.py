@@ -15,7 +15,7 @@ from oallama.data.profile import Profile
 from oallama.engine import device_list
 from oallama.engine.device_list import Device
 from oallama.engine.load_settings import Settings
-from oallama.loading import autoplan
+from oallama.loading import autoplan, budgets
 from oallama.loading.autoplan import Choices
 from oallama.planning import Workload, gpu_reserve, make_plans
 from oallama.planning.planner import PLANNERS
@@ -62,7 +62,7 @@ def free(model: Path, rpc: Any, monkeypatch: pytest.MonkeyPatch, times: Profile)
     device = rpc.devices[0]
     whole = autoplan.plan_model(model, None, SETTINGS, Choices(device=device, profile=times, planner="all"))
     nbytes = gpu_reserve(TOTAL) + whole.predicted.devices[device].total * 9 // 10
-    monkeypatch.setattr(autoplan, "device_list", GpuHere(device, nbytes))
+    monkeypatch.setattr(budgets, "device_list", GpuHere(device, nbytes))
     yield nbytes
 
 
@@ -188,3 +188,12 @@ def test_the_pool_is_shown() -> None:
     plan = make_plans(space(graph(), 100 << 20, machine=CUDA), "layers").best
     (line,) = (text.plain for text in render_unseen(plan))
     assert line == f"{DEVICE}: 2.0 MiB of the total are the backend's pool for conversions, estimated"
+
+
+def test_a_budget_above_the_devices_memory_is_said(model: Path, times: Profile, free: int, rpc: Any) -> None:
+    def notes(budget: str) -> str:
+        plan = autoplan.plan_model(model, budget, SETTINGS, Choices(device=rpc.devices[0], profile=times))
+        return "\n".join(plan.predicted.notes)
+
+    assert f"the budget of {rpc.devices[0]} is 25GiB, but it has 24.0 GiB of memory" in notes("25GiB")
+    assert "but it has" not in notes("23GiB")

@@ -21,7 +21,7 @@ from oallama.engine import device_list, skeleton
 from oallama.engine.device_list import ACCELERATOR_TYPES
 from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
-from oallama.loading.budgets import budgets_for, refuse_margin
+from oallama.loading.budgets import budgets_for, more_than_there_is, refuse_margin
 from oallama.loading.dry_run import LocalAllocators
 from oallama.loading.plan_cache import Question
 from oallama.planning import (
@@ -246,14 +246,16 @@ def candidates(
         refuse_margin(choices.margin, "no accelerator is used")
     if not accelerators and vram is not None:
         raise OallamaError(f"a memory budget ({vram}) is for an accelerator, not for the device {HOST}; leave one out")
-    drift: list[str] = []
+    notes: list[str] = []
     if choices.recheck and not choices.elsewhere:
         ratios = check_drift(profile, [*accelerators, HOST], settings.n_threads)
         if drift := describe_drift(ratios, recorded=profile.created):
+            notes += (f"times scaled: {line}" for line in drift)
             profile = profile.scaled(ratios)
     elsewhere = profile if choices.elsewhere else None
     budgets = budgets_for(vram, accelerators, graph.weights_bytes, elsewhere, choices.margin)
     budgets = {name: budget.less(choices.reserve.get(name, 0)) for name, budget in budgets.items()}
+    notes += more_than_there_is(budgets, elsewhere)
     allocators = LocalAllocators(path, settings, accelerators, elsewhere)
     graphs = {settings.flash_attn: graph}
     if settings.flash_attn == "auto" and settings.type_v in UNFUSED_V_TYPES and not choices.paper:
@@ -279,7 +281,7 @@ def candidates(
         fraction=choices.fraction,
     )
     found = make_plans(space, choices.planner)
-    return Candidates({name: allocators.noted(plan, drift) for name, plan in found.plans.items()}, found.failed)
+    return Candidates({name: allocators.noted(plan, notes) for name, plan in found.plans.items()}, found.failed)
 
 
 def read_arenas(path: PathOrText, plan: PlacementPlan, settings: Settings, choices: Choices) -> list[Arena]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from oallama.data.budget import Budget, gpu_reserve, parse_budget, parse_margin
+from collections.abc import Mapping
+
+from oallama.data.budget import Budget, format_bytes, gpu_reserve, parse_budget, parse_margin
 from oallama.data.entries import DeviceInfo
 from oallama.data.profile import Profile
 from oallama.engine import device_list
@@ -38,6 +40,16 @@ def budgets_for(
     if margin is not None and found and not any(budget.is_auto for budget in found.values()):
         raise OallamaError(f'the margin {margin} is for the budget "auto", not for {vram}; leave one of them out')
     return found
+
+
+def more_than_there_is(budgets: Mapping[str, Budget], elsewhere: Profile | None) -> list[str]:
+    """A line for each budget that is above the memory of its device; devices that do not tell theirs have none."""
+    lines = []
+    for name, budget in budgets.items():
+        total = (elsewhere.device(name) if elsewhere else device_list.device(name)).memory_total
+        if 0 < total < (budget.bytes_total or 0):
+            lines.append(f"the budget of {name} is {budget.text}, but it has {format_bytes(total)} of memory")
+    return lines
 
 
 def refuse_margin(margin: str | int | None, because: str = "a plan has its budget") -> None:

@@ -64,9 +64,9 @@ class LocalAllocators:
         overrides = tuple((pattern, names.get(device, device)) for pattern, device in found.overrides)
         return StockFlags(found.n_gpu_layers, tuple(found.tensor_split), overrides)
 
-    def noted(self, plan: PlacementPlan, drift: Sequence[str]) -> PlacementPlan:
-        """The plan with notes of drift, and of what was asked in place of devices that are not here."""
-        notes = [f"times scaled: {line}" for line in drift]
+    def noted(self, plan: PlacementPlan, notes: Sequence[str]) -> PlacementPlan:
+        """The plan with these notes, and one of what was asked in place of devices that are not here."""
+        notes = [*notes]
         others = [name for name in plan.devices if self._stand_in.get(name, name) != name]
         if others:
             stand_in = device_list.device(self._stand_in[others[0]]).description
