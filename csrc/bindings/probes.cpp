@@ -151,13 +151,13 @@ void register_probes(py::module_ & m) {
         "Whether the device has every operator of such an attention.");
     m.def("link_bench", &link_bench, py::arg("device"), py::arg("sizes"),
           "Transfer times between host and device for every size in bytes, both directions.");
-    m.def("switch_bench", &oa_switch_bench, py::arg("device"), py::arg("n_threads"),
+    m.def("switch_bench", &oa_switch_bench, py::arg("device"), py::arg("n_threads"), py::arg("max_s"),
           py::call_guard<py::gil_scoped_release>(),
           "Seconds one device change in a graph costs, the copy of SWITCH_BYTES included.");
     m.def("overlap_bench", &oa_overlap_bench, py::arg("device"), py::arg("n_threads"),
           py::call_guard<py::gil_scoped_release>(),
           "Share (0 to 1) of the shorter of copies to a device and its computing that hides behind the longer.");
-    m.def("concurrency_bench", &oa_concurrency_bench, py::arg("device"), py::arg("n_threads"),
+    m.def("concurrency_bench", &oa_concurrency_bench, py::arg("device"), py::arg("n_threads"), py::arg("max_s"),
           py::call_guard<py::gil_scoped_release>(),
           "Share (0 to 1) of the shorter of a device's computing and the CPU's that hides behind the longer.");
     m.attr("SWITCH_BYTES") = oa_switch_bytes;

@@ -96,6 +96,8 @@ oa_timing oa_measure(const std::function<void()> & once, double divisor, int min
     using clock = std::chrono::steady_clock;
     once();
 
+    // Where hardly anything is measured, nothing is waited for.
+    const double        longest_s = min_s > 0.0 && max_s >= min_s ? patience * max_s : max_s;
     std::vector<double> clean, all;
     double              total = 0.0, clean_total = 0.0;
     while (true) {
@@ -113,7 +115,7 @@ oa_timing oa_measure(const std::function<void()> & once, double divisor, int min
         const bool enough = int(clean.size()) >= min_repeats;
         const bool usable = enough || clean.size() == all.size();
         const bool steady = enough && clean_total >= min_s && spread_of(clean) <= calm * median_of(clean);
-        if (steady || total >= (usable ? max_s : patience * max_s) || int(all.size()) >= max_samples) {
+        if (steady || total >= (usable ? max_s : longest_s) || int(all.size()) >= max_samples) {
             return summarise(usable ? clean : faster_half(all), double(clean.size()) / double(all.size()));
         }
     }

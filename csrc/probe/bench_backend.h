@@ -33,8 +33,8 @@ ggml_backend_buffer_type_t oa_weight_buffer_type(ggml_backend_dev_t dev, ggml_te
 void oa_wait_for(const ggml_tensor * tensor);
 
 // Runs `once` until at least `min_repeats` runs and `min_s` seconds have been measured and the spread is small, or
-// until `max_s` have passed; four times as long where other work disturbs. The first run is a warm-up. Each result is
-// divided by `divisor`. `before` runs before each, untimed.
+// until `max_s` have passed; four times as long where other work disturbs and min_s can be reached. The first run is a
+// warm-up. Each result is divided by `divisor`. `before` runs before each, untimed.
 oa_timing oa_measure(
     const std::function<void()> & once, double divisor, int min_repeats, double min_s, double max_s,
     const std::function<void()> & before = [] {});

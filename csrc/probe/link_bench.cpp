@@ -15,7 +15,6 @@ namespace {
 constexpr int    n_products   = 16; // in one graph
 constexpr int    min_rounds   = 5;
 constexpr int    max_rounds   = 40;
-constexpr double max_switch_s = 2.0;
 constexpr int    max_chains   = 100; // of the faster side, beside one of the slower
 constexpr double min_beside_s = 0.3; // for copies and computing side by side
 constexpr size_t beside_bytes = 16 << 20;
@@ -155,7 +154,7 @@ std::vector<oa_link_timing> oa_link_bench(const std::string & device, const std:
     return result;
 }
 
-double oa_switch_bench(const std::string & device, int n_threads) {
+double oa_switch_bench(const std::string & device, int n_threads, double max_s) {
     const ggml_backend_ptr dev = oa_make_backend(oa_require_device(device), n_threads);
     const ggml_backend_ptr cpu = oa_make_backend(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), n_threads);
     const side             on_device(dev.get()), on_cpu(cpu.get());
@@ -165,7 +164,7 @@ double oa_switch_bench(const std::string & device, int n_threads) {
     const chain         cpu_only(on_cpu, on_cpu, dev.get(), cpu.get());
     std::vector<double> changes;
     double              spent = 0.0;
-    for (int round = 0; round < max_rounds && (round <= min_rounds || spent < max_switch_s); ++round) {
+    for (int round = 0; round < max_rounds && (round <= min_rounds || spent < max_s); ++round) {
         // In turn: the three must see the same machine, whose speed drifts by more than a change costs.
         const double whole = mixed.seconds(), a = device_only.seconds(), b = cpu_only.seconds();
         if (round > 0) {
@@ -177,7 +176,7 @@ double oa_switch_bench(const std::string & device, int n_threads) {
     return std::max(0.0, median(std::move(changes)));
 }
 
-double oa_concurrency_bench(const std::string & device, int n_threads) {
+double oa_concurrency_bench(const std::string & device, int n_threads, double max_s) {
     const ggml_backend_ptr dev = oa_make_backend(oa_require_device(device), n_threads);
     const ggml_backend_ptr cpu = oa_make_backend(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), n_threads);
     const side             on_device(dev.get()), on_cpu(cpu.get());
@@ -199,7 +198,7 @@ double oa_concurrency_bench(const std::string & device, int n_threads) {
     };
     std::vector<double> shares;
     double              spent = 0.0;
-    for (int round = 0; round < max_rounds && (round <= min_rounds || spent < max_switch_s); ++round) {
+    for (int round = 0; round < max_rounds && (round <= min_rounds || spent < max_s); ++round) {
         const double a    = seconds_of([&] { submit(), device_chain.finish(); });
         const double b    = seconds_of(compute);
         const double both = seconds_of([&] { submit(), compute(), device_chain.finish(); });

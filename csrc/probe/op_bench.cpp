@@ -207,7 +207,7 @@ oa_timing oa_op_bench::measure(const oa_bench_case & which, ggml_backend_buffer_
     };
     const oa_timing whole   = measure_graph(n_ops);
     const int       n_short = std::max(1, int(n_ops * short_graph_s / graph_s));
-    if (whole.clean >= mostly || n_short == n_ops) {
+    if (whole.clean >= mostly || n_short == n_ops || max_s < min_measured_s) {
         return whole;
     }
     const oa_timing pieces = measure_graph(n_short);

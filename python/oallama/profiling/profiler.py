@@ -38,6 +38,7 @@ from oallama.profiling.workload import DEPTHS, LINK_SIZES, UNFUSED_V_TYPES, Task
 Progress = Callable[[float, float, str], None]  # done, total (arbitrary units), what comes next
 
 _MAX_SECONDS, _QUICK_SECONDS = 0.6, 0.02  # per task, warm-up excluded
+_PAIR_SECONDS = 2.0  # of two devices in turn or at once
 _MIN_COLD_BYTES = 64 << 20
 _MAX_COLD_BYTES = 1 << 30
 _QUICK_COLD_BYTES = 1 << 20
@@ -181,6 +182,7 @@ class Probe:
     def __init__(self, device: str, n_threads: int, max_s: float | None = None) -> None:
         self._device = device
         self._max_s = (_QUICK_SECONDS if is_quick() else _MAX_SECONDS) if max_s is None else max_s
+        self._pair_s = _QUICK_SECONDS if is_quick() else _PAIR_SECONDS
         self._n_threads = n_threads
         self.notes: tuple[Note, ...] = ()
         try:
@@ -224,13 +226,13 @@ class Probe:
         if task.kind == "overlap":
             return [Overlap(device, native.core().overlap_bench(device, self._n_threads))]
         if task.kind == "concurrency":
-            return [Concurrency(device, native.core().concurrency_bench(device, self._n_threads))]
+            return [Concurrency(device, native.core().concurrency_bench(device, self._n_threads, self._pair_s))]
         return [SwitchTime(device, self._switch_seconds())]
 
     def _switch_seconds(self) -> float:
         """What a device change costs beyond the copy itself, which predictions add by its own size."""
         core = native.core()
-        whole = core.switch_bench(self._device, self._n_threads)
+        whole = core.switch_bench(self._device, self._n_threads, self._pair_s)
         rows = core.link_bench(self._device, [core.SWITCH_BYTES])
         kinds = {row["memory"] for row in rows}
         kind = "pinned" if "pinned" in kinds else "pageable"  # as in the chain that was timed
