@@ -110,11 +110,11 @@ void register_built(py::module_ & m) {
         py::arg("chain"), py::arg("type"), py::arg("ne0"), py::arg("ne1"), py::arg("n_tokens"));
 }
 
-py::list link_bench(const std::string & device, const std::vector<size_t> & sizes) {
+py::list link_bench(const std::string & device, const std::vector<size_t> & sizes, double max_s) {
     std::vector<oa_link_timing> links;
     {
         py::gil_scoped_release release;
-        links = oa_link_bench(device, sizes);
+        links = oa_link_bench(device, sizes, max_s);
     }
     py::list result;
     for (const auto & link : links) {
@@ -149,12 +149,12 @@ void register_probes(py::module_ & m) {
         py::arg("device"), py::arg("type_k"), py::arg("type_v"), py::arg("head_dim_k"), py::arg("head_dim_v"),
         py::arg("n_head"), py::arg("n_head_kv"), py::arg("n_tokens"), py::arg("depth"), py::arg("flash"),
         "Whether the device has every operator of such an attention.");
-    m.def("link_bench", &link_bench, py::arg("device"), py::arg("sizes"),
+    m.def("link_bench", &link_bench, py::arg("device"), py::arg("sizes"), py::arg("max_s") = 1.0,
           "Transfer times between host and device for every size in bytes, both directions.");
     m.def("switch_bench", &oa_switch_bench, py::arg("device"), py::arg("n_threads"), py::arg("max_s"),
           py::call_guard<py::gil_scoped_release>(),
           "Seconds one device change in a graph costs, the copy of SWITCH_BYTES included.");
-    m.def("overlap_bench", &oa_overlap_bench, py::arg("device"), py::arg("n_threads"),
+    m.def("overlap_bench", &oa_overlap_bench, py::arg("device"), py::arg("n_threads"), py::arg("max_s"),
           py::call_guard<py::gil_scoped_release>(),
           "Share (0 to 1) of the shorter of copies to a device and its computing that hides behind the longer.");
     m.def("concurrency_bench", &oa_concurrency_bench, py::arg("device"), py::arg("n_threads"), py::arg("max_s"),

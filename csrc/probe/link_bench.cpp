@@ -39,11 +39,12 @@ void work_a_while() {
     }
 }
 
-void measure_both(std::vector<oa_link_timing> & out, ggml_tensor * t, void * host, const char * memory, size_t nbytes) {
-    const auto time = [](const std::function<void()> & f) { return oa_measure(f, 1.0, 5, 0.02, 1.0, work_a_while); };
+void measure_both(std::vector<oa_link_timing> & out, ggml_tensor * t, void * host, const char * memory, size_t nbytes,
+                  double max_s) {
+    const auto time = [&](const std::function<void()> & f) { return oa_measure(f, 1.0, 5, 0.02, max_s, work_a_while); };
     // A remote device may acknowledge a write before it has arrived: wait by a tiny read, whose own time, awake, is
     // taken off.
-    const oa_timing wait = oa_measure([&] { oa_wait_for(t); }, 1.0, 5, 0.02, 1.0);
+    const oa_timing wait = oa_measure([&] { oa_wait_for(t); }, 1.0, 5, 0.02, max_s);
     oa_timing       h2d  = time([&] {
         ggml_backend_tensor_set(t, host, 0, nbytes);
         oa_wait_for(t);
@@ -130,7 +131,7 @@ double median(std::vector<double> values) {
 
 } // namespace
 
-std::vector<oa_link_timing> oa_link_bench(const std::string & device, const std::vector<size_t> & sizes) {
+std::vector<oa_link_timing> oa_link_bench(const std::string & device, const std::vector<size_t> & sizes, double max_s) {
     ggml_backend_dev_t         dev    = oa_require_device(device);
     const size_t               limit  = *std::max_element(sizes.begin(), sizes.end());
     const ggml_context_ptr     ctx    = make_context(1);
@@ -146,9 +147,9 @@ std::vector<oa_link_timing> oa_link_bench(const std::string & device, const std:
     std::vector<uint8_t>        pageable(limit, 1);
     std::vector<oa_link_timing> result;
     for (const size_t nbytes : sizes) {
-        measure_both(result, tensor, pageable.data(), "pageable", nbytes);
+        measure_both(result, tensor, pageable.data(), "pageable", nbytes, max_s);
         if (pinned_buffer) {
-            measure_both(result, tensor, ggml_backend_buffer_get_base(pinned_buffer.get()), "pinned", nbytes);
+            measure_both(result, tensor, ggml_backend_buffer_get_base(pinned_buffer.get()), "pinned", nbytes, max_s);
         }
     }
     return result;
@@ -210,7 +211,7 @@ double oa_concurrency_bench(const std::string & device, int n_threads, double ma
     return median(std::move(shares));
 }
 
-double oa_overlap_bench(const std::string & device, int n_threads) {
+double oa_overlap_bench(const std::string & device, int n_threads, double max_s) {
     using clock              = std::chrono::steady_clock;
     const auto seconds_since = [](clock::time_point t) {
         return std::chrono::duration<double>(clock::now() - t).count();
@@ -242,8 +243,8 @@ double oa_overlap_bench(const std::string & device, int n_threads) {
     };
 
     work.seconds();
-    const double one_chain = oa_measure([&] { work.seconds(); }, 1.0, 5, 0.1, 1.0).median_s;
-    const double one_copy  = oa_measure(copy, 1.0, 5, 0.1, 1.0).median_s;
+    const double one_chain = oa_measure([&] { work.seconds(); }, 1.0, 5, 0.1, 0.5 * max_s).median_s;
+    const double one_copy  = oa_measure(copy, 1.0, 5, 0.1, 0.5 * max_s).median_s;
 
     std::atomic<bool> stop{ false };
     int               n_copies = 0, n_chains = 0;

@@ -27,6 +27,12 @@ from support.processes import process_of
 DEPTHS = (256, 1024)
 
 
+@pytest.fixture(autouse=True)
+def others_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Doubtful times stay as they are unless a test wants it otherwise: others run beside this one."""
+    monkeypatch.setattr(profiler, "cpus_of_others", lambda: 1.0)
+
+
 def graph_of(path: Path) -> OperatorGraph:
     return autoplan.read_graph(path, Settings(n_ctx=512))
 
@@ -144,12 +150,10 @@ def test_doubtful_times_are_replaced_when_the_machine_is_quiet(
     tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graph = graph_of(tiny("llama"))
-    monkeypatch.setattr(profiler, "cpus_of_others", lambda: 0.0)
     profile, _ = measure(graph, [], tmp_path)
     (file,) = tmp_path.glob("*.json")
     doubted = tuple(Note("CPU", f"attention n=1 depth={depth}", BESIDE_OTHERS) for depth in DEPTHS)
     replace(profile, notes=doubted).save(file)
-    monkeypatch.setattr(profiler, "cpus_of_others", lambda: 1.0)
     assert measure(graph, [], tmp_path)[1] == []
     monkeypatch.setattr(profiler, "cpus_of_others", lambda: 0.0)
     again, measured = measure(graph, [], tmp_path)

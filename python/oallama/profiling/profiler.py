@@ -221,10 +221,10 @@ class Probe:
             t = self._bench.chain(max_s=self._max_s, **a)
             return [ChainTime(device, a["chain"], a["type"], (a["ne0"], a["ne1"]), a["n_tokens"], **t)]
         if task.kind == "links":
-            rows = native.core().link_bench(device, list(LINK_SIZES))
+            rows = native.core().link_bench(device, list(LINK_SIZES), self._pair_s / 2)
             return [LinkTime(device, **{name: r[name] for name in _LINK}) for r in rows]
         if task.kind == "overlap":
-            return [Overlap(device, native.core().overlap_bench(device, self._n_threads))]
+            return [Overlap(device, native.core().overlap_bench(device, self._n_threads, self._pair_s))]
         if task.kind == "concurrency":
             return [Concurrency(device, native.core().concurrency_bench(device, self._n_threads, self._pair_s))]
         return [SwitchTime(device, self._switch_seconds())]
@@ -233,7 +233,7 @@ class Probe:
         """What a device change costs beyond the copy itself, which predictions add by its own size."""
         core = native.core()
         whole = core.switch_bench(self._device, self._n_threads, self._pair_s)
-        rows = core.link_bench(self._device, [core.SWITCH_BYTES])
+        rows = core.link_bench(self._device, [core.SWITCH_BYTES], self._pair_s / 2)
         kinds = {row["memory"] for row in rows}
         kind = "pinned" if "pinned" in kinds else "pageable"  # as in the chain that was timed
         copies = [float(row["median_s"]) for row in rows if row["memory"] == kind]
