@@ -15,7 +15,7 @@ clang_format_major = 14
 # Tests at a time; those that measure time (`alone`) come after the others, one by one.
 WORKERS ?= 2
 pytest = $(bin)/python -m pytest -q $(ARGS)
-beside = -n $(WORKERS) --dist loadfile
+beside = -n $(WORKERS) --dist worksteal
 or_none = || [ $$? = 5 ] # ARGS may leave no test
 
 help: ## this list
