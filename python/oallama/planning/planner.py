@@ -48,7 +48,7 @@ DEFAULT_WORKLOAD = Workload()
 PLANNERS: tuple[str, ...] = get_args(PlannerName)
 # Below this concurrency divided weights are computed one side after the other.
 BESIDE = 0.05
-_ON_REQUEST = ("all", "stream-all", "minimal")
+ON_REQUEST = ("all", "stream-all", "minimal")
 _MINIMAL_SLOTS = 2
 
 
@@ -92,7 +92,7 @@ def make_plans(space: Space, planner: PlannerName = "auto") -> Candidates:
         raise OallamaError(f"fraction must be above 0 and at most 1, got {space.fraction}")
     if not space.accelerators:
         return Candidates({"cpu": _checked(space, _cpu(space))}, {})
-    names = [name for name in makers if name not in _ON_REQUEST] if planner == "auto" else [planner]
+    names = [name for name in makers if name not in ON_REQUEST] if planner == "auto" else [planner]
     plans: dict[str, PlacementPlan] = {}
     failed: dict[str, OallamaError] = {}
     for name in names:

@@ -1,6 +1,6 @@
 """Devices, operator timings and link timings of a machine, cached by fingerprint.
 
-`profile` is the data (no engine needed); `profiler` measures; `workload` says what to measure.
+`profiler` measures, `recorder` keeps, `workload` says what to measure; the data is `oallama.data.profile`.
 """
 
 from oallama.data.profile import Profile
