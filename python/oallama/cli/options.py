@@ -19,7 +19,9 @@ from oallama.planning.planner import ON_REQUEST, PLANNERS
 DEFAULT_CTX = 4096
 
 Model = Annotated[Path, typer.Argument(help="GGUF file.", show_default=False)]
-Planner = Annotated[str, typer.Option(help=f"{', '.join(PLANNERS)}; auto: the fastest, {', '.join(ON_REQUEST)} left out.")]
+Planner = Annotated[
+    str, typer.Option(help=f"{', '.join(PLANNERS)}; auto: the fastest, {', '.join(ON_REQUEST)} left out.")
+]
 Vram = Annotated[
     str | None,
     typer.Option(help='Memory of the accelerator to use: "8GiB", "75%" (of the weights), bytes, "auto" or "minimal".'),
