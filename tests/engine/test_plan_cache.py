@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from oallama import OallamaError
 from oallama.data.plan import PlacementPlan
 from oallama.engine import device_list
 from oallama.engine.device_list import Device
@@ -142,3 +143,8 @@ def test_a_plan_of_this_machines_profile_is_kept_once_it_is_whole(model: Path, m
     for _ in range(2):
         autoplan.plan_model(model, None, SETTINGS, Choices(device="CPU"))
     assert len(made) == 1
+
+
+def test_a_missing_model_is_said(made: list[str], profile: Path, tmp_path: Path) -> None:
+    with pytest.raises(OallamaError, match="no such model file"):
+        autoplan.plan_model(tmp_path / "none.gguf", None, SETTINGS, Choices(device="CPU", profile=profile))

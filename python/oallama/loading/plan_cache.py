@@ -55,9 +55,9 @@ class Question:
         names = (*accelerators, HOST)
         mark = fingerprint(names, settings.n_threads or len(cpu_set()))
         profile = cache_file(mark, None) if choices.profile is None else choices.profile
-        if not isinstance(profile, (str, os.PathLike)) or not Path(profile).is_file():
-            return
         file = Path(path)
+        if not isinstance(profile, (str, os.PathLike)) or not (Path(profile).is_file() and file.is_file()):
+            return
         found = file.stat()
         asked = {
             "model": [str(file.resolve()), found.st_size, found.st_mtime_ns],
