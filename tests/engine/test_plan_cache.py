@@ -11,13 +11,16 @@ from typing import Any
 import pytest
 
 from oallama import OallamaError
+from oallama.data.entries import Note
 from oallama.data.plan import PlacementPlan
+from oallama.data.profile import Profile
 from oallama.engine import device_list
 from oallama.engine.device_list import Device
 from oallama.engine.load_settings import Settings
 from oallama.loading import autoplan, plan_cache
 from oallama.loading.autoplan import Choices
 from oallama.profiling.fingerprint import cpu_set
+from oallama.profiling.recorder import BESIDE_OTHERS
 from support.made_profile import made_profile
 
 SETTINGS = Settings(n_ctx=256)
@@ -148,3 +151,11 @@ def test_a_plan_of_this_machines_profile_is_kept_once_it_is_whole(model: Path, m
 def test_a_missing_model_is_said(made: list[str], profile: Path, tmp_path: Path) -> None:
     with pytest.raises(OallamaError, match="no such model file"):
         autoplan.plan_model(tmp_path / "none.gguf", None, SETTINGS, Choices(device="CPU", profile=profile))
+
+
+def test_a_plan_from_doubtful_times_is_not_kept(model: Path, made: list[str], profile: Path) -> None:
+    times = Profile.load(profile)
+    replace(times, notes=(Note("CPU", "links", BESIDE_OTHERS),)).save(profile)
+    for _ in range(2):
+        autoplan.plan_model(model, None, SETTINGS, Choices(device="CPU", profile=profile))
+    assert len(made) == 2

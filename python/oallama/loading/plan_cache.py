@@ -21,7 +21,7 @@ from oallama.data.plan import HOST, PlacementPlan
 from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
 from oallama.profiling.fingerprint import cpu_set, fingerprint
-from oallama.profiling.recorder import cache_dir, cache_file
+from oallama.profiling.recorder import BESIDE_OTHERS, cache_dir, cache_file
 
 if TYPE_CHECKING:
     from oallama.loading.autoplan import Choices
@@ -83,8 +83,11 @@ class Question:
         return None
 
     def keep(self, plan: PlacementPlan) -> None:
-        """Keep the answer, if the cache can be written."""
-        if self._file is None:
+        """Keep the answer, if the cache can be written.
+
+        A plan from times that were taken beside other work is not kept: they are measured again on a quiet machine.
+        """
+        if self._file is None or any(BESIDE_OTHERS in note for note in plan.predicted.notes):
             return
         with suppress(OallamaError):
             plan.save(self._file)
