@@ -165,6 +165,7 @@ def test_a_plan_changes_no_word(budget: str, plainly_said: list[str], rpc: Any) 
     placed.close()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not has_vulkan(), reason="no Vulkan backend or no software Vulkan device on this machine")
 def test_vulkan_gives_the_same_answers(plainly_said: list[str]) -> None:
     """A page has choices that are almost equal, where a rounding error may decide; answers have not."""

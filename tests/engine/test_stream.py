@@ -104,9 +104,9 @@ def test_two_devices_of_a_map_share_one_copy_of_the_inputs(
 @pytest.mark.parametrize(
     ("arch", "slots", "jitter_us", "prompts"),
     [
-        ("llama", 4, 400, FEWER),
+        ("qwen2", 2, 0, (33,)),
         *(pytest.param(arch, 2, 0, PROMPTS, marks=pytest.mark.slow) for arch in ON_VULKAN),
-        *(pytest.param(arch, 4, 400, FEWER, marks=pytest.mark.slow) for arch in ON_VULKAN if arch != "llama"),
+        *(pytest.param(arch, 4, 400, FEWER, marks=pytest.mark.slow) for arch in ON_VULKAN),
     ],
 )
 def test_streamed_is_resident_on_vulkan(

@@ -55,6 +55,7 @@ def test_a_layer_of_equal_products() -> None:
     assert str(Distance(7, 2, 4)) == "7:2:4"
 
 
+@pytest.mark.slow
 @needs_headers
 def test_a_plan_for_gpus(backend: Path, tiny: Callable[..., Path], tmp_path: Path) -> None:
     hot, cold, path = tiny("llama", "F16"), tiny("qwen2", "F16"), tmp_path / "weave.json"
