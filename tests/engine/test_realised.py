@@ -16,6 +16,7 @@ from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from support.hand_plan import hand_plan
+from support.logits import nmse
 from support.made_profile import made_profile
 
 TOKENS = [int(t) for t in np.random.default_rng(5).integers(300, 1000, size=40)]
@@ -41,10 +42,6 @@ def logits(path: Path, plan: PlacementPlan) -> tuple[np.ndarray, np.ndarray]:
         rows.append(np.ctypeslib.as_array(llm._ctx.get_logits_ith(-1), shape=(llm.n_vocab(),)).copy())
     llm.close()
     return rows[0], rows[1]
-
-
-def nmse(a: np.ndarray, b: np.ndarray) -> float:
-    return float(((a - b) ** 2).sum() / (a**2).sum())
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from oallama.errors import OallamaError
 from oallama.planning import BudgetTooSmall, OperatorGraph, StockFlags, Workload, compare, make_plans
 from oallama.planning.exact import exact
 from oallama.planning.greedy import oato
-from oallama.planning.planner import ranked
+from oallama.planning.planner import PLANNERS, ranked
 from support.planned import MODEL, plan, smallest
 from support.synthetic import CONTEXT, DEVICE, GPU, QWQ_32B, FakeMemory, Shape, Speed, graph, profile, space
 
@@ -180,6 +180,17 @@ def test_bad_requests():
         plan(accelerators=(DEVICE, "GPU1"), machine=profile(MODEL, more={"GPU1": GPU}))
     with pytest.raises(OallamaError, match="'cpu-moe' does not apply"):
         plan(planner="cpu-moe")
+
+
+def test_every_planner_that_can_be_named_makes_plans():
+    """Those that apply to a dense model or to a mixture of experts, on devices that compute at once, are all."""
+    made = {"auto"}
+    for model in (MODEL, graph(Shape(n_expert=8))):
+        machine = profile(model, concurrency=1.0)
+        with pytest.raises(OallamaError, match="those that do: auto, ") as refused:
+            plan(model, machine=machine, planner="cpu-moe" if model is MODEL else "cpu-ffn")
+        made.update(str(refused.value).split("those that do: ")[1].split(", "))
+    assert made | {"fit"} == set(PLANNERS)  # llama.cpp's own makes plans where it is given
 
 
 def test_a_slow_device_gets_nothing_unless_the_paper_says_so():

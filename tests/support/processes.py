@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,9 +21,27 @@ def process_of(command: Sequence[str | Path], **options: Any) -> Iterator[subpro
             process.kill()
 
 
+@contextmanager
+def program(source: str, *arguments: str | int, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """A Python process that has said "ready"."""
+    words = [sys.executable, "-c", source, *map(str, arguments)]
+    with process_of(words, stdout=subprocess.PIPE, **options) as process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        yield process
+
+
 def until(happens: Callable[[], bool], seconds: float = 60.0) -> None:
     """Wait for what happens in other processes."""
     end = time.monotonic() + seconds
     while not happens():
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.02)
+
+
+def is_running(pid: int) -> bool:
+    """A zombie, which waits for whoever inherited it, does not run."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

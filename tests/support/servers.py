@@ -18,7 +18,7 @@ PROMPTS = [f"{word} jumps over the lazy dog and goes on for a while" for word in
 def call(port: int, path: str, body: dict[str, Any] | None = None) -> Any:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=120) as answer:
         text = answer.read().decode()
     return text if path.startswith("/metrics") else json.loads(text)
 

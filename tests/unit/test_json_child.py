@@ -7,13 +7,13 @@ import queue
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from oallama.base.json_child import JsonChild
+from support.processes import is_running, until
 
 PROGRAM = """
 import json, os, sys
@@ -92,16 +92,4 @@ def test_it_ends_with_its_parent() -> None:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         parent.kill()
-    end = time.monotonic() + LONG_S
-    while time.monotonic() < end and is_running(pid):
-        time.sleep(0.01)
-    assert not is_running(pid)
-
-
-def is_running(pid: int) -> bool:
-    """A zombie, which waits for whoever inherited it, does not run."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    until(lambda: not is_running(pid), LONG_S)

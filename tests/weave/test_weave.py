@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -23,7 +20,8 @@ from oallama.engine import runtime
 from oallama.weave import Receiver, channel_path
 from oallama.weave.sequences import Sequences
 from support.guests import play, tokens
-from support.processes import process_of
+from support.processes import until
+from support.receivers import receiver
 
 MIB = 1 << 20
 names = count()
@@ -65,19 +63,6 @@ def test_a_long_prompt_and_a_single_sequence(kv_type: int, tiny: Callable[..., P
             with Hot(model, channels=channels, n_ubatch=128, n_threads=2, kv_type=kv_type) as hot:
                 found.append([hot.step(step)[0] for step in script])
     assert same(*found)
-
-
-RECEIVE = (
-    "import sys, time; from oallama.weave import Receiver; r = Receiver(sys.argv[1], int(sys.argv[2])); "
-    "print('ready', flush=True); time.sleep(1000)"
-)
-
-
-@contextmanager
-def receiver(path: str, quota_nbytes: int = 64 * MIB) -> Iterator[subprocess.Popen[str]]:
-    with process_of([sys.executable, "-c", RECEIVE, path, str(quota_nbytes)], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None and process.stdout.readline() == "ready\n"
-        yield process
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
@@ -163,13 +148,13 @@ def test_a_receiver_that_is_back_is_used_again(tiny: Callable[..., Path], path: 
         hot.step({0: tokens(5, 1)})
         assert hot.stats["n_guests"] == 0  # nobody there yet
         with receiver(path) as process:
-            wait_until(lambda: joins(hot))
+            until(lambda: joins(hot))
             before = hot.stats["n_guests"]
             os.kill(process.pid, signal.SIGKILL)
             process.wait()
         hot.step({1: tokens(1, 1)})
         with receiver(path):
-            wait_until(lambda: joins(hot))
+            until(lambda: joins(hot))
             assert hot.stats["n_guests"] > before
 
 
@@ -178,13 +163,6 @@ def joins(hot: Sequences) -> bool:
     hot.remove(1)
     hot.step({1: tokens(3, 2)})
     return hot.stats["n_guests"] > before
-
-
-def wait_until(happens: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
-    while not happens():
-        assert time.monotonic() < end
-        time.sleep(0.1)
 
 
 def test_the_threads_of_the_cold_models_graphs_work(tiny: Callable[..., Path], path: str) -> None:

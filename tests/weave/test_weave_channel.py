@@ -6,12 +6,10 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -26,7 +24,8 @@ from support.attention import Reference, floats
 from support.foreign_array import ForeignArray
 from support.logits import nmse
 from support.paths import NATIVE, ROOT
-from support.processes import process_of
+from support.processes import program
+from support.receivers import receiver
 
 MIB = 1 << 20
 names = count()
@@ -247,10 +246,6 @@ def test_a_sequence_twice_is_refused(path: str) -> None:
             sender.attend(0, [SequenceRows(handle, 0, 1), SequenceRows(handle, 1, 1)], q, kv, kv, scale=1.0)
 
 
-RECEIVE = (
-    "import sys, time; from oallama.weave import Receiver; r = Receiver(sys.argv[1], 1 << 26); "
-    "print('ready', flush=True); time.sleep(100)"
-)
 # The first 2 KiB of any slot, ten thousand times a second.
 SCRIBBLE = """if True:
     import mmap, random, sys, time
@@ -266,17 +261,9 @@ SCRIBBLE = """if True:
 """
 
 
-@contextmanager
-def program(source: str, *arguments: str | int) -> Iterator[subprocess.Popen[str]]:
-    """A Python process that has said "ready"."""
-    with process_of([sys.executable, "-c", source, *map(str, arguments)], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None and process.stdout.readline() == "ready\n"
-        yield process
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_a_receiver_that_is_gone_is_noticed(path: str, number: int) -> None:
-    with program(RECEIVE, path) as process:
+    with receiver(path) as process:
         sender = AnySender(path, deadline_s=1.0)
         handle = sender.open(n_layers=1, max_tokens=64, k_width=64, v_width=64)
         assert handle is not None and sender.reserve(handle, 64)
@@ -334,7 +321,7 @@ def test_a_receiver_wants_its_memory_back(path: str) -> None:
 
 
 def test_files_of_killed_receivers_are_removed(path: str) -> None:
-    with program(RECEIVE, path):
+    with receiver(path):
         remove_abandoned()
         assert Path(path).exists()
     end = time.monotonic() + 60

@@ -12,8 +12,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from oallama.weave.sequences import Sequences
 from support.attention import Reference, floats
 from support.guests import play
 from support.logits import nmse
-from support.processes import process_of
+from support.processes import process_of, program
 from support.weave_cuda import (
     KV_TYPES,
     AttendTask,
@@ -95,12 +95,8 @@ RECEIVE = """if True:
 """
 
 
-@contextmanager
-def receiving(library: Path, path: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", RECEIVE, library, path]
-    with process_of(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None and process.stdout.readline() == "ready\n"
-        yield process
+def receiving(library: Path, path: str) -> AbstractContextManager[subprocess.Popen[str]]:
+    return program(RECEIVE, str(library), path, stdin=subprocess.PIPE)
 
 
 def tell(process: subprocess.Popen[str], command: str) -> None:

@@ -23,7 +23,8 @@ from oallama.weave.channel import layout
 from oallama.weave.sequences import Sequences
 from support.logits import tokens
 from support.paths import ROOT
-from support.processes import process_of
+from support.processes import program, until
+from support.receivers import receiver
 
 MIB = 1 << 20
 BF16 = 30  # as in test_weave.py
@@ -136,28 +137,14 @@ ATTACH = """if True:
 
 def test_guests_of_a_killed_sender_are_forgotten(path: str) -> None:
     with Receiver(path, MIB) as receiver:
-        with process_of([sys.executable, "-c", ATTACH, path], stdout=subprocess.PIPE) as process:
-            assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        with program(ATTACH, path):
             assert receiver.stats()["n_sequences"] == 1
-        end = time.monotonic() + 20
-        while receiver.stats()["n_sequences"] or receiver.stats()["free_nbytes"] != MIB:
-            assert time.monotonic() < end
-            time.sleep(0.01)
-
-
-RECEIVE = """if True:
-    import sys, time
-    from oallama.weave import Receiver
-    receiver = Receiver(sys.argv[1], 1 << 28, task_nbytes=1 << 17, result_nbytes=1 << 17)
-    print("ready", flush=True)
-    time.sleep(1000)
-"""
+        until(lambda: receiver.stats()["n_sequences"] == 0 and receiver.stats()["free_nbytes"] == MIB)
 
 
 def test_a_stopped_receiver_holds_nobody_up(path: str) -> None:
     """Who attaches waits as long as there are signs of life, or for half of the deadline."""
-    with process_of([sys.executable, "-c", RECEIVE, path], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    with receiver(path, 1 << 28, 1 << 17) as process:
         os.kill(process.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)  # its threads run on for a moment
         with pytest.raises(OallamaError, match="no sign of life"):
@@ -167,19 +154,17 @@ def test_a_stopped_receiver_holds_nobody_up(path: str) -> None:
 def test_much_work_is_a_sign_of_life(path: str) -> None:
     """Many tasks in a row, none of which takes long: together they take longer than the deadline."""
     deadline_s = 1.0
-    with process_of([sys.executable, "-c", RECEIVE, path], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None and process.stdout.readline() == "ready\n"
-        with Sender(path, deadline_s=deadline_s) as sender:
-            types = {"k_type": "bf16", "v_type": "bf16"}
-            for n_rows in (1024, 2048, 4096, 8192):
-                q, kv = np.ones((n_rows, 16, 64), np.float32), np.ones((n_rows, 2, 64), np.float32)
-                sequence = sender.open(n_layers=1, max_tokens=n_rows, k_width=128, v_width=128, **types)
-                assert sequence is not None and sender.reserve(sequence, n_rows)
-                begin = time.monotonic()
-                out = sender.attend(0, [SequenceRows(sequence, 0, n_rows)], q, kv, kv, scale=0.1)
-                assert np.allclose(out, 1.0, atol=1e-2)
-                if time.monotonic() > begin + deadline_s:
-                    break
+    with receiver(path, 1 << 28, 1 << 17), Sender(path, deadline_s=deadline_s) as sender:
+        types = {"k_type": "bf16", "v_type": "bf16"}
+        for n_rows in (1024, 2048, 4096, 8192):
+            q, kv = np.ones((n_rows, 16, 64), np.float32), np.ones((n_rows, 2, 64), np.float32)
+            sequence = sender.open(n_layers=1, max_tokens=n_rows, k_width=128, v_width=128, **types)
+            assert sequence is not None and sender.reserve(sequence, n_rows)
+            begin = time.monotonic()
+            out = sender.attend(0, [SequenceRows(sequence, 0, n_rows)], q, kv, kv, scale=0.1)
+            assert np.allclose(out, 1.0, atol=1e-2)
+            if time.monotonic() > begin + deadline_s:
+                break
 
 
 # Adds to a word of the region behind its receiver, which then ends.
@@ -212,10 +197,7 @@ def test_a_damaged_state_does_not_last(path: str) -> None:
     with Receiver(path, MIB), Sender(path, deadline_s=5.0) as sender, open(path, "r+b", buffering=0) as file:
         file.seek(layout().words["state"][0])
         file.write(struct.pack("<I", 77))
-        end = time.monotonic() + 20
-        while not sender.wants_guests:
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        until(lambda: sender.wants_guests)
 
 
 MOUNT = 'mount -t tmpfs -o size=1M none "$1" && exec "${@:2}"'
