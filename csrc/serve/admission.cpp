@@ -1,9 +1,12 @@
 #include "admission.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <set>
 
 namespace oa {
@@ -12,7 +15,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr double newest = 0.1; // weight of the last request in the mean
+constexpr double newest  = 0.1; // weight of the last request in the mean
+constexpr int    grace_s = 5;   // between the end of the drain and the end of the process
 
 double variable(const char * name, double otherwise) {
     const char * value = getenv(name);
@@ -79,6 +83,7 @@ DrainedShutdown::DrainedShutdown(std::function<void(int)> shutdown) : shutdown_(
         if (!abandoned_) {
             Admission::of_process().drain();
             shutdown_(0);
+            end_in(grace_s);
         }
     });
 }
@@ -92,6 +97,18 @@ DrainedShutdown::~DrainedShutdown() {
 
 void DrainedShutdown::begin() {
     sem_post(&wanted_);
+}
+
+void DrainedShutdown::end_in(int seconds) {
+    timespec end;
+    clock_gettime(CLOCK_REALTIME, &end);
+    end.tv_sec += seconds;
+    while (sem_timedwait(&wanted_, &end) != 0) { // the destructor posts
+        if (errno == ETIMEDOUT) {
+            fprintf(stderr, "oallama: the server ends without a client that does not read its answer\n");
+            std::_Exit(0);
+        }
+    }
 }
 
 } // namespace oa

@@ -59,6 +59,9 @@ class DrainedShutdown {
     void begin();
 
   private:
+    // Ends the process unless it has done so itself: a client that does not read its answer would keep it.
+    void end_in(int seconds);
+
     const std::function<void(int)> shutdown_;
     sem_t                          wanted_;
     std::atomic<bool>              abandoned_{ false }; // the server ends without begin()

@@ -9,44 +9,61 @@ import socket
 import subprocess
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
 from oallama.engine.rpc import free_port
-from support.processes import process_of
+from oallama.modelmaker import make_model
+from support.processes import process_of, until
 from support.servers import OALLAMA
 
-LONG = 1500  # tokens; some seconds
+LONG = 3000  # tokens; much more than is buffered on the way
+ENDLESS = 60000  # more than any machine makes while a test runs
+CTX = 65536
 
 
 class Call:
-    """A streamed completion; it has been let in, or refused, when this returns."""
+    """A completion; when this returns it has been answered or refused, and a streamed one has been let in.
 
-    def __init__(self, port: int, model: str, n_tokens: int) -> None:
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
-        body = {"model": model, "prompt": "a", "max_tokens": n_tokens, "ignore_eos": True, "stream": True}
+    Buffers are small: the server cannot end a long answer before it is read.
+    """
+
+    def __init__(self, port: int, model: str, n_tokens: int, stream: bool = True) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", port)
+        self._connection.sock = self._socket = socket.socket()
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)  # else the sender buffers megabytes
+        self._socket.settimeout(120)
+        self._socket.connect(("127.0.0.1", port))
+        body = {"model": model, "prompt": "a", "max_tokens": n_tokens, "ignore_eos": True, "stream": stream}
         self._connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
         self.answer = self._connection.getresponse()
 
     def rest(self) -> str:
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
         text = self.answer.read().decode()
         self._connection.close()
         return text
+
+    def hang_up(self) -> None:
+        self.answer.close()
+        self._connection.close()
 
 
 @contextmanager
 def server(models: list[Path], *more: str | int) -> Iterator[tuple[subprocess.Popen[str], int]]:
     port = free_port()
     what = [models[0]] if len(models) == 1 else ["--hot", models[0], "--cold", models[1], "--guests", "0"]
-    command = [OALLAMA, "serve", *what, "--parallel", "1", "--ctx", "2048", "--threads", "1", "--port", port, *more]
+    metrics = ["--", "--metrics"] if len(models) == 1 else []  # a router's models have them
+    own = ["--parallel", "1", "--ctx", CTX, "--threads", "1", "--port", port]
+    command = [OALLAMA, "serve", *what, *own, *more, *metrics]
     with process_of(list(map(str, command)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        end = time.monotonic() + 60
-        while not all(answers(port, model.stem) for model in models):
-            assert time.monotonic() < end and process.poll() is None
-            time.sleep(0.1)
+        until(lambda: process.poll() is not None or all(answers(port, model.stem) for model in models))
+        assert process.poll() is None
         yield process, port
 
 
@@ -58,14 +75,19 @@ def answers(port: int, model: str) -> bool:
     return call.answer.status == 200 and "[DONE]" in call.rest()
 
 
-@pytest.fixture(params=[1, 2], ids=["server", "router"])
-def models(request: pytest.FixtureRequest, tiny: Callable[..., Path]) -> list[Path]:
-    return [tiny("llama"), tiny("qwen2")][: request.param]
+@pytest.fixture(scope="module", params=[1, 2], ids=["server", "router"])
+def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Tiny models with room for long answers."""
+    folder = tmp_path_factory.mktemp("long")
+    return [
+        make_model(folder / f"{arch}.gguf", arch=arch, file_type="Q8_0", overrides={"n_ctx_train": CTX})
+        for arch in ("llama", "qwen2")[: request.param]
+    ]
 
 
 def test_a_full_queue_says_so(models: list[Path]) -> None:
     with server(models, "--queue", 0) as (_, port):
-        busy = Call(port, models[0].stem, LONG)
+        busy = Call(port, models[0].stem, ENDLESS)
         refused = Call(port, models[0].stem, 1)
         assert refused.answer.status == 503
         assert 1 <= int(refused.answer.headers["Retry-After"]) <= 60
@@ -73,10 +95,8 @@ def test_a_full_queue_says_so(models: list[Path]) -> None:
         assert error["type"] == "unavailable_error" and "queue is full" in error["message"]
         for other in models[1:]:  # its queue is its own
             assert "[DONE]" in Call(port, other.stem, 1).rest()
-        assert "[DONE]" in busy.rest()
-        end = time.monotonic() + 60
-        while not answers(port, models[0].stem):
-            assert time.monotonic() < end
+        busy.hang_up()
+        until(lambda: answers(port, models[0].stem))
 
 
 def test_a_server_that_ends_answers_first(models: list[Path]) -> None:
@@ -93,18 +113,13 @@ def test_a_server_that_ends_answers_first(models: list[Path]) -> None:
 def test_a_burst_is_let_in_at_once(models: list[Path]) -> None:
     """More requests at one moment than the server has threads: none waits for another's answer to be read."""
     n = 40
-    body = json.dumps({"model": models[0].stem, "prompt": "a", "max_tokens": LONG, "ignore_eos": True}).encode()
+    body = json.dumps({"model": models[0].stem, "prompt": "a", "max_tokens": ENDLESS, "ignore_eos": True}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-    metrics = ["--", "--metrics"] if len(models) == 1 else []  # a router's models have them
-    with server(models, "--queue", n, "--drain", 0.2, *metrics) as (_, port), ExitStack() as stack:
+    with server(models, "--queue", n, "--drain", 0.2) as (_, port), ExitStack() as stack:
         for _ in range(n):
             client = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
             client.sendall(f"{head}\r\n\r\n".encode() + body)
-        known: set[float] = set()
-        end = time.monotonic() + 60
-        while n not in known:
-            assert time.monotonic() < end, known
-            known.add(requests_known(port, models[0].stem))
+        until(lambda: requests_known(port, models[0].stem) == n)
 
 
 def requests_known(port: int, model: str) -> float:
@@ -116,9 +131,22 @@ def requests_known(port: int, model: str) -> float:
 
 
 def test_a_drain_has_an_end(models: list[Path]) -> None:
-    with server(models, "--drain", 0.2) as (process, port):
-        call = Call(port, models[0].stem, LONG)
+    model = models[0].stem
+    with server(models, "--drain", 0.2) as (process, port), ThreadPoolExecutor() as threads:
+        streamed = threads.submit(Call(port, model, ENDLESS).rest)
+        whole = threads.submit(Call, port, model, ENDLESS, stream=False)
+        until(lambda: requests_known(port, model) == 2)
         process.send_signal(signal.SIGTERM)
         assert process.wait(25) == 0  # a stream without results is looked at again every 30 s
+        with pytest.raises(http.client.IncompleteRead):
+            streamed.result()
+        assert whole.result().answer.status == 503 and "the server ends" in whole.result().rest()
+
+
+def test_a_client_that_reads_nothing_keeps_no_server(models: list[Path]) -> None:
+    with server(models, "--drain", 1) as (process, port):
+        call = Call(port, models[0].stem, ENDLESS)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(25) == 0
         with pytest.raises(http.client.IncompleteRead):
             call.rest()
