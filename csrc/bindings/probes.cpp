@@ -2,6 +2,7 @@
 #include "graph_reader.h"
 #include "link_bench.h"
 #include "op_bench.h"
+#include "waiting.h"
 
 namespace {
 
@@ -149,6 +150,8 @@ void register_probes(py::module_ & m) {
         py::arg("device"), py::arg("type_k"), py::arg("type_v"), py::arg("head_dim_k"), py::arg("head_dim_v"),
         py::arg("n_head"), py::arg("n_head_kv"), py::arg("n_tokens"), py::arg("depth"), py::arg("flash"),
         "Whether the device has every operator of such an attention.");
+    m.def("others_s", &oa_others_s, py::arg("children_are_ours") = false,
+          "CPU seconds that others than this process took since the machine started.");
     m.def("link_bench", &link_bench, py::arg("device"), py::arg("sizes"), py::arg("max_s") = 1.0,
           "Transfer times between host and device for every size in bytes, both directions.");
     m.def("switch_bench", &oa_switch_bench, py::arg("device"), py::arg("n_threads"), py::arg("max_s"),

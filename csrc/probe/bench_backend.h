@@ -8,7 +8,8 @@
 #include <string>
 #include <vector>
 
-// Of the clean repeats, in which no thread waited for its CPU; of the faster half of all where those are too few.
+// Of the clean repeats, in which no thread waited for a CPU that others had; of the faster half of all where those are
+// too few.
 struct oa_timing {
     double median_s = 0.0;
     double best_s   = 0.0; // fastest repeat
@@ -32,9 +33,18 @@ ggml_backend_buffer_type_t oa_weight_buffer_type(ggml_backend_dev_t dev, ggml_te
 // ggml_backend_synchronize, before the server has done the work.
 void oa_wait_for(const ggml_tensor * tensor);
 
+// How measurements look for clean repeats beside other work.
+struct oa_patience {
+    double left_s;      // beyond their own bounds, of all of them together
+    bool   has_servers; // what processes that this one started take is no other work
+};
+
+oa_patience oa_patience_for(ggml_backend_dev_t dev, double seconds);
+
 // Runs `once` until at least `min_repeats` runs and `min_s` seconds have been measured and the spread is small, or
-// until `max_s` have passed; four times as long where other work disturbs and min_s can be reached. The first run is a
-// warm-up. Each result is divided by `divisor`. `before` runs before each, untimed.
+// until `max_s` have passed. Where other work disturbs and min_s can be reached, up to four times as long while there
+// is patience, and a quarter of max_s when there is none left. The first run is a warm-up. Each result is divided by
+// `divisor`. `before` runs before each, untimed.
 oa_timing oa_measure(
     const std::function<void()> & once, double divisor, int min_repeats, double min_s, double max_s,
-    const std::function<void()> & before = [] {});
+    oa_patience & patience, const std::function<void()> & before = [] {});

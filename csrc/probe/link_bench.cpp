@@ -40,11 +40,13 @@ void work_a_while() {
 }
 
 void measure_both(std::vector<oa_link_timing> & out, ggml_tensor * t, void * host, const char * memory, size_t nbytes,
-                  double max_s) {
-    const auto time = [&](const std::function<void()> & f) { return oa_measure(f, 1.0, 5, 0.02, max_s, work_a_while); };
+                  double max_s, oa_patience & patience) {
+    const auto time = [&](const std::function<void()> & f) {
+        return oa_measure(f, 1.0, 5, 0.02, max_s, patience, work_a_while);
+    };
     // A remote device may acknowledge a write before it has arrived: wait by a tiny read, whose own time, awake, is
     // taken off.
-    const oa_timing wait = oa_measure([&] { oa_wait_for(t); }, 1.0, 5, 0.02, max_s);
+    const oa_timing wait = oa_measure([&] { oa_wait_for(t); }, 1.0, 5, 0.02, max_s, patience);
     oa_timing       h2d  = time([&] {
         ggml_backend_tensor_set(t, host, 0, nbytes);
         oa_wait_for(t);
@@ -132,11 +134,12 @@ double median(std::vector<double> values) {
 } // namespace
 
 std::vector<oa_link_timing> oa_link_bench(const std::string & device, const std::vector<size_t> & sizes, double max_s) {
-    ggml_backend_dev_t         dev    = oa_require_device(device);
-    const size_t               limit  = *std::max_element(sizes.begin(), sizes.end());
-    const ggml_context_ptr     ctx    = make_context(1);
-    ggml_tensor *              tensor = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I8, int64_t(limit));
-    ggml_backend_buffer_type_t pinned = ggml_backend_dev_host_buffer_type(dev);
+    ggml_backend_dev_t         dev      = oa_require_device(device);
+    oa_patience                patience = oa_patience_for(dev, max_s);
+    const size_t               limit    = *std::max_element(sizes.begin(), sizes.end());
+    const ggml_context_ptr     ctx      = make_context(1);
+    ggml_tensor *              tensor   = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I8, int64_t(limit));
+    ggml_backend_buffer_type_t pinned   = ggml_backend_dev_host_buffer_type(dev);
 
     const ggml_backend_buffer_ptr buffer(
         ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), ggml_backend_dev_buffer_type(dev)));
@@ -147,9 +150,10 @@ std::vector<oa_link_timing> oa_link_bench(const std::string & device, const std:
     std::vector<uint8_t>        pageable(limit, 1);
     std::vector<oa_link_timing> result;
     for (const size_t nbytes : sizes) {
-        measure_both(result, tensor, pageable.data(), "pageable", nbytes, max_s);
+        measure_both(result, tensor, pageable.data(), "pageable", nbytes, max_s, patience);
         if (pinned_buffer) {
-            measure_both(result, tensor, ggml_backend_buffer_get_base(pinned_buffer.get()), "pinned", nbytes, max_s);
+            measure_both(result, tensor, ggml_backend_buffer_get_base(pinned_buffer.get()), "pinned", nbytes, max_s,
+                         patience);
         }
     }
     return result;
@@ -184,7 +188,10 @@ double oa_concurrency_bench(const std::string & device, int n_threads, double ma
     const chain            device_chain(on_device, on_device, dev.get(), cpu.get());
     const chain            cpu_chain(on_cpu, on_cpu, dev.get(), cpu.get());
 
-    const auto   time     = [](const chain & c) { return oa_measure([&] { c.seconds(); }, 1.0, 5, 0.0, 0.5).median_s; };
+    oa_patience none = oa_patience_for(oa_require_device(device), 0.0);
+    const auto  time = [&](const chain & c) {
+        return oa_measure([&] { c.seconds(); }, 1.0, 5, 0.0, 0.5, none).median_s;
+    };
     const double device_s = time(device_chain), cpu_s = time(cpu_chain);
     const int    n_device = times(cpu_s, device_s), n_cpu = times(device_s, cpu_s);
     const auto   submit = [&] {
@@ -243,8 +250,9 @@ double oa_overlap_bench(const std::string & device, int n_threads, double max_s)
     };
 
     work.seconds();
-    const double one_chain = oa_measure([&] { work.seconds(); }, 1.0, 5, 0.1, 0.5 * max_s).median_s;
-    const double one_copy  = oa_measure(copy, 1.0, 5, 0.1, 0.5 * max_s).median_s;
+    oa_patience  patience  = oa_patience_for(dev_ptr, max_s);
+    const double one_chain = oa_measure([&] { work.seconds(); }, 1.0, 5, 0.1, 0.5 * max_s, patience).median_s;
+    const double one_copy  = oa_measure(copy, 1.0, 5, 0.1, 0.5 * max_s, patience).median_s;
 
     std::atomic<bool> stop{ false };
     int               n_copies = 0, n_chains = 0;

@@ -20,6 +20,7 @@ constexpr double short_graph_s    = 0.004; // beside other work: short enough to
 constexpr double mostly           = 0.5;
 constexpr double min_measured_s   = 0.1;
 constexpr int    min_runs         = 5;
+constexpr double patience_s       = 15.0;
 constexpr double usable_memory    = 0.9; // of what is free
 // Backends convert operands in memory of their own: at most all scores to F16, half of their size.
 constexpr double converted = 0.5;
@@ -83,7 +84,7 @@ bool oa_attends(const std::string & device, const oa_attention_spec & spec) {
 
 oa_op_bench::oa_op_bench(const std::string & device, int n_threads, bool use_extra_bufts, size_t cold_bytes) :
     device_(oa_require_device(device)), backend_(oa_make_backend(device_, n_threads)),
-    use_extra_bufts_(use_extra_bufts), cold_bytes_(cold_bytes) {}
+    use_extra_bufts_(use_extra_bufts), cold_bytes_(cold_bytes), patience_(oa_patience_for(device_, patience_s)) {}
 
 struct oa_op_bench::prepared {
     ggml_context_ptr         cold_context, inputs_context;
@@ -193,23 +194,24 @@ oa_timing oa_op_bench::measure(const oa_bench_case & which, ggml_backend_buffer_
     {
         const loaded one = load(which, made, 1);
         // The best of a few: one run that lost its time slice must not decide the length of the graph.
-        const auto   t      = oa_measure([&] { compute(one); }, 1.0, min_runs, 0.0, graph_s);
+        const auto   t      = oa_measure([&] { compute(one); }, 1.0, min_runs, 0.0, graph_s, patience_);
         const double best_s = std::max(t.best_s, 1e-7);
         const double least  = std::min(double(min_ops), longest_graph_s / best_s);
         n_ops               = std::max(1, int(std::clamp(graph_s / best_s, least, double(made.max_ops))));
         if (n_ops == 1) {
-            return oa_measure([&] { compute(one); }, 1.0, min_runs, min_measured_s, max_s);
+            return oa_measure([&] { compute(one); }, 1.0, min_runs, min_measured_s, max_s, patience_);
         }
     }
     const auto measure_graph = [&](int n) {
         const loaded many = load(which, made, n);
-        return oa_measure([&] { compute(many); }, n, min_runs, min_measured_s, max_s);
+        return oa_measure([&] { compute(many); }, n, min_runs, min_measured_s, max_s, patience_);
     };
     const oa_timing whole   = measure_graph(n_ops);
     const int       n_short = std::max(1, int(n_ops * short_graph_s / graph_s));
-    if (whole.clean >= mostly || n_short == n_ops || max_s < min_measured_s) {
+    if (whole.clean >= mostly || n_short == n_ops || max_s < min_measured_s || patience_.left_s <= 0.0) {
         return whole;
     }
+    patience_.left_s -= max_s;
     const oa_timing pieces = measure_graph(n_short);
     return pieces.clean > whole.clean ? pieces : whole;
 }

@@ -63,4 +63,5 @@ class oa_op_bench {
     size_t             cold_bytes_;
     std::string        buffer_type_;
     bool               warm_ = false;
+    oa_patience        patience_;
 };

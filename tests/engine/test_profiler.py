@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -130,7 +131,7 @@ def test_a_damaged_cache_is_measured_anew(tiny: Callable[..., Path], tmp_path: P
 
 def test_a_cache_that_cannot_be_written_is_said(tiny: Callable[..., Path], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(OallamaError, match="cannot write profile"):
+    with pytest.raises(OallamaError, match=r"cannot write profile .*choose a folder"):
         measure(graph_of(tiny("llama")), [], tmp_path / "file")
 
 
@@ -144,6 +145,20 @@ def test_a_repeat_that_waits_for_its_cpu_is_not_clean() -> None:
         (entry,) = probe.measure(Task("mul_mat", tuple(sorted(weight.items())), 1.0))
     assert entry.clean < CLEAN and 0 < entry.best_s <= entry.median_s
     assert [note.text for note in probe.notes] == [BESIDE_OTHERS]
+
+
+@pytest.mark.alone
+def test_what_a_child_takes_can_be_ours() -> None:
+    """A device's server is a child that works for this process; any other child's work is other work."""
+    others_s = native.core().others_s
+
+    with ExitStack() as children:
+        for _ in cpu_set():
+            children.enter_context(process_of([sys.executable, "-c", "while True: pass"]))
+        before = others_s(), others_s(children_are_ours=True)
+        time.sleep(0.5)
+        after = others_s(), others_s(children_are_ours=True)
+    assert after[0] - before[0] > after[1] - before[1] + 0.2
 
 
 def test_doubtful_times_are_replaced_when_the_machine_is_quiet(

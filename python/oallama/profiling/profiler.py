@@ -6,13 +6,13 @@ written after every few tasks and at Ctrl-C, so that little measured time is los
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from oallama.base.cpu_use import cpus_of_others
 from oallama.data.entries import (
     CLEAN,
     KV_ROWS,
@@ -151,6 +151,13 @@ def forget(devices: Sequence[str], n_threads: int = 0, cache: Path | None = None
         path.unlink(missing_ok=True)
     except OSError as err:
         raise OallamaError(f"cannot remove the cached profile {path}: {err.strerror}") from err
+
+
+def cpus_of_others(seconds: float = 0.2) -> float:
+    """CPUs that others than this process keep busy meanwhile; 0 where Linux is not."""
+    before = native.core().others_s()
+    time.sleep(seconds)
+    return max(0.0, float(native.core().others_s() - before)) / seconds
 
 
 def _repacks(device: str, weight: Mapping[str, Any]) -> bool:
