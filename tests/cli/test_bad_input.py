@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import resource
@@ -13,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -158,11 +157,6 @@ def test_plan_for_a_device_that_is_not_here(model: Path, plan_file: Path) -> Non
     fails("uses device 'RPC0', this machine has CPU", "run", model, "hello", "--plan", plan_file)
 
 
-def test_plan_for_a_smaller_context(model: Path, plan_file: Path) -> None:
-    fails("n_ctx up to 256, asked for 512; make a new plan", "run", model, "hello", "--plan", plan_file, "--local-rpc",
-          "--ctx", "512")  # fmt: skip
-
-
 @pytest.mark.parametrize("text", ['{"schema": ', "[1, 2]", '{"schema": "oallama.plan/99"}', "\x00\xff"])
 def test_corrupt_json(model: Path, tmp_path: Path, text: str) -> None:
     path = tmp_path / "x.json"
@@ -171,38 +165,12 @@ def test_corrupt_json(model: Path, tmp_path: Path, text: str) -> None:
     fails("profile .*x.json.*; record one", "plan", model, "--local-rpc", "--vram", "50%", "--profile", path, *SMALL)
 
 
-def test_plan_that_does_not_fit_the_schema(model: Path, plan: PlacementPlan, tmp_path: Path) -> None:
-    content = json.loads(plan.to_json())
-    content["layers"] = []
-    path = tmp_path / "plan.json"
-    path.write_text(json.dumps(content))
-    fails("does not fit the plan schema at layers", "run", model, "hello", "--plan", path)
-
-
-def test_stale_profile(model: Path, profile: Profile, tmp_path: Path) -> None:
-    path = tmp_path / "profile.json"
-    replace(profile, fingerprint={**profile.fingerprint, "cpu": "Z80 x1"}).save(path)
-    fails(r"is stale \(cpu: profile has Z80 x1.*oallama profile", "plan", model, "--local-rpc", "--vram", "50%",
-          "--profile", path, *SMALL)  # fmt: skip
-
-
 # ---- budgets and names -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("budget", "expected"),
-    [
-        ("-1GiB", "at least one byte"),
-        ("0", "at least one byte"),
-        ("-5%", "above 0%"),
-        ("200%", "at most 100%"),
-        ("many", 'cannot read the memory budget .*expected bytes, "8GiB"'),
-        ("8 apples", "cannot read the memory budget"),
-        ("1.2.3GiB", "cannot read the memory budget"),
-    ],
-)
-def test_budget_that_is_none(model: Path, profile_file: Path, budget: str, expected: str) -> None:
-    fails(expected, "plan", model, "--local-rpc", f"--vram={budget}", "--profile", profile_file, *SMALL)
+def test_budget_that_is_none(model: Path, profile_file: Path) -> None:
+    fails('cannot read the memory budget .*expected bytes, "8GiB"', "plan", model, "--local-rpc", "--vram=-8 apples",
+          "--profile", profile_file, *SMALL)  # fmt: skip
 
 
 @pytest.mark.parametrize("planner", ["oato", "exact"])
@@ -223,7 +191,7 @@ def test_budget_without_an_accelerator(model: Path) -> None:
     fails("this machine has none .*--local-rpc", "plan", model, "--vram", "1GiB", *SMALL)
 
 
-@pytest.mark.parametrize("command", [("plan", "--vram", "1GiB"), ("run", "hello"), ("profile",)])
+@pytest.mark.parametrize("command", [("plan", "--vram", "1GiB"), ("run", "hello")])
 def test_unknown_device(model: Path, command: tuple[str, ...]) -> None:
     name, *rest = command
     fails("unknown device 'CUDA7'; devices here: CPU", name, model, *rest, "--device", "CUDA7")
@@ -282,11 +250,6 @@ def test_port_that_is_not_an_rpc_server(answer: bytes | None, model: Path) -> No
 # ---- files that cannot be written ------------------------------------------------------------------------------------
 
 
-def test_cache_that_cannot_be_written(model: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    fails("cannot write profile .*choose a folder", "profile", model, *SMALL, cache=tmp_path / "file")
-
-
 def test_plan_that_cannot_be_written(model: Path, profile_file: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     fails("cannot write plan", "plan", model, "--local-rpc", "--vram", "50%", "--profile", profile_file, *SMALL,
@@ -315,19 +278,8 @@ def test_disk_full_while_a_model_is_written(tmp_path: Path) -> None:
     assert good.read_bytes() == b"precious" and list(tmp_path.iterdir()) == [good]
 
 
-@pytest.mark.parametrize(
-    ("expected", "arguments"),
-    [
-        ("unknown shape", ("--shape", "huge")),
-        ("unknown architecture", ("--arch", "gpt9")),
-        ("unknown file type", ("--type", "Q9")),
-        ("NAME=N", ("--set", "n_layer")),
-        ("does not exist: create it", ("--shape", "tiny")),
-    ],
-)
-def test_models_that_cannot_be_made(tmp_path: Path, expected: str, arguments: tuple[str, ...]) -> None:
-    folder = tmp_path / "none" if "tiny" in arguments else tmp_path
-    fails(expected, "make-model", folder / "m.gguf", *arguments)
+def test_models_that_cannot_be_made(tmp_path: Path) -> None:
+    fails("NAME=N", "make-model", tmp_path / "m.gguf", "--set", "n_layer")
 
 
 # ---- Ctrl-C ----------------------------------------------------------------------------------------------------------

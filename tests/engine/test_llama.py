@@ -300,7 +300,7 @@ def test_arguments_that_contradict(model: Path, plan: PlacementPlan, profile: Pr
 
 def test_plan_for_something_else(tiny: Callable[..., Path], model: Path, plan: PlacementPlan, tmp_path: Path) -> None:
     refuses("another model", tiny("qwen2"), plan=plan)
-    refuses("n_ctx up to 256", model, plan=plan, n_ctx=512)
+    refuses("n_ctx up to 256, asked for 512; make a new plan", model, plan=plan, n_ctx=512)
     refuses("type_k f16", model, plan=plan, type_k=KV_TYPES["q8_0"])
     elsewhere = replace(
         plan,
@@ -313,7 +313,8 @@ def test_plan_for_something_else(tiny: Callable[..., Path], model: Path, plan: P
 
 def test_stale_profile(model: Path, profile: Profile) -> None:
     old = replace(profile, fingerprint={**profile.fingerprint, "engine": "another"})
-    refuses("is stale (engine", model, vram="50%", profile=old)
+    with pytest.raises(OallamaError, match=r"is stale \(engine: profile has another.*oallama profile"):
+        Llama(str(model), vram="50%", profile=old, **SMALL)
 
 
 def test_budget_too_small_names_the_minimum(model: Path, profile: Profile, device: str) -> None:

@@ -52,10 +52,27 @@ def test_auto_is_free_memory():
 
 
 @pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (0, "at least one byte"),
+        ("-8GiB", "at least one byte"),
+        ("0%", "above 0%"),
+        ("-3%", "above 0%"),
+        ("101%", "at most 100%"),
+        ("8 gigs", 'cannot read the memory budget .*expected bytes, "8GiB"'),
+        ("1.2.3G", "cannot read the memory budget"),
+    ],
+)
+def test_what_is_wrong_with_a_budget(value, words):
+    with pytest.raises(OallamaError, match=words):
+        parse(value)
+
+
+@pytest.mark.parametrize(
     "value",
     [
-        0, -1, 0.0, -5.0, 0.75, float("nan"), float("inf"), True, None, [], "", "0", "-8GiB", "0%", "-3%", "101%",
-        "GiB", "8 gigs", "8Gi", "1.2.3G", "8iB", "%", "eight", "1e9", "0.1",
+        -1, 0.0, -5.0, 0.75, float("nan"), float("inf"), True, None, [], "", "0", "GiB", "8Gi", "8iB", "%", "eight",
+        "1e9", "0.1",
     ],
 )  # fmt: skip
 def test_bad_budgets(value):
