@@ -74,7 +74,8 @@ def main() -> None:
                 note(f"fault {number}: {faults[-1]}")
             if number % 100 == 99:
                 note(f"{time.monotonic() - begin:.0f} s, {number + 1} faults")
-    lines = [summary(kind, [fault for fault in faults if fault.kind == kind], options.deadline) for kind in kinds]
+    played = {kind: [fault for fault in faults if fault.kind == kind] for kind in kinds}
+    lines = [summary(kind, of_kind, options.deadline) for kind, of_kind in played.items() if of_kind]
     lines.append({**summary("all", faults, options.deadline), "seconds": round(time.monotonic() - begin, 1)})
     head = {**describe(), "seed": options.seed, "deadline_s": options.deadline}
     record(lines, options.out, head=head, quiet=True)

@@ -183,14 +183,9 @@ def oato(lines: Lines) -> str:
     return span([line["vs_baseline"]["tpot"]["value"] for line in lines if line["engine"] == "oallama"], "{:.2f}x")
 
 
-def clones(*days: Lines) -> str:
-    """`make demo`, the same again, and `make test`, without ccache."""
-    lines = [line for lines in days for line in lines]
-    cold = [line for line in lines if "warm" not in line["what"] and line["what"].startswith("make")]
-    again = [line["seconds"] for line in cold if "again" in line["what"] or "second" in line["what"]]
-    tests = [line["seconds"] for line in cold if line["what"].startswith("make test")]
-    first = [line["seconds"] for line in cold if line["seconds"] not in again + tests]
-    return "; ".join(f"{span(each, '{:.0f}')} s" if each else "not measured" for each in (first, again, tests))
+def clone(lines: Lines) -> str:
+    """`make demo`, the same again, `make check` and `make test`, one after the other."""
+    return "; ".join(f"{line['seconds']:.0f} s" for line in lines)
 
 
 def writing(lines: Lines) -> str:
@@ -244,8 +239,7 @@ ROWS: list[tuple[str, tuple[str, ...], Callable[..., str]]] = [
     ("faults of receivers: wrong tokens, hangs; noticed after at most", ("2026-11-23-weave-soak",), soak),
     ("OATO alone, both devices on the same two cores, TPOT against `-ngl`: it loses",
      ("2026-11-21-loopback-rpc-50pct",), oato),
-    ("fresh clone, no ccache: `make demo`; again; `make test`", ("2026-11-21-fresh-clone", "2026-11-22-fresh-clone"),
-     clones),
+    ("fresh clone, no ccache: `make demo`; again; `make check`; `make test`", ("2026-11-24-fresh-clone",), clone),
     ("writing LLaMA3-8B in F16 (16 GB); memory at most", ("2026-11-21-first-light",), writing),
 ]  # fmt: skip
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
 import numpy as np
 
 rng = np.random.default_rng(11)
@@ -50,3 +53,41 @@ class Reference:
                 total = weights.sum() + (np.exp(sinks[head] - top) if sinks is not None else 0.0)
                 out[row, head] = weights @ all_v[: at + 1, head // group] / total
         return out
+
+
+class Step(NamedTuple):
+    """Rows of several sequences in one layer, after those of the steps before."""
+
+    layer: int
+    rows: list[tuple[int, int, int]]  # sequence, its first row, number of rows
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    expected: np.ndarray
+
+
+def steps(
+    chunks: Sequence[Sequence[int]],
+    n_layers: int,
+    n_head: int,
+    n_head_kv: int,
+    d_k: int,
+    d_v: int,
+    options: dict[str, Any],
+    scale: float = 0.1,
+) -> Iterator[Step]:
+    """Sequences of random rows; `chunks`: of each step, the rows of every sequence."""
+    references = [[Reference() for _ in chunks[0]] for _ in range(n_layers)]
+    positions = [0 for _ in chunks[0]]
+    for counts in chunks:
+        n = sum(counts)
+        rows = [(at, positions[at], count) for at, count in enumerate(counts) if count]
+        for layer in range(n_layers):
+            q, k, v = floats(n, n_head, d_k), floats(n, n_head_kv, d_k), floats(n, n_head_kv, d_v)
+            expected, first = [], 0
+            for at, _, count in rows:
+                part = slice(first, first + count)
+                expected.append(references[layer][at].attend(q[part], k[part], v[part], scale, **options))
+                first += count
+            yield Step(layer, rows, q, k, v, np.concatenate(expected))
+        positions = [p + count for p, count in zip(positions, counts, strict=True)]

@@ -10,6 +10,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from support.paths import NATIVE, ROOT
 
 WEAVE = ROOT / "csrc" / "weave"
@@ -29,6 +31,23 @@ def structs() -> dict[str, Any]:
 
 
 Handle, OpenTask, Rows, AttendTask = map(structs().get, ("Handle", "OpenTask", "SequenceRows", "AttendTask"))
+
+
+def task_of(
+    layer: int,
+    rows: list[tuple[Any, int, int]],
+    arrays: tuple[np.ndarray | None, ...],
+    scale: float,
+    max_bias: float = 0.0,
+    softcap: float = 0.0,
+) -> list[Any]:
+    """Arguments of functions that attend: the task, its sequences, pointers to the arrays (sinks, q, k, v, out, ..)."""
+    _, q, k, v = arrays[:4]
+    assert q is not None and k is not None and v is not None
+    sizes = len(q), len(rows), q.shape[1], k.shape[1], q.shape[2], v.shape[2]
+    task = AttendTask(layer, *sizes, scale, max_bias, softcap, 0, 0, 1)
+    pointers = [ctypes.c_void_p(a.ctypes.data) if a is not None else None for a in arrays]
+    return [ctypes.byref(task), (Rows * len(rows))(*(Rows(*r) for r in rows)), *pointers]
 
 
 def nvcc() -> str | None:

@@ -20,7 +20,7 @@ import pytest
 from oallama.errors import OallamaError
 from oallama.weave import Receiver, SequenceRows, channel_path, remove_abandoned
 from oallama.weave import Sender as AnySender
-from support.attention import Reference, floats
+from support.attention import Reference, floats, steps
 from support.foreign_array import ForeignArray
 from support.logits import nmse
 from support.paths import NATIVE, ROOT
@@ -97,28 +97,16 @@ def test_attention_is_right(
         options["sinks"] = floats(n_head)
     with Receiver(path, 64 * MIB) as receiver, Sender(path, base=0xFFFFFFFA) as sender:
         wanted = {"n_layers": 2, "max_tokens": 500, "k_width": n_head_kv * d_k, "v_width": n_head_kv * d_v}
-        handles = [sender.open(**wanted, k_type=kv, v_type=kv) for _ in range(2)]
-        references = [[Reference() for _ in handles] for _ in range(2)]
-        positions = [0, 0]
-        for rows in ((7, 0), (64, 33), (1, 1), (0, 1), (1, 1), (65, 2), (1, 0)):
-            n = sum(rows)
-            for layer in range(2):
-                q, k, v = floats(n, n_head, d_k), floats(n, n_head_kv, d_k), floats(n, n_head_kv, d_v)
-                given, expected, first = [], [], 0
-                for at, handle in enumerate(handles):
-                    if rows[at]:
-                        assert handle is not None and sender.reserve(handle, positions[at] + rows[at])
-                        given.append(SequenceRows(handle, positions[at], rows[at]))
-                        part = slice(first, first + rows[at])
-                        expected.append(references[layer][at].attend(q[part], k[part], v[part], 0.1, **options))
-                        first += rows[at]
-                out = sender.attend(layer, given, q, k, v, scale=0.1, tiled=tiled, **options)
-                limit = {"f32": 1e-9, "f16": 1e-5, "bf16": 1e-4, "q8_0": 5e-4}[kv]
-                assert nmse(out, np.concatenate(expected)) < limit
-            positions = [p + r for p, r in zip(positions, rows, strict=True)]
+        handles = [opened for _ in range(2) if (opened := sender.open(**wanted, k_type=kv, v_type=kv))]
+        assert len(handles) == 2
+        chunks = ((7, 0), (64, 33), (1, 1), (0, 1), (1, 1), (65, 2), (1, 0))
+        for step in steps(chunks, 2, n_head, n_head_kv, d_k, d_v, options):
+            assert all(sender.reserve(handles[at], first + n) for at, first, n in step.rows)
+            given = [SequenceRows(handles[at], first, n) for at, first, n in step.rows]
+            out = sender.attend(step.layer, given, step.q, step.k, step.v, scale=0.1, tiled=tiled, **options)
+            assert nmse(out, step.expected) < {"f32": 1e-9, "f16": 1e-5, "bf16": 1e-4, "q8_0": 5e-4}[kv]
         assert receiver.stats()["n_sequences"] == 2
-        for handle in handles:
-            assert handle is not None and sender.trim(handle, 0)
+        assert all(sender.trim(handle, 0) for handle in handles)
         assert sender.free_nbytes == 64 * MIB and receiver.stats()["n_refused"] == 0
 
 

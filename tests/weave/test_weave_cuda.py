@@ -24,22 +24,21 @@ import pytest
 from oallama.engine import device_list
 from oallama.weave import Receiver, Sender, SequenceRows, channel_path
 from oallama.weave.sequences import Sequences
-from support.attention import Reference, floats
+from support.attention import Reference, floats, steps
 from support.guests import play
 from support.logits import nmse
 from support.processes import process_of, program
 from support.weave_cuda import (
     KV_TYPES,
-    AttendTask,
     Handle,
     OpenTask,
-    Rows,
     build,
     build_fake,
     has_gpu,
     headers,
     load,
     nvcc,
+    task_of,
 )
 
 NMSE = {"f32": 1e-7, "f16": 1e-6, "bf16": 1e-4, "q8_0": 5e-4}
@@ -153,13 +152,9 @@ class CudaSender:
         captured: bool = False,
     ) -> np.ndarray:
         """Raises RuntimeError when the receiver has failed."""
-        task = AttendTask(
-            0, len(q), len(rows), q.shape[1], k.shape[1], q.shape[2], v.shape[2], scale, max_bias, softcap, 0, 0, 1
-        )
         out = np.full((*q.shape[:2], v.shape[2]), np.nan, np.float32)
-        pointers = [ctypes.c_void_p(a.ctypes.data) if a is not None else None for a in (sinks, q, k, v, out)]
-        given = (Rows * len(rows))(*(Rows(*r) for r in rows))
-        if self.lib.wc_sender_attend(self.sender, ctypes.byref(task), given, *pointers, n_layers, int(captured)) < 0:
+        given = task_of(0, rows, (sinks, q, k, v, out), scale, max_bias, softcap)
+        if self.lib.wc_sender_attend(self.sender, *given, n_layers, int(captured)) < 0:
             raise RuntimeError(self.lib.wc_error().decode())
         return out
 
@@ -183,12 +178,10 @@ class GraphSender(CudaSender):
     ) -> np.ndarray:
         """Raises RuntimeError when the receiver has failed."""
         assert not more
-        n_head, n_head_kv, d_k, d_v = q.shape[1], k.shape[1], q.shape[2], v.shape[2]
-        task = AttendTask(0, len(q), len(rows), n_head, n_head_kv, d_k, d_v, 0.1)
+        n_head, d_v = q.shape[1], v.shape[2]
         own, out = floats(self.n_own, n_head, d_v), np.full((self.n_own + len(q), n_head, d_v), np.nan, np.float32)
-        pointers = [ctypes.c_void_p(a.ctypes.data) if a is not None else None for a in (sinks, q, k, v, out, own)]
-        given = (Rows * len(rows))(*(Rows(*r) for r in rows))
-        if self.lib.wc_graph_attend(self.sender, ctypes.byref(task), given, *pointers, self.n_own, int(captured)) < 0:
+        given = task_of(0, rows, (sinks, q, k, v, out, own), 0.1)
+        if self.lib.wc_graph_attend(self.sender, *given, self.n_own, int(captured)) < 0:
             raise RuntimeError(self.lib.wc_error().decode())
         assert np.array_equal(out[: self.n_own], own)
         return out[self.n_own :]
@@ -214,20 +207,12 @@ def test_attention_is_right(
         options["sinks"] = floats(n_head)
     shape = OpenTask(1, 2048, KV_TYPES[kv], KV_TYPES[kv], n_head_kv * d_k, n_head_kv * d_v)
     with receiving(library, path), CudaSender(library, path, shape) as sender:
-        handles, references, positions = [sender.open(), sender.open()], [Reference(), Reference()], [0, 0]
-        for rows in ((7, 0), (300, 33), (1, 1), (0, 1), (65, 130), (1, 1)):
-            n = sum(rows)
-            q, k, v = floats(n, n_head, d_k), floats(n, n_head_kv, d_k), floats(n, n_head_kv, d_v)
-            given, expected, first = [], [], 0
-            for at, handle in enumerate(handles):
-                if rows[at]:
-                    assert sender.reserve(handle, positions[at] + rows[at])
-                    given.append((handle, positions[at], rows[at]))
-                    part = slice(first, first + rows[at])
-                    expected.append(references[at].attend(q[part], k[part], v[part], 0.1, **options))
-                    first += rows[at]
-            assert nmse(sender.attend(given, q, k, v, **options), np.concatenate(expected)) < NMSE[kv]
-            positions = [p + r for p, r in zip(positions, rows, strict=True)]
+        handles = [sender.open(), sender.open()]
+        chunks = ((7, 0), (300, 33), (1, 1), (0, 1), (65, 130), (1, 1))
+        for step in steps(chunks, 1, n_head, n_head_kv, d_k, d_v, options):
+            assert all(sender.reserve(handles[at], first + n) for at, first, n in step.rows)
+            given = [(handles[at], first, n) for at, first, n in step.rows]
+            assert nmse(sender.attend(given, step.q, step.k, step.v, **options), step.expected) < NMSE[kv]
 
 
 @pytest.mark.parametrize("captured", [False, True])

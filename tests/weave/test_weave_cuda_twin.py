@@ -20,10 +20,10 @@ import numpy as np
 import pytest
 
 from oallama.weave import Receiver, Sender, SequenceRows, channel_path
-from support.attention import Reference, floats
+from support.attention import Reference, floats, steps
 from support.logits import nmse
 from support.paths import NATIVE, ROOT
-from support.weave_cuda import KV_TYPES, AttendTask, Handle, OpenTask, Rows
+from support.weave_cuda import KV_TYPES, Handle, OpenTask, task_of
 
 WEAVE = ROOT / "csrc" / "weave"
 SOURCES = (
@@ -122,13 +122,9 @@ class Twin:
         most: int = 1000,
     ) -> tuple[int, np.ndarray]:
         """Failure, and the results."""
-        task = AttendTask(
-            layer, len(q), len(rows), q.shape[1], k.shape[1], q.shape[2], v.shape[2], scale, max_bias, softcap, 0, 0, 1
-        )
-        given = (Rows * len(rows))(*(Rows(*r) for r in rows))
         out = np.full((*q.shape[:2], v.shape[2]), np.nan, np.float32)
-        pointers = [a.ctypes.data_as(ctypes.c_void_p) if a is not None else None for a in (sinks, q, k, v, out)]
-        return int(self.lib.twin_attend(self.twin, ctypes.byref(task), given, *pointers, most)), out
+        given = task_of(layer, rows, (sinks, q, k, v, out), scale, max_bias, softcap)
+        return int(self.lib.twin_attend(self.twin, *given, most)), out
 
     def counts(self) -> dict[str, int]:
         found = (ctypes.c_uint32 * 5)()
@@ -180,26 +176,14 @@ def test_attention_is_right(
         assert both.attach(shape) == NONE
         both.lib.twin_scribble(both.twin)
         handles = [both.open(shape)[1] for _ in range(2)]
-        references = [[Reference() for _ in handles] for _ in range(2)]
-        positions = [0, 0]
-        for rows in ((7, 0), (200, 33), (1, 1), (0, 1), (1, 1), (65, 130), (1, 0)):
-            n = sum(rows)
-            for layer in range(2):
-                q, k, v = floats(n, n_head, d_k), floats(n, n_head_kv, d_k), floats(n, n_head_kv, d_v)
-                given, expected, first = [], [], 0
-                for at, handle in enumerate(handles):
-                    if rows[at]:
-                        assert both.reserve(handle, positions[at] + rows[at]) == OK
-                        given.append((handle, positions[at], rows[at]))
-                        part = slice(first, first + rows[at])
-                        expected.append(references[layer][at].attend(q[part], k[part], v[part], 0.1, **options))
-                        first += rows[at]
-                failure, out = both.attend(layer, given, q, k, v, 0.1, most=45, **options)
-                assert failure == NONE
-                assert nmse(out, np.concatenate(expected)) < NMSE[kv]
-                counts = both.counts()
-                most_splits = max(most_splits, counts["items"] / counts["outputs"])
-            positions = [p + r for p, r in zip(positions, rows, strict=True)]
+        chunks = ((7, 0), (200, 33), (1, 1), (0, 1), (1, 1), (65, 130), (1, 0))
+        for step in steps(chunks, 2, n_head, n_head_kv, d_k, d_v, options):
+            assert all(both.reserve(handles[at], first + n) == OK for at, first, n in step.rows)
+            given = [(handles[at], first, n) for at, first, n in step.rows]
+            failure, out = both.attend(step.layer, given, step.q, step.k, step.v, 0.1, most=45, **options)
+            assert failure == NONE and nmse(out, step.expected) < NMSE[kv]
+            counts = both.counts()
+            most_splits = max(most_splits, counts["items"] / counts["outputs"])
         assert most_splits > 1.5 and both.counts()["refused"] == 0
 
 
