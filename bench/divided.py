@@ -44,7 +44,7 @@ from oallama.engine import runtime
 from oallama.engine.load_settings import Settings
 from oallama.engine.rpc import LocalRpcServer
 from oallama.errors import OallamaError
-from oallama.loading import autoplan
+from oallama.loading import autoplan, start
 from oallama.loading.autoplan import Choices
 from oallama.modelmaker import make_sparse_model
 from oallama.planning import Workload
@@ -146,7 +146,7 @@ def at_budgets(
         for name in PLANNERS:
             choices = Choices(device=device, planner=name, workload=Workload(16, 128), streams=False)
             try:
-                plans[name] = autoplan.plan_model(args.model, budget, settings, choices)
+                plans[name] = start.plan_model(args.model, budget, settings, choices)
             except OallamaError as error:
                 yield {**line, "planner": name, "refused": str(error)}
         engines = [planned(plan, runtime.lib_dir(), params[name], name) for name, plan in plans.items()]

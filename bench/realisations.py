@@ -32,7 +32,7 @@ from oallama.data.profile import Profile
 from oallama.engine import device_list, native, runtime
 from oallama.engine.load_settings import Settings
 from oallama.engine.rpc import LocalRpcServer
-from oallama.loading import autoplan
+from oallama.loading import autoplan, start
 from oallama.modelmaker import make_model
 from oallama.planning import Workload
 from oallama.planning.realisation import Weight, choose, usual_realisation
@@ -113,7 +113,7 @@ def plans(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             choices = autoplan.Choices(
                 device=args.device, planner="exact", workload=Workload(args.prompt, args.generate), streams=args.streams
             )
-            made = autoplan.plan_model(path, args.budget, settings, choices)
+            made = start.plan_model(path, args.budget, settings, choices)
             made_as = {"default": realised_as(made, ""), "plain": realised_as(made, "plain"), "chosen": made}
             engines = [planned(made_as[way], runtime.lib_dir(), params[way], name=way) for way in WAYS]
             sweep = Sweep(

@@ -20,7 +20,8 @@ pytest_plugins = ("support.mpi_ranks", "support.fake_cuda")  # their fixtures
 def pytest_configure(config: pytest.Config) -> None:
     """Hide NVIDIA GPUs from tests that are about other devices; `-m cuda` runs those that are about them.
 
-    Profiles are quick, since no test asserts a time, and kept in the build folder. Plans are not kept.
+    Profiles are quick, since no test asserts a time, and kept in the build folder. Plans and runs are not kept, and no
+    first use is measured.
 
     AMX is off but for tests that ask for it: with it a CPU rounds differently, and more types have two layouts.
 
@@ -31,6 +32,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["OALLAMA_AMX"] = "0"
     os.environ["OALLAMA_QUICK_PROFILE"] = "1"
     os.environ["OALLAMA_PLAN_CACHE"] = "0"
+    os.environ["OALLAMA_HISTORY"] = "0"
+    os.environ["OALLAMA_VERIFY"] = "0"
     os.environ["XDG_CACHE_HOME"] = str(ROOT / "build" / "test-cache")
     # Programs under test import from tests/support, too.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT / "tests"), os.environ.get("PYTHONPATH"))))

@@ -23,7 +23,7 @@ from oallama.bench.script import words
 from oallama.engine import device_list
 from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
-from oallama.loading import autoplan
+from oallama.loading import autoplan, start
 from oallama.planning import Workload
 
 SHORT = 512
@@ -47,7 +47,7 @@ def child(options: Any, text: str) -> dict[str, Any]:
     device = planning_device(options.device)
     settings = Settings(n_ctx=options.ctx, flash_attn=flash, n_threads=options.threads)
     choices = autoplan.Choices(device=device, planner="exact", workload=Workload(SHORT, 64))
-    plan = autoplan.plan_model(options.model, budget, settings, choices)
+    plan = start.plan_model(options.model, budget, settings, choices)
     free = {"before": device_list.device(device).memory_free}
     llm = Llama(str(options.model), plan=plan, n_threads=options.threads, verbose=False)
     free["loaded"] = device_list.device(device).memory_free

@@ -6,13 +6,17 @@ is set while upstream's constructor loads, and what it cannot be told is set whe
 
 from __future__ import annotations
 
+import atexit
 import inspect
 import sys
 import threading
+import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
+from oallama.base.printing import say
 from oallama.data.budget import format_bytes
 from oallama.data.plan import HOST, PlacementPlan
 from oallama.data.profile import Profile
@@ -21,10 +25,12 @@ from oallama.engine.backend_map import backend_map
 from oallama.engine.load_settings import KV_TYPES, Settings
 from oallama.engine.placed_llama import UPSTREAM, PlacedLlama
 from oallama.errors import OallamaError
-from oallama.loading import autoplan
+from oallama.loading import given_plan, start
 from oallama.loading.autoplan import Choices, PathOrText, Progress
 from oallama.loading.budgets import refuse_margin
 from oallama.loading.placement import Placement, placement_of
+from oallama.loading.recording import RunRecorder
+from oallama.loading.trial import Trial
 from oallama.profiling.fingerprint import cpu_set
 from oallama.profiling.tuner import apply_tuned
 
@@ -35,8 +41,18 @@ _TYPE_NAMES = {number: name for name, number in KV_TYPES.items()}
 _LOADING = threading.RLock()
 
 
+# Those that nobody closes are recorded before the interpreter takes its modules apart.
+_OPEN: weakref.WeakSet[Llama] = weakref.WeakSet()
+
+
+@atexit.register
+def _record_open() -> None:
+    for llm in _OPEN:
+        llm._record()
+
+
 class Llama(PlacedLlama):
-    """Drop-in for `llama_cpp.Llama` 0.3.36: the same arguments, methods and results, and four arguments more.
+    """Drop-in for `llama_cpp.Llama` 0.3.36: the same arguments, methods and results, and six arguments more.
 
     Args:
         vram: memory of the accelerator to use: bytes, "8GiB", "75%" (of the weights), "auto" (what is free) or
@@ -46,6 +62,8 @@ class Llama(PlacedLlama):
         margin: bytes (or "512MiB") of the accelerator's free memory that vram="auto" leaves free; default: 5 % of a
             GPU's memory, at least 1 GiB.
         profile: a Profile or its file for planning under `vram`; default: this machine's, measured when missing.
+        verify: whether a new plan is measured beside llama.cpp's own placements at the first use of a model, where that
+            takes seconds: True, False, or the seconds that it may take. The plan that wins is kept for later starts.
         progress: called with (done, total, text) while the machine is profiled; default: with `verbose`, one line on
             stderr says that it is.
 
@@ -69,17 +87,20 @@ class Llama(PlacedLlama):
         plan: PlacementPlan | PathOrText | None = None,
         margin: str | int | None = None,
         profile: Profile | PathOrText | None = None,
+        verify: bool | float = True,
         progress: Progress | None = None,
         **kwargs: Any,
     ) -> None:
         self._stack = ExitStack()  # upstream's; close() needs it when planning fails
         self._left_mapped = 0
+        self._recorder: RunRecorder | None = None
         self.plan: PlacementPlan | None = None
         if vram is None and plan is None and profile is None and margin is None:
             super().__init__(model_path, **kwargs)
             return
         with _LOADING:
-            self.plan = _make_plan(model_path, vram, plan, margin, profile, progress, kwargs)
+            request = _Request(vram, plan, margin, profile, verify, progress)
+            self.plan = _make_plan(model_path, request, kwargs)
             if self.plan.context.n_outputs_max and _wants_all_logits(kwargs):
                 raise OallamaError(
                     "this plan has no memory for the logits of all rows, which logits_all=, embedding= and "
@@ -98,6 +119,8 @@ class Llama(PlacedLlama):
                     **_complete(kwargs, self.plan),
                 )
                 self._left_mapped = native.core().backend_map_left_mapped()
+        self._recorder = RunRecorder(self.plan, self.n_threads)
+        _OPEN.add(self)
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Upstream's; raises OallamaError when weights could not be streamed (the file was changed or cut off)."""
@@ -107,6 +130,16 @@ class Llama(PlacedLlama):
             if reason := native.core().take_stream_error():
                 raise OallamaError(reason) from error
             raise
+
+    def close(self) -> None:
+        """Upstream's; what the plan took is kept for later predictions (`oallama history`)."""
+        self._record()
+        super().close()
+
+    def _record(self) -> None:
+        recorder, self._recorder = getattr(self, "_recorder", None), None
+        if recorder is not None:
+            recorder.record(self.ctx)
 
     def placement(self) -> Placement:
         """What is where: budget, predicted and measured bytes per device, and its tensors (with a plan)."""
@@ -121,15 +154,20 @@ class Llama(PlacedLlama):
         return state
 
 
-def _make_plan(
-    path: str,
-    vram: str | int | None,
-    plan: PlacementPlan | PathOrText | None,
-    margin: str | int | None,
-    profile: Profile | PathOrText | None,
-    progress: Progress | None,
-    kwargs: dict[str, Any],
-) -> PlacementPlan:
+@dataclass(frozen=True)
+class _Request:
+    """The constructor's own arguments about plans."""
+
+    vram: str | int | None
+    plan: PlacementPlan | PathOrText | None
+    margin: str | int | None
+    profile: Profile | PathOrText | None
+    verify: bool | float
+    progress: Progress | None
+
+
+def _make_plan(path: str, request: _Request, kwargs: dict[str, Any]) -> PlacementPlan:
+    vram, plan = request.vram, request.plan
     if vram is None and plan is None:
         raise OallamaError('profile= and margin= are for planning under a budget: give vram= too, as vram="8GiB"')
     if vram is not None and plan is not None:
@@ -137,16 +175,27 @@ def _make_plan(
     if decided := [name for name in _PLAN_DECIDES if name in kwargs]:
         raise OallamaError(f"{decided[0]}= has no place beside vram= or plan=: the plan decides it; leave it out")
     if plan is not None:
-        refuse_margin(margin)
-        plan = autoplan.load_plan(plan)
-        autoplan.check_plan(plan, path, settings_of(_complete(kwargs, plan)))
+        refuse_margin(request.margin)
+        plan = given_plan.load_plan(plan)
+        given_plan.check_plan(plan, path, settings_of(_complete(kwargs, plan)))
         return plan
-    if progress is None and kwargs.get("verbose", True):
+    progress, verbose = request.progress, kwargs.get("verbose", True)
+    if progress is None and verbose:
         progress = _announce_once()
     choices = Choices(
-        profile=profile, fixed_ubatch="n_ubatch" in kwargs, all_logits=_wants_all_logits(kwargs), margin=margin
+        profile=request.profile,
+        fixed_ubatch="n_ubatch" in kwargs,
+        all_logits=_wants_all_logits(kwargs),
+        margin=request.margin,
     )
-    return autoplan.plan_model(path, vram, settings_of(kwargs), choices, progress)
+    return start.plan_model(path, vram, settings_of(kwargs), choices, progress, _trial(request.verify, verbose))
+
+
+def _trial(verify: bool | float, verbose: bool) -> Trial | None:
+    if verify is False:
+        return None
+    seconds = None if verify is True else float(verify)
+    return Trial(seconds, say) if verbose else Trial(seconds)
 
 
 def _check_host_memory(plan: PlacementPlan, kwargs: dict[str, Any]) -> None:
@@ -224,7 +273,7 @@ def _type_name(argument: str, number: int | None) -> str:
 def _with_ours() -> inspect.Signature:
     ours = inspect.signature(Llama.__init__).parameters
     theirs = _SIGNATURE.parameters
-    extra = [ours[name] for name in ("vram", "plan", "profile", "progress")]
+    extra = [ours[name] for name in ("vram", "plan", "margin", "profile", "verify", "progress")]
     *named, rest = theirs.values()
     return _SIGNATURE.replace(parameters=[*named, *extra, rest])
 

@@ -21,8 +21,8 @@ import pytest
 from oallama.data.plan import PlacementPlan
 from oallama.data.profile import Profile
 from oallama.engine.load_settings import Settings
-from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices
+from oallama.loading.start import plan_model
 from support.cli import CLI, oallama
 from support.made_profile import made_profile
 from support.processes import until
@@ -97,7 +97,7 @@ def profile_file(profile: Profile, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.fixture(scope="module")
 def plan(model: Path, profile: Profile, rpc: Any) -> PlacementPlan:
     choices = Choices(device="RPC0", profile=profile, elsewhere=True)
-    return autoplan.plan_model(model, "50%", SETTINGS, choices)
+    return plan_model(model, "50%", SETTINGS, choices)
 
 
 @pytest.fixture

@@ -423,6 +423,17 @@ def test_run_bench_end_to_end(lib, model, interleave, monkeypatch):
     assert row["hardware"]["cpu"] and row["memory"]["peak_rss_bytes"] and {"commit", "dirty", "pin"} <= set(row)
 
 
+@pytest.mark.parametrize("interleave", ["loaded", "reload"])
+def test_rounds_end_at_the_limit_or_when_it_is_enough(lib, model, interleave):
+    def rounds(**more):
+        sweep = Sweep((8,), gens=(2,), repeats=6, interleave=interleave, **more)
+        (result,) = run_bench(model, [Engine("a", lib, CPU)], sweep)
+        return len(result.samples)
+
+    assert rounds(limit_s=0.0) == 1
+    assert rounds(enough=lambda results: len(results[0].samples) >= 3) == 3
+
+
 def test_ctrl_c_leaves_no_process(lib, model, monkeypatch):
     started = []
     load = Worker.load

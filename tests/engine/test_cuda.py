@@ -11,7 +11,7 @@ import pytest
 from oallama import Llama
 from oallama.engine import device_list, native, runtime
 from oallama.engine.load_settings import Settings
-from oallama.loading import autoplan
+from oallama.loading import autoplan, start
 from oallama.profiling.profiler import profile_machine
 from support.logits import ARCHITECTURES, MAX_NMSE, TOKENS, compute_logits, greedy_differences, nmse
 from support.made_profile import made_profile
@@ -67,7 +67,7 @@ def test_a_plan_keeps_its_budget_and_every_node_is_timed(arch: str, tiny: Callab
     settings = Settings(n_ctx=512, n_batch=512, n_threads=2)
     profile = made_profile(path, DEVICE, settings)
     choices = autoplan.Choices(device=DEVICE, profile=profile, planner="oato")
-    plan = autoplan.plan_model(path, "50%", settings, choices)
+    plan = start.plan_model(path, "50%", settings, choices)
 
     llm = Llama(str(path), plan=plan, n_threads=2, verbose=False)
     device = llm.placement()[DEVICE]

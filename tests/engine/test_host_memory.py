@@ -18,7 +18,7 @@ from oallama.engine import native
 from oallama.engine.load_settings import Settings
 from oallama.engine.rpc import LocalRpcServer
 from oallama.errors import OallamaError
-from oallama.loading import autoplan
+from oallama.loading import autoplan, start
 from oallama.modelmaker import make_model
 from support.hand_plan import hand_plan, streamed_plan
 
@@ -78,7 +78,7 @@ def test_too_little_memory_says_how_much_is_needed(
     mapped: bool, tiny: Callable[..., Path], rpc: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tiny("llama")
-    plan = autoplan.plan_model(path, "minimal", Settings(n_ctx=256), autoplan.Choices(device=rpc.devices[0]))
+    plan = start.plan_model(path, "minimal", Settings(n_ctx=256), autoplan.Choices(device=rpc.devices[0]))
     host = plan.predicted.devices["CPU"]
     needed = host.total - (host.weights if mapped else 0)
     monkeypatch.setenv("OALLAMA_HOST_MEMORY", str(needed - 1))

@@ -20,7 +20,7 @@ from oallama import Llama, OallamaError, PlacementPlan
 from oallama.data.profile import Profile
 from oallama.engine import runtime, skeleton
 from oallama.engine.load_settings import FLASH_ATTN, KV_TYPES, Settings
-from oallama.loading import autoplan
+from oallama.loading import start
 from oallama.loading.autoplan import Choices
 from oallama.profiling.fingerprint import cpu_set
 from support.made_profile import made_profile
@@ -50,7 +50,7 @@ def profile(model: Path, device: str) -> Profile:
 def plan(model: Path, device: str, profile: Profile) -> PlacementPlan:
     """With memory for the logits of all rows."""
     settings = Settings(n_ctx=256, n_batch=256, n_ubatch=256, n_threads=1)
-    return autoplan.plan_model(model, "50%", settings, Choices(device=device, profile=profile, all_logits=True))
+    return start.plan_model(model, "50%", settings, Choices(device=device, profile=profile, all_logits=True))
 
 
 # ---- without a plan: upstream ----------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ def test_pickle_is_upstreams(model: Path) -> None:
 
 def test_constructor_shows_upstreams_arguments() -> None:
     ours, theirs = (inspect.signature(cls.__init__).parameters for cls in (Llama, Upstream))
-    assert [name for name in ours if name not in theirs] == ["vram", "plan", "profile", "progress"]
+    assert [name for name in ours if name not in theirs] == ["vram", "plan", "margin", "profile", "verify", "progress"]
     assert all(ours[name].default == theirs[name].default for name in theirs)
 
 
@@ -179,7 +179,7 @@ def test_plan_keeps_the_tokens_and_the_budget(
     settings = Settings(n_ctx=256, n_threads=1)
     choices = Choices(device=device, profile=made_profile(path, device, settings), planner="oato")
     expected = answer(Llama(str(path), flash_attn=True, **SMALL))
-    llm = Llama(str(path), plan=autoplan.plan_model(path, vram, settings, choices), **SMALL)
+    llm = Llama(str(path), plan=start.plan_model(path, vram, settings, choices), **SMALL)
     assert answer(llm) == expected
     check_memory(llm, device)
     homes = llm.placement()

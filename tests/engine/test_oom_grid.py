@@ -12,7 +12,7 @@ import pytest
 from oallama import OallamaError
 from oallama.engine import skeleton
 from oallama.engine.load_settings import Settings
-from oallama.loading import autoplan
+from oallama.loading import autoplan, start
 from oallama.planning import parse_budget
 from oallama.studies import oom_grid
 from support.made_profile import made_profile
@@ -65,7 +65,7 @@ def test_reserved_bytes_are_not_planned(tiny: Callable[..., Path], rpc: Any) -> 
 
     def taken(reserve: dict[str, int]) -> int:
         choices = autoplan.Choices(device=device, profile=profile, planner="layers", reserve=reserve)
-        return autoplan.plan_model(path, everything, settings, choices).predicted.devices[device].total
+        return start.plan_model(path, everything, settings, choices).predicted.devices[device].total
 
     assert taken({}) > everything // 2 >= taken({device: everything - everything // 2, "CPU": 2**40})
     with pytest.raises(OallamaError, match="reserved for others"):

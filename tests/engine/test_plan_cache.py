@@ -17,8 +17,8 @@ from oallama.data.profile import Profile
 from oallama.engine import device_list
 from oallama.engine.device_list import Device
 from oallama.engine.load_settings import Settings
-from oallama.loading import autoplan, plan_cache
-from oallama.loading.autoplan import Choices
+from oallama.loading import plan_cache, start
+from oallama.loading.autoplan import Choices, Considered
 from oallama.profiling.fingerprint import cpu_set
 from oallama.profiling.recorder import BESIDE_OTHERS
 from support.made_profile import made_profile
@@ -32,13 +32,13 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("OALLAMA_PLAN_CACHE")
     calls: list[str] = []
-    plan_graph = autoplan.plan_graph
+    consider = start.consider
 
-    def counted(path: Any, *arguments: Any) -> PlacementPlan:
+    def counted(path: Any, *arguments: Any) -> Considered:
         calls.append(str(path))
-        return plan_graph(path, *arguments)
+        return consider(path, *arguments)
 
-    monkeypatch.setattr(autoplan, "plan_graph", counted)
+    monkeypatch.setattr(start, "consider", counted)
     return calls
 
 
@@ -65,7 +65,7 @@ def test_the_second_start_reads_the_first_ones_plan(
     budget: str | None, model: Path, made: list[str], profile: Path, rpc: Any, tmp_path: Path
 ) -> None:
     choices = Choices(device=rpc.devices[0], profile=profile)
-    first, second = (autoplan.plan_model(model, budget, SETTINGS, choices) for _ in range(2))
+    first, second = (start.plan_model(model, budget, SETTINGS, choices) for _ in range(2))
     assert first.hash == second.hash and len(made) == 1
     (file,) = plans(tmp_path)
     assert PlacementPlan.load(file).hash == first.hash
@@ -74,7 +74,7 @@ def test_the_second_start_reads_the_first_ones_plan(
 def test_what_a_plan_depends_on_makes_another(model: Path, made: list[str], profile: Path, rpc: Any) -> None:
     def plan(budget: str = "2MiB", settings: Settings = SETTINGS, **more: Any) -> None:
         choices = Choices(**{"device": rpc.devices[0], "profile": profile, "planner": "layers", **more})
-        autoplan.plan_model(model, budget, settings, choices)
+        start.plan_model(model, budget, settings, choices)
 
     def touch(file: Path) -> None:
         file.write_bytes(file.read_bytes() + (b"\n" if file == profile else b""))
@@ -112,22 +112,22 @@ def test_a_budget_of_what_is_free_holds_while_about_as_much_is_free(
 
     monkeypatch.setattr(device_list, "device", device)
     for free[0], n_made in ((8 << 20, 1), (int(8.3 * 2**20), 1), (7 << 20, 2), (12 << 20, 3)):
-        autoplan.plan_model(model, "auto", SETTINGS, Choices(device=rpc.devices[0], profile=profile))
+        start.plan_model(model, "auto", SETTINGS, Choices(device=rpc.devices[0], profile=profile))
         assert len(made) == n_made, free
 
 
 def test_a_file_that_is_damaged_or_cannot_be_written_is_no_error(
     model: Path, made: list[str], profile: Path, tmp_path: Path
 ) -> None:
-    autoplan.plan_model(model, None, SETTINGS, Choices(device="CPU", profile=profile))
+    start.plan_model(model, None, SETTINGS, Choices(device="CPU", profile=profile))
     (file,) = plans(tmp_path)
     file.write_text("{")
-    autoplan.plan_model(model, None, SETTINGS, Choices(device="CPU", profile=profile))
+    start.plan_model(model, None, SETTINGS, Choices(device="CPU", profile=profile))
     assert len(made) == 2 and PlacementPlan.load(file)
     file.unlink()
     file.parent.rmdir()
     file.parent.write_text("a file where a folder should be")
-    autoplan.plan_model(model, None, SETTINGS, Choices(device="CPU", profile=profile))
+    start.plan_model(model, None, SETTINGS, Choices(device="CPU", profile=profile))
     assert len(made) == 3
 
 
@@ -136,9 +136,9 @@ def test_old_plans_go(
 ) -> None:
     monkeypatch.setattr(plan_cache, "KEPT", 2)
     for n_ctx in (256, 512, 768):
-        autoplan.plan_model(model, None, replace(SETTINGS, n_ctx=n_ctx), Choices(device="CPU", profile=profile))
+        start.plan_model(model, None, replace(SETTINGS, n_ctx=n_ctx), Choices(device="CPU", profile=profile))
     assert len(plans(tmp_path)) == 2
-    autoplan.plan_model(model, None, replace(SETTINGS, n_ctx=768), Choices(device="CPU", profile=profile))
+    start.plan_model(model, None, replace(SETTINGS, n_ctx=768), Choices(device="CPU", profile=profile))
     assert len(made) == 3
 
 
@@ -148,18 +148,18 @@ def test_a_plan_of_this_machines_profile_is_kept_once_it_is_whole(
     """The first plan measures; what it is kept for is the profile as it was left."""
     monkeypatch.setattr(plan_cache, "BESIDE_OTHERS", "other tests run beside this one")
     for _ in range(2):
-        autoplan.plan_model(model, None, SETTINGS, Choices(device="CPU"))
+        start.plan_model(model, None, SETTINGS, Choices(device="CPU"))
     assert len(made) == 1
 
 
 def test_a_missing_model_is_said(made: list[str], profile: Path, tmp_path: Path) -> None:
     with pytest.raises(OallamaError, match="no such model file"):
-        autoplan.plan_model(tmp_path / "none.gguf", None, SETTINGS, Choices(device="CPU", profile=profile))
+        start.plan_model(tmp_path / "none.gguf", None, SETTINGS, Choices(device="CPU", profile=profile))
 
 
 def test_a_plan_from_doubtful_times_is_not_kept(model: Path, made: list[str], profile: Path) -> None:
     times = Profile.load(profile)
     replace(times, notes=(Note("CPU", "links", BESIDE_OTHERS),)).save(profile)
     for _ in range(2):
-        autoplan.plan_model(model, None, SETTINGS, Choices(device="CPU", profile=profile))
+        start.plan_model(model, None, SETTINGS, Choices(device="CPU", profile=profile))
     assert len(made) == 2

@@ -14,7 +14,7 @@ from oallama.data.plan import HOST, PlacementPlan
 from oallama.engine import native
 from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
-from oallama.loading import autoplan
+from oallama.loading import autoplan, start
 from support.hand_plan import hand_plan
 from support.logits import nmse
 from support.made_profile import made_profile
@@ -102,10 +102,10 @@ def test_a_plan_realises_counts_and_loads(tiny: Callable[..., Path], rpc) -> Non
         ),
     )
     choices = autoplan.Choices(device=rpc.devices[0], planner="exact", profile=profile)
-    plan = autoplan.plan_model(path, "50%", settings, choices)
+    plan = start.plan_model(path, "50%", settings, choices)
     matrices = {name: t for name, t in plan.tensors.items() if t.type == "q4_0" and name != "token_embd.weight"}
     assert {t.realisation for t in matrices.values() if t.device == HOST} == {"repacked"}
     llm = Llama(str(path), plan=plan, verbose=False, n_threads=2, use_mmap=False)
     assert llm.placement()[HOST].measured.weights == plan.predicted.devices[HOST].weights >= plan.repacked_nbytes > 0
     llm.close()
-    assert autoplan.plan_model(path, "50%", settings, replace(choices, repack=False)).repacked_nbytes == 0
+    assert start.plan_model(path, "50%", settings, replace(choices, repack=False)).repacked_nbytes == 0

@@ -19,7 +19,7 @@ from gguf import GGUFReader
 from oallama import Llama, demo_model
 from oallama.engine import runtime
 from oallama.engine.load_settings import Settings
-from oallama.loading import autoplan
+from oallama.loading import start
 from oallama.loading.autoplan import Choices
 from oallama.storyteller import Author, held_out_text, questions, read_story
 from oallama.storyteller.exam import mark, right_answers, tell
@@ -158,7 +158,7 @@ def plainly_said(llm: Any) -> list[str]:
 def test_a_plan_changes_no_word(budget: str, plainly_said: list[str], rpc: Any) -> None:
     device, settings = rpc.devices[0], Settings(n_ctx=512, n_batch=512, n_ubatch=512, n_threads=1)
     choices = Choices(device=device, profile=made_profile(demo_model(), device, settings), planner="oato")
-    plan = autoplan.plan_model(demo_model(), budget, settings, choices)
+    plan = start.plan_model(demo_model(), budget, settings, choices)
     assert device in plan.devices
     placed = Llama(str(demo_model()), plan=plan, **CONTEXT)
     assert said(placed) == plainly_said

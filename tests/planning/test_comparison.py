@@ -13,7 +13,7 @@ from oallama.bench import Engine, LoadParams
 from oallama.bench.rivals import Rivals, interleave_for
 from oallama.engine import device_list
 from oallama.engine.load_settings import Settings
-from oallama.loading import autoplan
+from oallama.loading import autoplan, start
 from oallama.loading.stock_plans import stock_plans
 from support.made_profile import made_profile
 
@@ -28,7 +28,7 @@ def test_interleave(
     path, device = tiny("llama"), rpc.devices[0]
     settings = Settings(n_ctx=256, n_batch=256, n_threads=2)
     choices = autoplan.Choices(device=device, profile=made_profile(path, device, settings), planner="oato")
-    plan = autoplan.plan_model(path, "50%", settings, choices)
+    plan = start.plan_model(path, "50%", settings, choices)
     size = {device: int(device_list.device(device).memory_free * each)}
     on_device = LoadParams(devices=(device,))
     engines = [

@@ -15,7 +15,7 @@ from oallama.data.profile import Profile
 from oallama.engine import device_list
 from oallama.engine.device_list import Device
 from oallama.engine.load_settings import Settings
-from oallama.loading import autoplan, budgets
+from oallama.loading import budgets, start
 from oallama.loading.autoplan import Choices
 from oallama.planning import Workload, gpu_reserve, make_plans
 from oallama.planning.planner import PLANNERS
@@ -60,7 +60,7 @@ def times(model: Path, rpc: Any) -> Profile:
 def free(model: Path, rpc: Any, monkeypatch: pytest.MonkeyPatch, times: Profile) -> Iterator[int]:
     """Bytes free on a fake GPU: after the reserve nine tenths of what the whole model needs are left."""
     device = rpc.devices[0]
-    whole = autoplan.plan_model(model, None, SETTINGS, Choices(device=device, profile=times, planner="all"))
+    whole = start.plan_model(model, None, SETTINGS, Choices(device=device, profile=times, planner="all"))
     nbytes = gpu_reserve(TOTAL) + whole.predicted.devices[device].total * 9 // 10
     monkeypatch.setattr(budgets, "device_list", GpuHere(device, nbytes))
     yield nbytes
@@ -77,9 +77,9 @@ def test_auto_leaves_the_reserve_free(planner: Any, free: int, model: Path, time
     choices = Choices(device=device, profile=times, planner=planner, workload=Workload(64, 16))
     if planner == "all":
         with pytest.raises(OallamaError, match="the whole model does not fit the budget auto"):
-            autoplan.plan_model(model, "auto", SETTINGS, choices)
+            start.plan_model(model, "auto", SETTINGS, choices)
         return
-    plan = autoplan.plan_model(model, "auto", SETTINGS, choices)
+    plan = start.plan_model(model, "auto", SETTINGS, choices)
     assert plan.margins == {device: gpu_reserve(TOTAL)}
     assert plan.budgets[device] == free - gpu_reserve(TOTAL)
     assert 0 < plan.predicted.devices[device].total <= free - gpu_reserve(TOTAL)
@@ -93,7 +93,7 @@ def test_a_margin_takes_the_place_of_the_reserve(free: int, model: Path, times: 
 
     def budget(margin: Any, vram: Any = "auto") -> int:
         choices = Choices(device=device, profile=times, planner="layers", margin=margin)
-        return autoplan.plan_model(model, vram, SETTINGS, choices).budgets[device]
+        return start.plan_model(model, vram, SETTINGS, choices).budgets[device]
 
     assert budget("0") == budget(0) == free
     assert budget("1.1GiB") == free - int(1.1 * GIB)
@@ -108,7 +108,7 @@ def test_a_margin_takes_the_place_of_the_reserve(free: int, model: Path, times: 
 
 def test_a_device_in_the_hosts_memory_has_no_reserve(model: Path, times: Profile, rpc: Any) -> None:
     device = rpc.devices[0]
-    plan = autoplan.plan_model(model, "auto", SETTINGS, Choices(device=device, profile=times, planner="layers"))
+    plan = start.plan_model(model, "auto", SETTINGS, Choices(device=device, profile=times, planner="layers"))
     assert plan.margins == {} and render_unseen(plan) == []
 
 
@@ -192,7 +192,7 @@ def test_the_pool_is_shown() -> None:
 
 def test_a_budget_above_the_devices_memory_is_said(model: Path, times: Profile, free: int, rpc: Any) -> None:
     def notes(budget: str) -> str:
-        plan = autoplan.plan_model(model, budget, SETTINGS, Choices(device=rpc.devices[0], profile=times))
+        plan = start.plan_model(model, budget, SETTINGS, Choices(device=rpc.devices[0], profile=times))
         return "\n".join(plan.predicted.notes)
 
     assert f"the budget of {rpc.devices[0]} is 25GiB, but it has 24.0 GiB of memory" in notes("25GiB")

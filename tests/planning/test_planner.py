@@ -368,7 +368,7 @@ def test_a_tie_goes_to_the_plan_with_less_traffic():
         parts = {"prefill": {"transfers": transfers, "targets": 9.0}, "decode": {"switches": transfers}}
         return replace(base, predicted=replace(base.predicted, request_s=request_s, parts=parts))
 
-    plans = {"a": timed(1.0, 0.3), "b": timed(1 + TIE / 2, 0.1), "c": timed(1 + 2 * TIE, 0.0)}
+    plans = {"a": timed(1.0, 0.01), "b": timed(1 + TIE / 2, 0.005), "c": timed(1 + 2 * TIE, 0.0)}
     assert ranked(plans) == ["b", "a", "c"]
 
 

@@ -15,7 +15,7 @@ from oallama.engine import device_list, skeleton
 from oallama.engine.device_list import Device
 from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
-from oallama.loading import autoplan
+from oallama.loading import autoplan, start
 from oallama.loading.dry_run import LocalAllocators, stand_ins
 from oallama.profiling.datasheet import FOLDER, Accelerator, Cpu, Datasheet, Link, make_profile
 from support.hand_plan import hand_plan
@@ -112,7 +112,7 @@ def test_a_plan_made_from_it_names_its_source(tiny):
     path, settings = tiny("llama", "F16"), Settings(n_ctx=256)
     profile = make_profile(autoplan.read_graph(path, settings), SHEET)
     choices = autoplan.Choices(profile=profile, planner="layers", elsewhere=True)
-    plan = autoplan.plan_model(path, "100%", settings, choices)
+    plan = start.plan_model(path, "100%", settings, choices)
     assert "CUDA0" in plan.devices
     assert any("datasheet" in note for note in plan.predicted.notes)
 

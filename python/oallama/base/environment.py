@@ -101,6 +101,20 @@ PLAN_CACHE = Variable(
     "python/oallama/loading/plan_cache.py",
     "`0` makes every plan anew, and keeps none.",
 )
+VERIFY = Variable(
+    "OALLAMA_VERIFY",
+    "seconds",
+    "`5`",
+    "python/oallama/loading/trial.py",
+    "Time for measuring a plan beside its rivals at the first use of a model. `0` takes the prediction's word.",
+)
+HISTORY = Variable(
+    "OALLAMA_HISTORY",
+    "`0`",
+    "unset: runs are kept",
+    "python/oallama/loading/learning.py",
+    "`0` keeps nothing of what runs took, and learns nothing from it.",
+)
 PIN_LIMIT = Variable(
     "OALLAMA_PIN_LIMIT",
     "bytes",

@@ -30,6 +30,9 @@ class Sweep:
     interleave: "loaded" keeps all engines in memory and alternates run by run; "reload" loads an engine, runs all cells
     once, and unloads it, round by round, for when they do not fit together. prompt_text: a file. state_dir: folder in
     which engines share filled caches; None: each fills its own.
+
+    limit_s: after that many seconds, loading included, no further round begins; one is always run. enough: asked after
+    every round, whether what was measured so far will do. With either of them `repeats` is the most rounds of a cell.
     """
 
     prompts: Sequence[int] = (32, 64, 128, 256, 512)
@@ -40,6 +43,8 @@ class Sweep:
     interleave: str = "loaded"
     prompt_text: str | os.PathLike[str] = PROMPT
     state_dir: str | os.PathLike[str] | None = None
+    limit_s: float | None = None
+    enough: Callable[[Sequence[Result]], bool] | None = None
 
     def __post_init__(self) -> None:
         for name, values, least in (("prompts", self.prompts, 1), ("depths", self.depths, 0), ("gens", self.gens, 2)):
@@ -126,6 +131,7 @@ class _Bench:
             for cell in self.cells
             for i, engine in enumerate(self.engines)
         }
+        self.begin = time.monotonic()
         loads = 1 if sweep.interleave == "loaded" else sweep.repeats
         self.done, self.total = 0, len(self.results) * (sweep.warmup * loads + sweep.repeats)
 
@@ -150,6 +156,8 @@ class _Bench:
             workers = [self._start(i, stack) for i in range(len(self.engines))]
             for cell in self.cells:
                 for round_ in range(-self.sweep.warmup, self.sweep.repeats):
+                    if round_ > 0 and self._done():
+                        break
                     for i in order(len(self.engines), round_ % (2 * len(self.engines))):
                         self._run(i, cell, round_, workers[i])
             for i, worker in enumerate(workers):
@@ -157,6 +165,8 @@ class _Bench:
 
     def run_reloaded(self) -> None:
         for round_ in range(self.sweep.repeats):
+            if round_ and self._done():
+                break
             for i in order(len(self.engines), round_):
                 with ExitStack() as stack:
                     worker = self._start(i, stack)
@@ -165,6 +175,13 @@ class _Bench:
                             self._run(i, cell, warmup, worker)
                         self._run(i, cell, round_, worker)
                     self._finish(i, worker)
+
+    def _done(self) -> bool:
+        """Whether the time is over, or what was measured will do."""
+        limit, enough = self.sweep.limit_s, self.sweep.enough
+        if limit is not None and time.monotonic() - self.begin >= limit:
+            return True
+        return enough is not None and enough([*self.results.values()])
 
     def _start(self, i: int, stack: ExitStack) -> Worker | None:
         """Load an engine; None if it is optional and cannot."""

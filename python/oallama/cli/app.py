@@ -20,6 +20,7 @@ from . import (
     compare_models,
     demo,
     devices,
+    history,
     make_model,
     plan,
     profile,
@@ -73,6 +74,7 @@ app.command("quantize search")(quantize_search.search)
 app.command("compare-models")(compare_models.compare_models)
 app.command("profile")(profile.profile)
 app.command("tune")(tune.tune_command)
+app.command("history")(history.history)
 app.command("plan")(plan.plan)
 app.command("run")(run.run)
 app.command("chat")(chat.chat)

@@ -18,7 +18,7 @@ from oallama.bench.rivals import Rivals, interleave_for
 from oallama.data.plan import HOST, PlacementPlan
 from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
-from oallama.loading import autoplan
+from oallama.loading import autoplan, given_plan
 from oallama.loading.autoplan import Choices
 from oallama.loading.budgets import refuse_margin
 from oallama.loading.stock_plans import stock_plans
@@ -79,9 +79,9 @@ def bench(
     wanted = settings(Sizes(ctx or sweep.n_ctx()), kernels)
     if plan:
         refuse_margin(hardware.margin)
-        made = autoplan.load_plan(plan)
+        made = given_plan.load_plan(plan)
         context = made.context
-        autoplan.check_plan(made, model, replace(wanted, **vars(context)))
+        given_plan.check_plan(made, model, replace(wanted, **vars(context)))
         # llama.cpp gets the same cache; its micro-batch and form of attention are its own.
         same = {name: getattr(context, name) for name in ("n_ctx", "n_batch", "n_seq_max", "type_k", "type_v")}
         wanted = replace(wanted, **same)

@@ -11,7 +11,7 @@ from oallama.base.printing import say, write_text
 
 from .groups import grouped
 from .loading import Source, open_llama
-from .options import Hardware, Kernels, Model, NGenerate, Plan, Sizes, Temperature, Vram
+from .options import Hardware, Kernels, Model, NGenerate, Placing, Sizes, Temperature
 
 HELP = "/clear forgets the conversation, /exit or Ctrl-D ends it; Ctrl-C stops an answer"
 
@@ -20,8 +20,7 @@ HELP = "/clear forgets the conversation, /exit or Ctrl-D ends it; Ctrl-C stops a
 def chat(
     model: Model,
     *,
-    plan: Plan = None,
-    vram: Vram = None,
+    placing: Placing,
     hardware: Hardware,
     sizes: Sizes,
     kernels: Kernels,
@@ -30,7 +29,7 @@ def chat(
     temperature: Temperature = 0.8,
 ) -> None:
     """Talk with the model; answers are streamed."""
-    llm = open_llama(Source(model, plan, vram, hardware, sizes, kernels))
+    llm = open_llama(Source(model, placing, hardware, sizes, kernels))
     opening = [{"role": "system", "content": system}] if system else []
     messages = list(opening)
     say(HELP)

@@ -5,28 +5,32 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
-from oallama.bench import Sweep, find_baseline_lib, medians, run_bench, write_reports
+from oallama.bench import Engine, LoadParams, Result, Sweep, find_baseline_lib, medians, run_bench, write_reports
+from oallama.bench.baselines import cpu_only
 from oallama.bench.plain_page import BUDGET, CONTEXT, START, TOKENS, plain_page
 from oallama.bench.rivals import Rivals, interleave_for
+from oallama.bench.verdict import fastest, is_narrow, surprises, verdict
 from oallama.data.plan import PlacementPlan
-from oallama.engine import device_list, model_file
+from oallama.engine import device_list, model_file, runtime
 from oallama.engine.load_settings import Settings
 from oallama.engine.rpc import share_processor
 from oallama.errors import OallamaError
-from oallama.loading import autoplan
+from oallama.loading import autoplan, start
 from oallama.loading.autoplan import Choices
 from oallama.loading.completion import complete
 from oallama.loading.stock_plans import stock_plans
 from oallama.modelmaker import make_model
 from oallama.planning import OperatorGraph, Workload, compare, format_bytes
+from oallama.profiling.other_work import OtherWork
 from oallama.storyteller import demo_model
 from oallama.storyteller.exam import PAGE_END, mark
 from oallama.views.plan_table import render_plan
@@ -40,14 +44,22 @@ MODEL = Path("models/demo-llama-247M-Q8_0.gguf")
 SHAPE = {"n_layer": 16, "n_embd": 1024, "n_ff": 2816, "n_head": 16, "n_head_kv": 4}
 RESULTS = Path("build/demo")
 PROMPT = "The quick brown fox"
-SWEEP = Sweep(prompts=(64,), gens=(16,), repeats=3)
+SWEEP = Sweep(prompts=(64,), gens=(16,), repeats=200, limit_s=60.0, enough=is_narrow)
 WORKLOAD = Workload(n_prompt=SWEEP.prompts[0], n_generate=SWEEP.gens[0])
 STEPS = 6
 NO_GPU = (
-    "There is no GPU on this machine. A loopback RPC server takes its place: a second device with memory of its own, "
-    "but with the same processor behind it. The host uses half of the threads, so that the device is the faster side, "
-    "as a GPU would be; so do all engines measured here."
+    "There is no GPU on this machine. Without one, the CPU alone with all its threads is the plan to beat: it is "
+    "measured at the end. To show what a plan does, a loopback RPC server stands in for a GPU: a second device with "
+    "memory of its own, but with the same processor behind it. The host gets half of the threads beside it, so that "
+    "the device is the faster side, as a GPU would be; so it is for all engines but the CPU with all threads."
 )
+ALL_THREADS = "oallama CPU, all threads"
+RIVALS = {
+    "llama.cpp": "llama.cpp's layer split",
+    "llama.cpp --fit": "llama.cpp's --fit",
+    "llama.cpp CPU": "the CPU alone",
+    ALL_THREADS: "the CPU alone with all threads",
+}
 
 
 def demo(
@@ -101,7 +113,7 @@ def _write_page(wanted: Settings, choices: Choices) -> None:
     small = replace(wanted, n_ctx=CONTEXT, n_batch=CONTEXT, n_ubatch=CONTEXT)
     shared = replace(choices, planner="oato")  # "auto" may leave a model of this size on the CPU
     with progress_bar("profiling") as report:
-        plan = autoplan.plan_model(path, BUDGET, small, shared, report)
+        plan = start.plan_model(path, BUDGET, small, shared, report)
     with interruptible():
         llm = Llama(str(path), plan=plan, verbose=False, n_threads=wanted.n_threads)
     out.print(f"{path.name}, up to {BUDGET} of its weights on {' and '.join(plan.budgets)}:", soft_wrap=True)
@@ -147,6 +159,7 @@ class _Run:
     graph: OperatorGraph
     settings: Settings
     choices: Choices
+    predicted_s: dict[str, float] = field(default_factory=dict)  # of the measured request, by engine
 
     def profile(self) -> None:
         with progress_bar("profiling") as report:
@@ -162,8 +175,11 @@ class _Run:
         out.print(render_plan(plan))
         names = {"layers": "llama.cpp's layer split", "fit": "llama.cpp's --fit"}
         rivals = {names[name]: stock_plan for name, stock_plan in stock.items()}
-        verdict = compare({"this plan": plan, **rivals, "the CPU alone": cpu})
-        out.print(f"[bold]Verdict:[/] {escape(verdict.sentence)}.")
+        predicted = compare({"this plan": plan, **rivals, "the CPU alone": cpu})
+        out.print(f"[bold]Predicted:[/] {escape(predicted.sentence)}.")
+        self.predicted_s.update({"oallama": plan.predicted.request_s, "llama.cpp CPU": cpu.predicted.request_s})
+        of_stock = {"layers": "llama.cpp", "fit": "llama.cpp --fit"}
+        self.predicted_s.update({of_stock[name]: made.predicted.request_s for name, made in stock.items()})
         return Rivals(plan, stock, vram)
 
     def generate(self, plan: PlacementPlan, readable: bool) -> None:
@@ -185,10 +201,34 @@ class _Run:
         except OallamaError as error:
             out.print(f"left out: {error}", soft_wrap=True)
             return
-        with ExitStack() as stack, progress_bar("measuring") as report:
+        with ExitStack() as stack, progress_bar("measuring") as report, OtherWork() as others:
             engines = rivals.engines(self.settings, endpoints, local, stack, everything=False)
+            if local:
+                engines.append(_all_threads(rivals.plan))
             wanted = interleave_for("reload" if endpoints else "loaded", engines, rivals.plan)
             results = run_bench(self.model, engines, replace(SWEEP, interleave=wanted), report, argv=sys.argv)
         out.print(medians.table(results))
+        out.print(f"[bold]Verdict:[/] {escape(verdict(results, 'oallama', RIVALS))}.")
+        for line in surprises(results, "oallama", self.predicted_s, others.cpus):
+            out.print(escape(f"{line}."))
+        _keep(results, local)
         paths = write_reports(results, RESULTS / "results")
         out.print(f"written: {', '.join(map(str, [RESULTS / 'plan.json', *paths]))}", soft_wrap=True)
+
+
+def _all_threads(plan: PlacementPlan) -> Engine:
+    """Our engine without a plan and a device: what this machine does best without a GPU."""
+    context = plan.context
+    sizes = LoadParams(n_ctx=context.n_ctx, n_batch=context.n_batch, n_ubatch=context.n_ubatch)
+    return replace(cpu_only(sizes, runtime.lib_dir()), name=ALL_THREADS)
+
+
+def _keep(results: Sequence[Result], local: bool) -> None:
+    """Say what this machine should run, by what was measured."""
+    best = fastest(results, "oallama").engine
+    if best == "oallama":
+        out.print("[bold]Kept:[/] this plan.")
+    elif local:
+        out.print(f"[bold]Kept:[/] {RIVALS[best]}. The stand-in device has no processor of its own to add.")
+    else:
+        out.print(f"[bold]Kept:[/] {RIVALS[best]}; `oallama run` and `oallama serve` measure before they choose.")

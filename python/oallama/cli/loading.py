@@ -12,11 +12,12 @@ from oallama.data.plan import HOST, PlacementPlan
 from oallama.engine.load_settings import KV_TYPES
 from oallama.engine.runtime import debugging
 from oallama.errors import OallamaError
-from oallama.loading import autoplan
+from oallama.loading import autoplan, given_plan
 from oallama.loading.autoplan import Choices
 from oallama.loading.budgets import refuse_margin
+from oallama.loading.start import plan_model
 
-from .options import Hardware, Kernels, Sizes, settings
+from .options import Hardware, Kernels, Placing, Sizes, settings
 from .terminal import interruptible, progress_bar
 
 if TYPE_CHECKING:
@@ -28,8 +29,7 @@ class Source:
     """What to load and how; None: not given."""
 
     model: Path
-    plan: Path | None
-    vram: str | None
+    placing: Placing
     hardware: Hardware
     sizes: Sizes
     kernels: Kernels
@@ -42,16 +42,16 @@ def open_llama(source: Source) -> Llama:
         OallamaError: for a file, plan or budget that will not do.
     """
     chosen = source.hardware.connect().device or autoplan.find_accelerator()
-    if source.plan and source.vram:
+    if source.placing.plan and source.placing.vram:
         raise OallamaError("give --vram (make a plan) or --plan (use this one), not both")
-    if source.plan:
+    if source.placing.plan:
         refuse_margin(source.hardware.margin)
-        return _load(source, autoplan.load_plan(source.plan), _given(source))
+        return _load(source, given_plan.load_plan(source.placing.plan), _given(source))
     wanted = settings(source.sizes, source.kernels)
-    if source.vram or (chosen and chosen != HOST):
+    if source.placing.vram or (chosen and chosen != HOST):
         choices = Choices(device=chosen, profile=source.hardware.profile, margin=source.hardware.margin)
         with progress_bar("profiling") as report:
-            plan = autoplan.plan_model(source.model, source.vram, wanted, choices, report)
+            plan = plan_model(source.model, source.placing.vram, wanted, choices, report, source.placing.trial())
         return _load(source, plan, {"n_threads": source.kernels.threads} if source.kernels.threads else {})
     refuse_margin(source.hardware.margin, "no accelerator is used")
     graph = autoplan.read_graph(source.model, wanted)

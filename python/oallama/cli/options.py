@@ -9,11 +9,13 @@ from typing import Annotated
 
 import typer
 
+from oallama.base.printing import say
 from oallama.engine import device_list
 from oallama.engine.load_settings import FLASH_ATTN, KV_TYPES, Settings
 from oallama.engine.rpc import LocalRpcServer, share_processor
 from oallama.engine.runtime import quiet
 from oallama.errors import OallamaError
+from oallama.loading.trial import Trial
 from oallama.planning.planner import ON_REQUEST, PLANNERS
 
 DEFAULT_CTX = 4096
@@ -33,6 +35,13 @@ Margin = Annotated[
     ),
 ]
 Plan = Annotated[Path | None, typer.Option(help="Plan file of `oallama plan -o`.")]
+Verify = Annotated[
+    bool,
+    typer.Option(
+        "--verify/--no-verify",
+        help="At the first use of a model, measure the plan beside llama.cpp's own placements for some seconds.",
+    ),
+]
 Profile = Annotated[
     Path | None,
     typer.Option(help="Profile: a file or a recorded one's name; default: this machine's, measured when missing."),
@@ -94,6 +103,19 @@ class Hardware:
     def connect(self, elsewhere: bool = False) -> Connection:
         """Register its devices; elsewhere: the device is one of another machine."""
         return connect(self.rpc, self.local_rpc, None if elsewhere else self.device)
+
+
+@dataclass(frozen=True)
+class Placing:
+    """By which plan a model is loaded; verify: whether a new plan is measured at its first use."""
+
+    plan: Plan = None
+    vram: Vram = None
+    verify: Verify = True
+
+    def trial(self) -> Trial | None:
+        """Measures the plan at the first use of the model; None where that is not wanted."""
+        return Trial(say=say) if self.verify else None
 
 
 @dataclass(frozen=True)

@@ -129,13 +129,15 @@ def plan(
         **vars(ways),
     )
     with progress_bar("profiling") as report:
-        found = autoplan.candidates(model, graph, vram, wanted, choices, report)
-    made = found.best
+        considered = autoplan.consider(model, graph, vram, wanted, choices, report)
+    found = considered.found
+    made = considered.with_terms(found.best)
     beside = out if printed == "table" else err
     if shown.explain:
         beside.print(render_candidates(found))
     if shown.verify:
-        made = _measured(model, [*found.plans.values()][: shown.verify], connection.endpoints, wanted.n_threads)
+        plans = [considered.with_terms(plan) for plan in [*found.plans.values()][: shown.verify]]
+        made = _measured(model, plans, connection.endpoints, wanted.n_threads)
     if shown.memory:
         arenas = autoplan.read_arenas(model, made, wanted, choices)
         beside.print(render_arenas(arenas, offline=made.offline_arenas))

@@ -12,7 +12,7 @@ from oallama.loading.completion import complete
 
 from .groups import grouped
 from .loading import Source, open_llama
-from .options import Hardware, Json, Kernels, Model, Plan, Sampling, Sizes, Vram
+from .options import Hardware, Json, Kernels, Model, Placing, Sampling, Sizes
 
 
 @grouped
@@ -20,8 +20,7 @@ def run(
     model: Model,
     prompt: Annotated[str, typer.Argument(help='The prompt; "-" reads it from standard input.', show_default=False)],
     *,
-    plan: Plan = None,
-    vram: Vram = None,
+    placing: Placing,
     hardware: Hardware,
     sizes: Sizes,
     kernels: Kernels,
@@ -30,7 +29,7 @@ def run(
 ) -> None:
     """Complete a prompt with streaming output; then TTFT and TPOT."""
     text = sys.stdin.read() if prompt == "-" else prompt
-    llm = open_llama(Source(model, plan, vram, hardware, sizes, kernels))
+    llm = open_llama(Source(model, placing, hardware, sizes, kernels))
     clock, answer = complete(llm, text, sampling.n_generate, sampling.temperature, sampling.seed, quiet=json)
     n_prompt = len(llm.tokenize(text.encode()))
     if json:

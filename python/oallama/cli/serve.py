@@ -14,15 +14,16 @@ from oallama.data.plan import HOST, PlacementPlan
 from oallama.engine import runtime
 from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
-from oallama.loading import autoplan
+from oallama.loading import autoplan, given_plan
 from oallama.loading.autoplan import Choices
 from oallama.loading.budgets import refuse_margin
+from oallama.loading.start import plan_model
 from oallama.serving.command import planned_environment, planned_server
 from oallama.serving.serve_limits import Limits
 
 from ..serving.hot_cold import HotCold, serve_hot_cold
 from .groups import grouped
-from .options import Hardware, Kernels, Plan, Sizes, Vram, settings
+from .options import Hardware, Kernels, Placing, Sizes, settings
 from .terminal import progress_bar
 
 
@@ -62,8 +63,7 @@ def serve(
     model: Annotated[Path | None, typer.Argument(help="GGUF file.", show_default=False)] = None,
     *,
     several: Guests,
-    plan: Plan = None,
-    vram: Vram = None,
+    placing: Placing,
     hardware: Hardware,
     sizes: Sizes,
     parallel: Annotated[int | None, typer.Option(min=1, help="Requests served at once, in a shared context.")] = None,
@@ -77,7 +77,7 @@ def serve(
     """
     limits = Limits(door.queue, door.drain)
     if several.hot is not None:
-        of_one = {"--plan": plan, "--vram": vram, "--profile": hardware.profile, "--rpc": hardware.rpc}
+        of_one = {"--plan": placing.plan, "--vram": placing.vram, "--profile": hardware.profile, "--rpc": hardware.rpc}
         given = [name for name, value in (of_one | {"--local-rpc": hardware.local_rpc}).items() if value]
         if model is not None or given:
             what = " and ".join(["MODEL"] * (model is not None) + given)
@@ -95,17 +95,17 @@ def serve(
     connection = hardware.connect()
     made = wanted = None
     chosen = connection.device or autoplan.find_accelerator()
-    if plan:
+    if placing.plan:
         refuse_margin(hardware.margin)
-        made = autoplan.load_plan(plan)
+        made = given_plan.load_plan(placing.plan)
         wanted = _planned_settings(made, sizes, parallel, kernels.threads)
-        autoplan.check_plan(made, model, wanted)
+        given_plan.check_plan(made, model, wanted)
     else:
         wanted = settings(sizes, kernels, parallel or 1)
-        if vram or chosen not in (None, HOST):
+        if placing.vram or chosen not in (None, HOST):
             with progress_bar("profiling") as report:
                 choices = Choices(device=chosen, profile=hardware.profile, margin=hardware.margin)
-                made = autoplan.plan_model(model, vram, wanted, choices, report)
+                made = plan_model(model, placing.vram, wanted, choices, report, placing.trial())
         else:
             refuse_margin(hardware.margin, "no accelerator is used")
     wanted = autoplan.resolve(wanted, autoplan.read_graph(model, wanted).n_ctx_train)

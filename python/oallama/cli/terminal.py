@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +12,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from oallama.base.printing import say
+from oallama.data.entries import QUIET_CPUS
 from oallama.loading.autoplan import Progress as Report
 from oallama.profiling.fingerprint import cpu_set
+from oallama.profiling.other_work import cpus_of_others
 
 out = Console(highlight=False, soft_wrap=False)
 err = Console(highlight=False, soft_wrap=False, stderr=True)
@@ -23,9 +24,9 @@ GRACE_S = 0.5
 
 def warn_if_busy() -> None:
     """Tell people when other programs use the CPU: threads that wait actively for each other then lose most."""
-    load, cpus = os.getloadavg()[0], len(cpu_set())
-    if load > cpus / 2 and sys.stderr.isatty():
-        say(f"note: other programs are busy (load {load:.1f} on {cpus} CPUs); what is measured now may be far off")
+    busy, cpus = cpus_of_others(), len(cpu_set())
+    if busy > QUIET_CPUS:
+        say(f"note: other programs keep {busy:.1f} of {cpus} CPUs busy; what is measured now may be far off")
 
 
 @contextmanager

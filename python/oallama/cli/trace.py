@@ -14,7 +14,7 @@ from oallama.tracing import record_timeline
 
 from .groups import grouped
 from .loading import Source, open_llama
-from .options import Hardware, Json, Kernels, Model, Plan, Sizes, Vram
+from .options import Hardware, Json, Kernels, Model, Placing, Sizes
 from .terminal import out, warn_if_busy
 
 
@@ -22,8 +22,7 @@ from .terminal import out, warn_if_busy
 def trace(
     model: Model,
     *,
-    plan: Plan = None,
-    vram: Vram = None,
+    placing: Placing,
     hardware: Hardware,
     sizes: Sizes,
     kernels: Kernels,
@@ -37,7 +36,7 @@ def trace(
 ) -> None:
     """Record what devices and links do in one request; shows overlap, GB/s and idle time."""
     warn_if_busy()
-    llm = open_llama(Source(model, plan, vram, hardware, sizes, kernels))
+    llm = open_llama(Source(model, placing, hardware, sizes, kernels))
     timeline = record_timeline(llm, n_prompt, n_generate)
     lanes = native.core().stream_lanes()
     timeline.save(output)

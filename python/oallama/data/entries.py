@@ -16,6 +16,8 @@ OTHER = "OTHER"
 REALISATIONS = ("", "plain", "repacked")
 # Share of clean repeats from which on a measurement counts as taken alone.
 CLEAN = 0.5
+# CPUs that other work may keep busy while something is measured that counts as taken alone.
+QUIET_CPUS = 0.1
 # llama.cpp attends to a KV cache, whose size is a multiple of it too, in multiples of this many rows.
 KV_ROWS = 256
 
@@ -151,3 +153,16 @@ class Concurrency:
 
     device: str
     share: float
+
+
+# Kinds of work whose times tend to be off together.
+MATRICES, ATTENTION, TRANSFERS, CHANGES, SMALL = KINDS = ("matrices", "attention", "transfers", "changes", "small")
+
+
+def kind_of(entry: OperatorTime | AttentionTime | ChainTime | LinkTime | SwitchTime) -> str:
+    """The kind of work that an entry times."""
+    if isinstance(entry, OperatorTime):
+        return SMALL if entry.op == OTHER else MATRICES
+    if isinstance(entry, ChainTime):
+        return MATRICES if entry.kind == FEED_FORWARD else SMALL
+    return {AttentionTime: ATTENTION, LinkTime: TRANSFERS, SwitchTime: CHANGES}[type(entry)]

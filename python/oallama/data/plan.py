@@ -154,9 +154,11 @@ class DeviceMemory:
 class Prediction:
     """Predicted bytes per device, TTFT seconds by prompt length and TPOT seconds by depth.
 
-    `request_s` is TTFT + (n_generate - 1) * TPOT of the workload (n_prompt, n_generate) the planner optimised.
-    `parts` says where these seconds go: "prefill" and "decode", each by cause. `notes` say what the prediction leaves
-    out.
+    `request_s` is TTFT + (n_generate - 1) * TPOT of the workload (n_prompt, n_generate) the planner optimised,
+    `range_s` the seconds between which it is expected, None for plans of older versions. `terms` are its seconds by
+    stage, device and kind of work ("CPU matrices"), before what was learned from runs; `learned` what they were
+    multiplied by. `parts` says where these seconds go: "prefill" and "decode", each by cause. `notes` say what the
+    prediction leaves out.
     """
 
     devices: Mapping[str, DeviceMemory]
@@ -166,6 +168,9 @@ class Prediction:
     request_s: float
     notes: tuple[str, ...] = ()
     parts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    range_s: tuple[float, float] | None = None
+    terms: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    learned: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -298,6 +303,9 @@ class PlacementPlan:
                 request_s=predicted["request_s"],
                 notes=tuple(predicted["notes"]),
                 parts=predicted.get("parts", {}),
+                range_s=_pair(predicted.get("range_s")),
+                terms=predicted.get("terms", {}),
+                learned=predicted.get("learned", {}),
             ),
             tied_output=content["tied_output"],
             stream_slots=content.get("stream_slots", STREAM_SLOTS),
@@ -328,6 +336,10 @@ def check_model(planned: Mapping[str, Any], fingerprint: Mapping[str, Any], reme
 @cache
 def _validator() -> jsonschema.Draft202012Validator:
     return jsonschema.Draft202012Validator(json.loads(SCHEMA_FILE.read_text(encoding="utf-8")))
+
+
+def _pair(values: list[float] | None) -> tuple[float, float] | None:
+    return None if values is None else (values[0], values[1])
 
 
 def _memory(content: Mapping[str, int]) -> DeviceMemory:

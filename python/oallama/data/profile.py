@@ -19,6 +19,7 @@ from ..base.jsonfile import read_json_object, write_text_atomic
 from ..errors import OallamaError
 from .curves import linear_from_zero, log_log, piecewise_linear
 from .entries import (
+    KINDS,
     OTHER,
     REALISATIONS,
     AttentionTime,
@@ -30,6 +31,7 @@ from .entries import (
     OperatorTime,
     Overlap,
     SwitchTime,
+    kind_of,
 )
 from .shapes import Shape, attention_distance, attention_work, distance, n_active, work
 from .shipped import HERE, find
@@ -255,9 +257,15 @@ class Profile:
 
     def scaled(self, ratios: Mapping[str, float]) -> Profile:
         """The same profile with every time of a device multiplied by its ratio; devices not named keep theirs."""
+        return self.corrected({f"{device} {kind}": ratio for device, ratio in ratios.items() for kind in KINDS})
+
+    def corrected(self, factors: Mapping[str, float]) -> Profile:
+        """The same profile with times multiplied by kind of work: {"CPU matrices": 1.2}; kinds as in KINDS."""
 
         def times(entries: tuple[Timed, ...]) -> tuple[Timed, ...]:
-            return tuple(replace(e, median_s=e.median_s * ratios.get(e.device, 1.0)) for e in entries)
+            return tuple(
+                replace(e, median_s=e.median_s * factors.get(f"{e.device} {kind_of(e)}", 1.0)) for e in entries
+            )
 
         return replace(
             self,

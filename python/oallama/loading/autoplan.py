@@ -11,9 +11,9 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
+from oallama.data.entries import QUIET_CPUS
 from oallama.data.plan import HOST, ContextSettings, PlacementPlan
 from oallama.data.profile import REMEDY, Profile
 from oallama.data.tuning import Crossover
@@ -23,7 +23,8 @@ from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
 from oallama.loading.budgets import budgets_for, more_than_there_is, refuse_margin
 from oallama.loading.dry_run import LocalAllocators
-from oallama.loading.plan_cache import Question
+from oallama.loading.learning import history_of, learned_factors
+from oallama.loading.recheck import Checked, ProfileRefused, busy_note, rechecked
 from oallama.planning import (
     Candidates,
     OperatorGraph,
@@ -34,9 +35,11 @@ from oallama.planning import (
 )
 from oallama.planning.arenas import Arena
 from oallama.planning.planner import DEFAULT_WORKLOAD
-from oallama.profiling.drift import check_drift, describe_drift
-from oallama.profiling.fingerprint import check_threads, cpu_set, fingerprint
-from oallama.profiling.profiler import profile_machine
+from oallama.planning.terms import terms_of
+from oallama.planning.uncertainty import noise_of
+from oallama.profiling.fingerprint import check_threads, cpu_set, fingerprint, is_quick
+from oallama.profiling.other_work import cpus_of_others
+from oallama.profiling.profiler import forget, profile_machine
 from oallama.profiling.tuner import tuned
 from oallama.profiling.workload import UNFUSED_V_TYPES, depths_for
 
@@ -174,47 +177,6 @@ def load_profile(source: Profile | PathOrText, n_threads: int, elsewhere: bool =
     return profile
 
 
-def plan_model(
-    path: PathOrText,
-    vram: str | int | None,
-    settings: Settings,
-    choices: Choices = Choices(),
-    progress: Progress | None = None,
-) -> PlacementPlan:
-    """Plan one model under a budget, profiling what was not measured yet.
-
-    A plan that was made before, for the same question, is read from its file (plan_cache.py).
-
-    Args:
-        vram: what `parse_budget` takes; None is "auto" where an accelerator is used; "minimal" is the planner's.
-        settings: exactly those the model will be loaded with.
-        progress: called before every measurement.
-
-    Raises:
-        OallamaError: for everything a user can get wrong; the message says what to do.
-    """
-    before = _question(path, vram, settings, choices)
-    if plan := before.answer() if before else None:
-        return plan
-    plan = plan_graph(path, read_graph(path, settings), vram, settings, choices, progress)
-    # The profile may have grown since: what is kept is the answer to the question of the next start.
-    if after := _question(path, vram, settings, choices):
-        after.keep(plan)
-    return plan
-
-
-def _question(path: PathOrText, vram: str | int | None, settings: Settings, choices: Choices) -> Question | None:
-    """None where the plan is not to be found again: for another machine, or with times that are to be checked."""
-    if choices.elsewhere or choices.recheck:
-        return None
-    accelerators = choose_devices(choices.device)
-    asked = None if vram == MINIMAL else vram
-    budgets = budgets_for(asked, accelerators, 0, None, choices.margin) if accelerators else {}
-    auto = {name: b.less(choices.reserve.get(name, 0)) for name, b in budgets.items() if b.is_auto}
-    now = {name: budget.bytes_total or 0 for name, budget in auto.items()}
-    return Question(path, vram, settings, choices, accelerators, now)
-
-
 def plan_graph(
     path: PathOrText,
     graph: OperatorGraph,
@@ -223,7 +185,7 @@ def plan_graph(
     choices: Choices,
     progress: Progress | None = None,
 ) -> PlacementPlan:
-    """`plan_model` for a graph that is already read; several plans of one model cost one reading."""
+    """The plan to take by prediction, for a graph that is already read; arguments and errors as in `plan_model`."""
     return candidates(path, graph, vram, settings, choices, progress).best
 
 
@@ -235,7 +197,34 @@ def candidates(
     choices: Choices,
     progress: Progress | None = None,
 ) -> Candidates:
-    """Every candidate of `choices.planner`, the plan to take first; arguments and errors as in `plan_model`."""
+    """Every candidate of `choices.planner`, the plan to take first; arguments and errors as in `start.plan_model`."""
+    return consider(path, graph, vram, settings, choices, progress).found
+
+
+@dataclass(frozen=True)
+class Considered:
+    """Every candidate, and what they were predicted from. learned: factors in the times of the space's profile."""
+
+    found: Candidates
+    space: Space
+    learned: Mapping[str, float]
+
+    def with_terms(self, plan: PlacementPlan) -> PlacementPlan:
+        """One of the plans, with its seconds by device and kind of work, and when its profile was made."""
+        predicted = replace(plan.predicted, terms=terms_of(self.space, plan, self.learned))
+        params = {**plan.planner["params"], "profile": self.space.profile.created}
+        return replace(plan, predicted=predicted, planner={**plan.planner, "params": params})
+
+
+def consider(
+    path: PathOrText,
+    graph: OperatorGraph,
+    vram: str | int | None,
+    settings: Settings,
+    choices: Choices,
+    progress: Progress | None = None,
+) -> Considered:
+    """As `candidates`."""
     settings = resolve(settings, graph.n_ctx_train, choices.elsewhere)
     if vram == MINIMAL:
         if choices.planner not in ("auto", MINIMAL):
@@ -247,11 +236,23 @@ def candidates(
     if not accelerators and vram is not None:
         raise OallamaError(f"a memory budget ({vram}) is for an accelerator, not for the device {HOST}; leave one out")
     notes: list[str] = []
-    if choices.recheck and not choices.elsewhere:
-        ratios = check_drift(profile, [*accelerators, HOST], settings.n_threads)
-        if drift := describe_drift(ratios, recorded=profile.created):
-            notes += (f"times scaled: {line}" for line in drift)
-            profile = profile.scaled(ratios)
+    devices, learned, noise = (*accelerators, HOST), {}, noise_of(profile, (*accelerators, HOST))
+    if not choices.elsewhere:
+        now = cpus_of_others() if not is_quick() else 0.0
+        noise = max(noise, now / len(cpu_set()))
+        try:
+            checked = rechecked(profile, devices, settings.n_threads, thorough=choices.recheck, busy=now > QUIET_CPUS)
+        except ProfileRefused as refused:
+            if choices.profile is not None:
+                raise
+            forget(accelerators, settings.n_threads)
+            fresh, _ = profile_and_devices(graph, settings, choices, progress)
+            checked = Checked(fresh, (f"{refused}; it was recorded anew",))
+        profile, notes = checked.profile, [*notes, *checked.notes]
+        if not checked.ratios:
+            learned = learned_factors(history_of(settings.n_threads), profile.created)
+            profile = profile.corrected(learned)
+        notes += busy_note(now)
     elsewhere = profile if choices.elsewhere else None
     budgets = budgets_for(vram, accelerators, graph.weights_bytes, elsewhere, choices.margin)
     budgets = {name: budget.less(choices.reserve.get(name, 0)) for name, budget in budgets.items()}
@@ -276,12 +277,19 @@ def candidates(
         offline_arenas=choices.offline_arenas,
         repack=choices.repack and settings.use_extra_bufts,
         crossovers={} if choices.elsewhere else _crossovers(settings.n_threads),
+        noise=noise,
         fit=allocators.fit if all(budget.bytes_total for budget in budgets.values()) else None,
         paper=choices.paper,
         fraction=choices.fraction,
     )
     found = make_plans(space, choices.planner)
-    return Candidates({name: allocators.noted(plan, notes) for name, plan in found.plans.items()}, found.failed)
+    plans = {name: _learned(allocators.noted(plan, notes), learned) for name, plan in found.plans.items()}
+    return Considered(Candidates(plans, found.failed), space, learned)
+
+
+def _learned(plan: PlacementPlan, factors: Mapping[str, float]) -> PlacementPlan:
+    of_its_devices = {name: factor for name, factor in factors.items() if name.rpartition(" ")[0] in plan.devices}
+    return replace(plan, predicted=replace(plan.predicted, learned=of_its_devices))
 
 
 def read_arenas(path: PathOrText, plan: PlacementPlan, settings: Settings, choices: Choices) -> list[Arena]:
@@ -346,29 +354,3 @@ def profile_for(
         type_v=settings.type_v,
         progress=progress,
     )
-
-
-def check_settings(plan: PlacementPlan, settings: Settings) -> None:
-    """Raises OallamaError when a context with these settings would need more memory than the plan counted."""
-    planned = plan.context
-    for name in ("n_ctx", "n_batch", "n_ubatch", "n_seq_max"):
-        asked, limit = getattr(settings, name), getattr(planned, name)
-        if asked > limit:
-            raise OallamaError(f"the plan is for {name} up to {limit}, asked for {asked}; make a new plan for {asked}")
-    for name in ("type_k", "type_v", "flash_attn"):
-        asked, limit = getattr(settings, name), getattr(planned, name)
-        if asked != limit:
-            raise OallamaError(f"the plan is for {name} {limit}, asked for {asked}; make a new plan for {asked}")
-
-
-def check_plan(plan: PlacementPlan, path: PathOrText, settings: Settings) -> None:
-    """Raises OallamaError unless the plan is for this model, this machine and a context of at least this size."""
-    graph = read_graph(path, settings)
-    plan.check_model(graph.model)
-    plan.check_devices(d.name for d in device_list.devices())
-    check_settings(plan, resolve(settings, graph.n_ctx_train))
-
-
-def load_plan(source: PlacementPlan | PathOrText) -> PlacementPlan:
-    """A plan, or the plan in a file."""
-    return source if isinstance(source, PlacementPlan) else PlacementPlan.load(Path(source))

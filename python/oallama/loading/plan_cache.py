@@ -85,9 +85,11 @@ class Question:
     def keep(self, plan: PlacementPlan) -> None:
         """Keep the answer, if the cache can be written.
 
-        A plan from times that were taken beside other work is not kept: they are measured again on a quiet machine.
+        A plan from times that were taken beside other work is not kept, unless it was measured itself: those times are
+        measured again on a quiet machine.
         """
-        if self._file is None or any(BESIDE_OTHERS in note for note in plan.predicted.notes):
+        doubtful = not plan.measured and any(BESIDE_OTHERS in note for note in plan.predicted.notes)
+        if self._file is None or doubtful:
             return
         with suppress(OallamaError):
             plan.save(self._file)

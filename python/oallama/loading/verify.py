@@ -18,14 +18,18 @@ from typing import Any
 from oallama.bench.engines import Engine, LoadParams
 from oallama.bench.planned import planned
 from oallama.bench.results import Result
+from oallama.bench.stats import speedup
 from oallama.bench.sweep import Progress, Sweep, run_bench
 from oallama.data.plan import HOST, PlacementPlan
-from oallama.data.predicted import predicted_times
+from oallama.data.predicted import TIE, predicted_times
 from oallama.engine import device_list, runtime
 from oallama.errors import OallamaError
+from oallama.profiling.other_work import OtherWork
 
 MAX_PROMPT = 512
 MAX_GENERATE = 32
+_LEAST_ROUNDS = 3
+_NARROW = 0.05  # width of an interval of a ratio
 MAX_DEPTH = 2048  # filling a deep cache takes long; beyond it the predictions extrapolate
 # Drivers and library workspaces take their part beside the buffers.
 _SHARE_OF_FREE = 0.9
@@ -41,6 +45,8 @@ def verify(
     workload: tuple[int, int] | None = None,
     progress: Progress | None = None,
     lib_dir: str | os.PathLike[str] | None = None,
+    max_depth: int = MAX_DEPTH,
+    limit_s: float | None = None,
 ) -> list[PlacementPlan]:
     """Run every plan and return them fastest first, each with `measured` filled in.
 
@@ -59,13 +65,16 @@ def verify(
             MAX_GENERATE.
         progress: called with (done, total, what) before every run.
         lib_dir: folder of the engine's libllama; default: the installed one.
+        max_depth: tokens in the cache before a run, at most; the plans' own depth if that is less.
+        limit_s: no further round begins after that many seconds, nor once it is clear which plan is fastest; `rounds`
+            is then the most of them. A plan that gives no answer for four times as long fails.
 
     Returns:
         The plans by measured request time, those that failed last. `measured` holds: ttft_s, tpot_s (medians),
         request_s (median of TTFT + (n - 1) * TPOT for the plan's own workload, see `request_seconds`), spread
         ((max - min) / median of request_s), rounds, n_prompt and n_generate as run, interleave ("loaded" or "reload"),
-        device_bytes (bytes per accelerator, as llama.cpp logged them) and created; or error alone, for a plan that
-        could not be loaded or run.
+        device_bytes (bytes per accelerator, as llama.cpp logged them), depth_run, others_cpus (CPUs that other work
+        kept busy meanwhile) and created; or error alone, for a plan that could not be loaded or run.
 
     Raises:
         OallamaError: when all plans fail, for plans of different workloads, no plans, or a bad argument.
@@ -79,15 +88,18 @@ def verify(
     n_prompt, n_generate = workload or _short_workload(plans)
     servers = tuple(rpc_servers) or _registered_servers()
     folder = lib_dir or runtime.lib_dir()
-    depth = max(0, min(_depth(plans[0]), MAX_DEPTH, min(p.context.n_ctx for p in plans) - n_prompt - n_generate))
+    depth = max(0, min(_depth(plans[0]), max_depth, min(p.context.n_ctx for p in plans) - n_prompt - n_generate))
     sweep = Sweep(
         prompts=(n_prompt,),
         depths=(depth,),
         gens=(n_generate,),
         repeats=rounds,
         warmup=1,
-        interleave="loaded" if _fit_together(plans) else "reload",
+        interleave="loaded" if fit_together(plans) else "reload",
+        limit_s=limit_s,
+        enough=None if limit_s is None else _is_clear,
     )
+    wait_s = 1800.0 if limit_s is None else 4 * limit_s
     measured: list[dict[str, Any]] = [{} for _ in plans]
     engines: dict[int, Engine] = {}
     for i, plan in enumerate(plans):
@@ -97,9 +109,11 @@ def verify(
         except OallamaError as error:  # a plan that no table can express
             measured[i] = {"error": str(error)}
     if engines:
-        results = run_bench(path, [*engines.values()], sweep, progress)
+        with OtherWork() as others:
+            results = run_bench(path, [*engines.values()], sweep, progress, load_timeout_s=wait_s, run_timeout_s=wait_s)
         for i, result in zip(engines, results, strict=True):
-            measured[i] = {"error": result.error} if result.error else _measured(plans[i], result, sweep.interleave)
+            entry = {"error": result.error} if result.error else _measured(plans[i], result, sweep.interleave)
+            measured[i] = {**entry, "others_cpus": round(others.cpus, 3)}
     done = [plan.with_measured(entry) for plan, entry in zip(plans, measured, strict=True)]
     errors = [entry["error"] for entry in measured if "error" in entry]
     if len(errors) == len(plans):
@@ -122,6 +136,16 @@ def request_seconds(
     ttft_s *= own_ttft / ttft if own_prompt and ttft and own_ttft else own_prompt / n_prompt
     tpot_s *= own_tpot / tpot if tpot and own_tpot else 1.0
     return ttft_s + (own_generate - 1) * tpot_s
+
+
+def _is_clear(results: Sequence[Result]) -> bool:
+    """Whether the fastest engine is told from the others, or is as fast as they are, after three rounds or more."""
+    alive = [result for result in results if not result.error]
+    if len(alive) < 2 or min(len(result.samples) for result in alive) < _LEAST_ROUNDS:
+        return len(alive) < 2
+    first, *others = sorted(alive, key=lambda result: median(result.values("e2e_s")))
+    ratios = [speedup(other.values("e2e_s"), first.values("e2e_s")) for other in others]
+    return all(ratio and (ratio.low > 1 + TIE or ratio.high - ratio.low < _NARROW) for ratio in ratios)
 
 
 def _depth(plan: PlacementPlan) -> int:
@@ -152,6 +176,7 @@ def _measured(plan: PlacementPlan, result: Result, interleave: str) -> dict[str,
         "rounds": len(requests),
         "n_prompt": n_prompt,
         "n_generate": n_generate,
+        "depth_run": result.cell.depth,
         "interleave": interleave,
         "device_bytes": result.loaded.device_bytes(),
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -177,7 +202,7 @@ def _registered_servers() -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _fit_together(plans: Sequence[PlacementPlan]) -> bool:
+def fit_together(plans: Sequence[PlacementPlan]) -> bool:
     """Whether all plans can be loaded at the same time."""
     if sum(map(_uses_rpc, plans)) > 1:
         return False

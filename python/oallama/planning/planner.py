@@ -28,6 +28,7 @@ from .pool import pool_bytes
 from .space import Space, too_small
 from .stage import Ids, Ints
 from .stock import StockFlags, cpu_ffn, cpu_moe
+from .uncertainty import ranked, request_range
 
 PlannerName = Literal[
     "auto",
@@ -91,7 +92,7 @@ def make_plans(space: Space, planner: PlannerName = "auto") -> Candidates:
     if space.fraction is not None and not 0 < space.fraction <= 1:
         raise OallamaError(f"fraction must be above 0 and at most 1, got {space.fraction}")
     if not space.accelerators:
-        return Candidates({"cpu": _checked(space, _cpu(space))}, {})
+        return Candidates({"cpu": _with_range(_checked(space, _cpu(space)), space.noise)}, {})
     names = [name for name in makers if name not in ON_REQUEST] if planner == "auto" else [planner]
     plans: dict[str, PlacementPlan] = {}
     failed: dict[str, OallamaError] = {}
@@ -103,33 +104,15 @@ def make_plans(space: Space, planner: PlannerName = "auto") -> Candidates:
     if not plans or ("exact" in failed and not any(_uses_accelerator(plan) for plan in plans.values())):
         # Nothing that uses the accelerator fits: a mistake to be told, not a reason to use the CPU.
         raise next(iter(failed.values()))
-    return Candidates({name: plans[name] for name in ranked(plans)}, failed)
+    return Candidates({name: _with_range(plans[name], space.noise) for name in ranked(plans, space.noise)}, failed)
+
+
+def _with_range(plan: PlacementPlan, noise: float) -> PlacementPlan:
+    return replace(plan, predicted=replace(plan.predicted, range_s=request_range(plan, noise)))
 
 
 def _uses_accelerator(plan: PlacementPlan) -> bool:
     return any(memory.total for name, memory in plan.predicted.devices.items() if name != HOST)
-
-
-def ranked(plans: Mapping[str, PlacementPlan]) -> list[str]:
-    """Names by predicted request time; of those within TIE of the fastest, the least traffic between devices first.
-
-    Without traffic, llama.cpp's own form of attention is before the other.
-    """
-    fastest = min(plan.predicted.request_s for plan in plans.values())
-
-    def key(name: str) -> tuple[float, ...]:
-        plan = plans[name]
-        seconds = plan.predicted.request_s
-        if seconds > fastest * (1 + TIE):
-            return 1, seconds
-        return 0, _traffic(plan), len(plan.devices), plan.context.flash_attn == "off", seconds
-
-    return sorted(plans, key=key)
-
-
-def _traffic(plan: PlacementPlan) -> float:
-    return sum(seconds for part in plan.predicted.parts.values() for cause, seconds in part.items()
-               if cause in ("transfers", "switches"))  # fmt: skip
 
 
 def _makers(space: Space) -> dict[str, Callable[[], PlacementPlan]]:

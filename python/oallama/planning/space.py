@@ -46,6 +46,7 @@ class Space:
         repack: whether weights on the host may be repacked.
         crossovers: of the host, by weight type, where `oallama tune` recorded them.
         fit: llama.cpp's own `--fit` with these bytes per device; None where it cannot be asked.
+        noise: other work on the machine, as `uncertainty.request_range` takes it.
         paper, fraction: of OATO, see make_plans.
         gap, time_limit_s: of the exact planner.
     """
@@ -64,6 +65,7 @@ class Space:
     repack: bool = True
     crossovers: Mapping[str, Crossover] = field(default_factory=dict)
     fit: Callable[[Mapping[str, int]], StockFlags] | None = None
+    noise: float = 0.0
     paper: bool = False
     fraction: float | None = None
     gap: float = 1e-3

@@ -6,7 +6,6 @@ written after every few tasks and at Ctrl-C, so that little measured time is los
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,6 +16,7 @@ from oallama.data.entries import (
     CLEAN,
     KV_ROWS,
     OTHER,
+    QUIET_CPUS,
     AttentionTime,
     ChainTime,
     Concurrency,
@@ -32,6 +32,7 @@ from oallama.engine import device_list, native
 from oallama.engine.device_list import ACCELERATOR_TYPES, Device
 from oallama.errors import OallamaError
 from oallama.profiling.fingerprint import check_threads, cpu_set, fingerprint, is_quick
+from oallama.profiling.other_work import cpus_of_others
 from oallama.profiling.recorder import BESIDE_OTHERS, Recorder, cache_file, cached
 from oallama.profiling.workload import DEPTHS, LINK_SIZES, UNFUSED_V_TYPES, Task, tasks_for
 
@@ -44,7 +45,6 @@ _MAX_COLD_BYTES = 1 << 30
 _QUICK_COLD_BYTES = 1 << 20
 # Four times the second-level cache of the largest GPUs (126 MB on a B200); ggml's interface does not tell its size.
 _GPU_COLD_BYTES = 512 << 20
-_QUIET_CPUS = 0.1  # that others may keep busy when doubtful times are measured again
 DOUBTFUL_AT_ONCE = 20
 _LINK = ("direction", "memory", "bytes", "median_s", "best_s", "clean")
 _WARM = "timed partly from caches: memory is too short for copies that exceed them"
@@ -110,7 +110,7 @@ def profile_machine(
     }
     work = {name: recorder.missing(name, tasks) for name, tasks in wanted.items()}
     doubtful = {name: recorder.doubtful(name, tasks) for name, tasks in wanted.items()}
-    if any(doubtful.values()) and cpus_of_others() < _QUIET_CPUS:
+    if any(doubtful.values()) and cpus_of_others() < QUIET_CPUS:
         work = {name: work[name] + doubtful[name][:DOUBTFUL_AT_ONCE] for name in names}
     total = sum(task.cost for tasks in work.values() for task in tasks)
     done = 0.0
@@ -151,13 +151,6 @@ def forget(devices: Sequence[str], n_threads: int = 0, cache: Path | None = None
         path.unlink(missing_ok=True)
     except OSError as err:
         raise OallamaError(f"cannot remove the cached profile {path}: {err.strerror}") from err
-
-
-def cpus_of_others(seconds: float = 0.2) -> float:
-    """CPUs that others than this process keep busy meanwhile; 0 where Linux is not."""
-    before = native.core().others_s()
-    time.sleep(seconds)
-    return max(0.0, float(native.core().others_s() - before)) / seconds
 
 
 def _repacks(device: str, weight: Mapping[str, Any]) -> bool:

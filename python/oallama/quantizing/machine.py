@@ -14,7 +14,7 @@ from ..data.plan import HOST, PlacementPlan
 from ..data.profile import Profile
 from ..engine.load_settings import Settings
 from ..errors import OallamaError
-from ..loading import autoplan
+from ..loading import autoplan, start
 from ..loading.autoplan import Choices, Progress
 from ..loading.budgets import budgets_for
 from .choose import Times
@@ -59,7 +59,7 @@ class Machine:
 
     def plan(self, path: str | os.PathLike[str]) -> PlacementPlan:
         """The plan of a variant of the model."""
-        return autoplan.plan_model(path, self.vram, self._settings, self._choices, self.progress)
+        return start.plan_model(path, self.vram, self._settings, self._choices, self.progress)
 
     def tpot(self, plan: PlacementPlan) -> float:
         """Predicted seconds per token in the middle of the default workload's answer."""

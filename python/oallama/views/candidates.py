@@ -15,6 +15,7 @@ from ..data.budget import format_bytes
 from ..data.plan import HOST, PlacementPlan
 from ..data.plan_difference import describe_difference
 from ..data.predicted import TIE
+from .history import describe_learned
 from .style import table
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ def render_candidates(found: Candidates) -> RenderableType:
         parts.append(_reasons(winner, others[0], min(plan.predicted.request_s for _, plan in plans)))
         parts.append(_causes([winner, others[0]]))
         parts.append(_differences(winner[1], *others[0]))
+    if winner[1].predicted.learned:
+        parts.append(Text(describe_learned(winner[1].predicted.learned)))
     return Group(*parts)
 
 
@@ -72,7 +75,7 @@ def _reasons(first: tuple[str, PlacementPlan], second: tuple[str, PlacementPlan]
     (name, winner), (rival, runner_up) = first, second
     ratio = runner_up.predicted.request_s / winner.predicted.request_s
     if winner.predicted.request_s > fastest:
-        why = f"within {TIE:.0%} of the fastest prediction, and with less traffic between devices than others there"
+        why = "faster predictions gain less by it than they may be off, with more traffic between devices"
     elif ratio <= 1 + TIE:
         why = f"{rival} is within {TIE:.0%}, but has more traffic between devices"
     else:

@@ -46,7 +46,7 @@ _STYLES = ("bold green", "bold cyan", "bold magenta")
 def render_plan(plan: PlacementPlan, symbols: Symbols = UNICODE) -> RenderableType:
     """Everything `oallama plan` shows: summary, picture, predicted times and notes."""
     parts: list[RenderableType] = [render_summary(plan), *render_unseen(plan), render_layers(plan, symbols)]
-    parts.append(render_times(plan))
+    parts += [render_times(plan), *render_range(plan)]
     parts += [Text(f"note: {note}", style="dim") for note in plan.predicted.notes]
     return Group(*parts)
 
@@ -120,6 +120,19 @@ def render_times(plan: PlacementPlan) -> Table:
         right = tpot[i] if i < len(tpot) else ("", "", "")
         shown.add_row(*left, *right)
     return shown
+
+
+def render_range(plan: PlacementPlan) -> list[Text]:
+    """The request the plan was made for: seconds predicted, the range they are expected in, and what was measured."""
+    n_prompt, n_generate = plan.predicted.workload
+    lines = []
+    if plan.predicted.range_s:
+        least, most = plan.predicted.range_s
+        expected = f"{plan.predicted.request_s:.3g} s, expected in {least:.3g} to {most:.3g} s"
+        lines.append(Text(f"{n_prompt} + {n_generate} tokens: {expected}"))
+    if plan.measured and "request_s" in plan.measured:
+        lines.append(Text(f"measured: {plan.measured['request_s']:.3g} s in {plan.measured['rounds']} rounds"))
+    return lines
 
 
 # ---- parts ---------------------------------------------------------------------------------------------------------

@@ -1,0 +1,101 @@
+"""What a comparison found, in sentences: ratios with their intervals, and where predictions were off and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from ..data.predicted import TIE
+from .results import Result
+from .stats import Ratio, speedup
+
+ENOUGH_ROUNDS = 5
+NARROW = 0.05
+_BUSY_CPUS = 0.1
+_OFF = 0.10  # a prediction that differs by more from what was measured is spoken of
+
+
+def is_narrow(results: Sequence[Result]) -> bool:
+    """Whether the interval of every engine's ratio to the first one's is narrower than 5 % of it."""
+    alive = [result for result in results if not result.error]
+    if len(alive) < 2:
+        return True
+    if min(len(result.samples) for result in alive) < ENOUGH_ROUNDS:
+        return False
+    ratios = [_ratio(other, alive[0]) for other in alive[1:]]
+    return all(ratio and ratio.high - ratio.low < NARROW * ratio.value for ratio in ratios)
+
+
+def fastest(results: Sequence[Result], preferred: str) -> Result:
+    """The result with the least request time; the one of the preferred engine where that is within TIE of it."""
+    alive = [result for result in results if result.samples]
+    best = min(alive, key=_seconds)
+    ours = next((result for result in alive if result.engine == preferred), best)
+    return ours if _seconds(ours) <= _seconds(best) * (1 + TIE) else best
+
+
+def verdict(results: Sequence[Result], engine: str, names: Mapping[str, str]) -> str:
+    """How fast an engine was beside each of the others.
+
+    names: what to call the others, by engine; only they are spoken of.
+    """
+    ours = next(result for result in results if result.engine == engine)
+    others = [(names[result.engine], _ratio(result, ours)) for result in results if result.engine in names]
+    cell, rounds = ours.cell, len(ours.samples)
+    parts = [f"{_against(ratio)} {name}" for name, ratio in others if ratio]
+    return (
+        f"measured in {rounds} rounds, this plan takes {_seconds(ours):.3g} s for {cell.prompt} + {cell.gen} tokens: "
+        f"{', '.join(parts)}"
+    )
+
+
+def surprises(
+    results: Sequence[Result], engine: str, predicted_s: Mapping[str, float], others_cpus: float
+) -> list[str]:
+    """A line for each engine whose request was predicted too short or too long, and what it is laid to.
+
+    predicted_s: seconds of the request by engine. others_cpus: CPUs that other programs kept busy meanwhile.
+    """
+    lines = []
+    for result in results:
+        if result.engine not in predicted_s or not result.samples:
+            continue
+        seconds, expected = _seconds(result), predicted_s[result.engine]
+        if abs(seconds / expected - 1) <= _OFF:
+            continue
+        who = "this plan" if result.engine == engine else result.engine
+        lines.append(
+            f"{who} was predicted to take {expected:.3g} s and took {seconds:.3g} s: {_why(result, others_cpus)}"
+        )
+    return lines
+
+
+def _why(result: Result, others_cpus: float) -> str:
+    if others_cpus > _BUSY_CPUS:
+        return f"other programs kept {others_cpus:.1f} CPUs busy meanwhile"
+    parts = []
+    for name, label in (("ttft_s", "the prompt"), ("tpot_s", "a token")):
+        found, expected = result.summary(name), getattr(result.prediction, name)
+        if found and expected:
+            parts.append(f"{label} took {1e3 * found.p50:.1f} ms, {1e3 * expected:.1f} ms predicted")
+    spread = result.summary("e2e_s")
+    if spread and spread.std > _OFF * spread.p50:
+        parts.append("its rounds differ by more than that")
+    return "; ".join(parts) or "the profile's times do not hold for it"
+
+
+def _against(ratio: Ratio) -> str:
+    interval = f"({ratio.low:.2f} to {ratio.high:.2f})"
+    if ratio.low > 1:
+        return f"{ratio.value:.2f}x {interval} faster than"
+    if ratio.high < 1:
+        return f"{1 / ratio.value:.2f}x ({1 / ratio.high:.2f} to {1 / ratio.low:.2f}) slower than"
+    return f"as fast as, {ratio.value:.2f}x {interval},"
+
+
+def _ratio(other: Result, ours: Result) -> Ratio | None:
+    return speedup(other.values("e2e_s"), ours.values("e2e_s"))
+
+
+def _seconds(result: Result) -> float:
+    return median(result.values("e2e_s"))

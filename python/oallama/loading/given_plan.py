@@ -1,0 +1,37 @@
+"""A plan that a user brings: read, and held against the model and the settings it is to be used with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from oallama.data.plan import PlacementPlan
+from oallama.engine import device_list
+from oallama.engine.load_settings import Settings
+from oallama.errors import OallamaError
+from oallama.loading.autoplan import PathOrText, read_graph, resolve
+
+
+def check_settings(plan: PlacementPlan, settings: Settings) -> None:
+    """Raises OallamaError when a context with these settings would need more memory than the plan counted."""
+    planned = plan.context
+    for name in ("n_ctx", "n_batch", "n_ubatch", "n_seq_max"):
+        asked, limit = getattr(settings, name), getattr(planned, name)
+        if asked > limit:
+            raise OallamaError(f"the plan is for {name} up to {limit}, asked for {asked}; make a new plan for {asked}")
+    for name in ("type_k", "type_v", "flash_attn"):
+        asked, limit = getattr(settings, name), getattr(planned, name)
+        if asked != limit:
+            raise OallamaError(f"the plan is for {name} {limit}, asked for {asked}; make a new plan for {asked}")
+
+
+def check_plan(plan: PlacementPlan, path: PathOrText, settings: Settings) -> None:
+    """Raises OallamaError unless the plan is for this model, this machine and a context of at least this size."""
+    graph = read_graph(path, settings)
+    plan.check_model(graph.model)
+    plan.check_devices(d.name for d in device_list.devices())
+    check_settings(plan, resolve(settings, graph.n_ctx_train))
+
+
+def load_plan(source: PlacementPlan | PathOrText) -> PlacementPlan:
+    """A plan, or the plan in a file."""
+    return source if isinstance(source, PlacementPlan) else PlacementPlan.load(Path(source))

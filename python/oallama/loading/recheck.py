@@ -1,0 +1,81 @@
+"""Is the profile still true? A second of measuring before a plan is made from times that were taken earlier."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from oallama.data.entries import QUIET_CPUS
+from oallama.data.profile import Profile
+from oallama.errors import OallamaError
+from oallama.profiling.drift import check_drift, describe_drift
+from oallama.profiling.fingerprint import is_quick
+from oallama.profiling.recorder import cached_at
+
+# A device that differs by more has its times scaled; by more than the second, its times are refused.
+SCALED, REFUSED = 1.3, 4.0
+_ENTRIES, _SECONDS = 2, 0.5
+_FRESH_S = 120.0
+
+
+class ProfileRefused(OallamaError):
+    """The cached times are not this machine's; the message says of which device and by how much."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A profile to plan from. ratios: of devices whose times were scaled, now by then."""
+
+    profile: Profile
+    notes: tuple[str, ...] = ()
+    ratios: dict[str, float] = field(default_factory=dict)
+
+
+def rechecked(
+    profile: Profile, devices: Sequence[str], n_threads: int, thorough: bool = False, busy: bool = False
+) -> Checked:
+    """Measure the two heaviest operators of each device again, and scale the times of those that differ.
+
+    Nothing is measured for a profile of the last two minutes, nor beside other work: that would say nothing of the
+    profile. thorough: measure longer, in any case, and scale from a difference of 15 % on (`--recheck`).
+
+    Raises ProfileRefused where a device differs by more than REFUSED: its times are of another machine, or damaged.
+    """
+    if profile.source != "measured":
+        return Checked(profile)
+    if thorough:
+        ratios = check_drift(profile, devices, n_threads)
+        lines = describe_drift(ratios, recorded=profile.created)
+        return Checked(profile.scaled(ratios), _scaled(lines), ratios) if lines else Checked(profile)
+    if is_quick() or _age_s(profile) < _FRESH_S:
+        return Checked(profile)
+    if busy:
+        return Checked(profile, ("the profile was not checked, because other programs are busy",))
+    ratios = check_drift(profile, devices, n_threads, _ENTRIES, _SECONDS)
+    worst = max(ratios, key=lambda device: max(ratios[device], 1 / ratios[device]))
+    if max(ratios[worst], 1 / ratios[worst]) > REFUSED:
+        raise ProfileRefused(
+            f"the profile of {profile.created} is wrong: its longest operators take {ratios[worst]:.2g} times what it "
+            f"says on {worst}"
+        )
+    off = {device: ratio for device, ratio in ratios.items() if max(ratio, 1 / ratio) > SCALED}
+    lines = describe_drift(off, recorded=profile.created)
+    return Checked(profile.scaled(off), _scaled(lines), off)
+
+
+def busy_note(cpus: float) -> list[str]:
+    """A line for a plan that is made while other programs keep so many CPUs busy; none on a quiet machine."""
+    if cpus < QUIET_CPUS:
+        return []
+    return [f"other programs keep {cpus:.1f} CPUs busy now; with them a request may take as long as the range says"]
+
+
+def _scaled(lines: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f"times scaled: {line}" for line in lines)
+
+
+def _age_s(profile: Profile) -> float:
+    """Seconds since the profile was last added to; 0 for one that is not this machine's cached one."""
+    written = cached_at(profile.fingerprint)
+    return 0.0 if written is None else max(0.0, time.time() - written)

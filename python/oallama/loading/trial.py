@@ -1,0 +1,198 @@
+"""The first use of a model: the plan that is predicted to be fastest is measured beside its strongest rivals.
+
+It takes seconds, so it is done where it is cheap: where loading the plans and running them a few times fits the time
+limit. The plan that wins is kept for later starts (plan_cache.py), and what all of them took is learned from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from oallama.base.environment import VERIFY
+from oallama.data.plan import HOST, PlacementPlan
+from oallama.data.predicted import TIE, predicted_times
+from oallama.errors import OallamaError
+from oallama.loading.autoplan import Considered, PathOrText, Progress
+from oallama.loading.learning import keep_runs, trial_of
+from oallama.loading.verify import fit_together, verify
+
+DEFAULT_LIMIT_S = 5.0
+LOADING_SHARE = 0.05  # of the seconds that loading takes, where that is more
+_MOST_ROUNDS = 15
+_RIVALS = 2
+_HOPELESS = 3.0  # times the plan's request
+_STOCK = ("fit", "layers", "fewer-layers", "cpu-moe", "cpu-ffn", "cpu")
+# What is run, the most telling first: prompt, answer, and tokens in the cache before, at most.
+_REQUESTS = ((128, 16, 2048), (128, 16, 512), (64, 16, 0), (32, 8, 0))
+# A worker's start, and bytes per second of a load from memory: both slow, so that the limit holds.
+_START_S, _LOAD_BYTES_S = 0.5, 1.0e9
+_LEAST_RUNS = 2  # of each plan: a warm-up and one round
+# A rival must be faster by this much to win after a few rounds, and by TIE after more.
+_FEW, _FEW_MARGIN = 3, 0.10
+
+
+@dataclass(frozen=True)
+class Trial:
+    """How the first use is measured.
+
+    limit_s: seconds that all of it may take; None: DEFAULT_LIMIT_S or LOADING_SHARE of loading, or what OALLAMA_VERIFY
+    says. say: takes the line that tells what was measured, or why nothing was.
+    """
+
+    limit_s: float | None = None
+    say: Callable[[str], None] = lambda text: None
+
+    def choose(
+        self, path: PathOrText, considered: Considered, n_threads: int, progress: Progress | None = None
+    ) -> PlacementPlan:
+        """The fastest plan by measurement, with `measured` filled in; the predicted one where measuring takes too long.
+
+        Ctrl-C ends the measurement, and the predicted plan is taken.
+        """
+        best = considered.with_terms(considered.found.best)
+        weights = sum(tensor.nbytes for tensor in best.tensors.values())
+        limit_s = _limit(self.limit_s, weights)
+        if limit_s <= 0:
+            return best
+        entrants, request = _affordable(best, _rivals(considered), limit_s)
+        if not entrants:
+            seconds = _estimate([best, *_rivals(considered)[:1]], _REQUESTS[-1])
+            self.say(
+                f"not measured beside llama.cpp's own placement: about {seconds:.0f} s, of {limit_s:.0f} s allowed; "
+                "`oallama plan --verify 3` measures"
+            )
+            return best
+        plans = [best, *(considered.with_terms(plan) for plan in entrants[1:])]
+        n_prompt, n_generate, max_depth = request
+        try:
+            done = verify(
+                path,
+                plans,
+                n_threads=n_threads,
+                rounds=_MOST_ROUNDS,
+                workload=(n_prompt, n_generate),
+                max_depth=max_depth,
+                limit_s=limit_s,
+                progress=progress,
+            )
+        except KeyboardInterrupt:
+            self.say("interrupted: the plan is the predicted one, and was not measured")
+            return best
+        except OallamaError as error:
+            self.say(f"not measured: {error}")
+            return best
+        keep_runs(n_threads, [trial_of(plan) for plan in done])
+        winner = choose_measured(best.hash, done)
+        self.say(describe(winner, done))
+        return winner
+
+
+def choose_measured(predicted: str, done: Sequence[PlacementPlan]) -> PlacementPlan:
+    """The plan to keep of those measured, with the others' request times in `measured["rivals"]`.
+
+    predicted: hash of the plan that was chosen by prediction. Another takes its place only where it is faster by more
+    than noise is.
+    """
+    times = {plan.hash: plan.measured["request_s"] for plan in done if plan.measured and "error" not in plan.measured}
+    ours = next(plan for plan in done if plan.hash == predicted)
+    fastest = min((plan for plan in done if plan.hash in times), key=lambda plan: times[plan.hash])
+    rounds = fastest.measured["rounds"] if fastest.measured else 0
+    margin = TIE if rounds > _FEW else _FEW_MARGIN
+    winner = ours if ours.hash in times and times[ours.hash] <= times[fastest.hash] * (1 + margin) else fastest
+    rivals = {_name(plan): times[plan.hash] for plan in done if plan.hash in times and plan is not winner}
+    return winner.with_measured({**(winner.measured or {}), "rivals": rivals})
+
+
+def describe(winner: PlacementPlan, done: Sequence[PlacementPlan]) -> str:
+    """One line: what was measured at first use, and what is kept."""
+    measured = winner.measured or {}
+    others = [f"{name} {seconds / measured['request_s']:.2f}x of that" for name, seconds in measured["rivals"].items()]
+    failed = [f"{_name(plan)} failed" for plan in done if plan.measured and "error" in plan.measured]
+    n_prompt, n_generate = winner.predicted.workload
+    rounds = f"{measured['rounds']} round{'s' * (measured['rounds'] > 1)}"
+    return (
+        f"measured at first use, {rounds}: {_name(winner)} {measured['request_s']:.3g} s for "
+        f"{n_prompt} + {n_generate} tokens; {'; '.join([*others, *failed])}. {_name(winner)} is kept for later starts"
+    )
+
+
+def _rivals(considered: Considered) -> list[PlacementPlan]:
+    """llama.cpp's own placements that differ from the plan, the fastest prediction first.
+
+    The CPU alone is the second: it needs no device, so noise harms it least. It is left out where it is hopeless. When
+    the plan is the CPU alone itself, its rivals are all plans with a device.
+    """
+    best, plans = considered.found.best, considered.found.plans
+    seen, found = {_same(best)}, []
+    for plan in sorted((plans[n] for n in _STOCK if n in plans), key=lambda plan: plan.predicted.request_s):
+        if _same(plan) not in seen:
+            seen.add(_same(plan))
+            found.append(plan)
+    alone = [p for p in found if _is_alone(p) and p.predicted.request_s < _HOPELESS * best.predicted.request_s]
+    found = [plan for plan in found if not _is_alone(plan)]
+    if _is_alone(best):
+        with_device = [plan for plan in plans.values() if not _is_alone(plan)]
+        return sorted(with_device, key=lambda plan: plan.predicted.request_s)
+    return [*found[:1], *alone, *found[1:]]
+
+
+def _is_alone(plan: PlacementPlan) -> bool:
+    """Whether a plan uses no accelerator."""
+    return all(tensor.device == HOST for tensor in plan.tensors.values()) and {*plan.layers} == {HOST}
+
+
+def _same(plan: PlacementPlan) -> tuple[object, ...]:
+    return plan.to_backend_map(), plan.context.n_ubatch, plan.context.flash_attn
+
+
+def _affordable(
+    best: PlacementPlan, rivals: Sequence[PlacementPlan], limit_s: float
+) -> tuple[list[PlacementPlan], tuple[int, int, int]]:
+    """The largest set of rivals and request that fit the limit: two rivals before one, a telling request before both.
+
+    Without plans where nothing fits.
+    """
+    first = [*rivals[:1]]
+    alone = [plan for plan in rivals if _is_alone(plan)][:1]
+    sets = [[*rivals[:_RIVALS]], [*first, *alone], first, alone]
+    for request in _REQUESTS:
+        for others in sets:
+            plans = [best, *_distinct(others)]
+            if len(plans) > 1 and _estimate(plans, request) <= limit_s:
+                return plans, request
+    return [], _REQUESTS[-1]
+
+
+def _distinct(plans: Sequence[PlacementPlan]) -> list[PlacementPlan]:
+    return [*{plan.hash: plan for plan in plans}.values()]
+
+
+def _estimate(plans: Sequence[PlacementPlan], request: tuple[int, int, int]) -> float:
+    """Seconds of loading these plans and running each a few times."""
+    n_prompt, n_generate, max_depth = request
+    loads = runs = 0.0
+    for plan in plans:
+        loads += _START_S + sum(tensor.nbytes for tensor in plan.tensors.values()) / _LOAD_BYTES_S
+        depth = min(max_depth, int(plan.planner["params"].get("depth", 0)))
+        ttft, tpot = predicted_times(plan, n_prompt, n_generate, depth)
+        fill, _ = predicted_times(plan, depth, 2) if depth else (0.0, None)
+        runs += _LEAST_RUNS * ((ttft or 0.0) + n_generate * (tpot or 0.0)) + (fill or 0.0)
+    return (loads if fit_together(plans) else _LEAST_RUNS * loads) + runs
+
+
+def _limit(given: float | None, weights: int) -> float:
+    """Seconds that measuring may take. Raises OallamaError for a variable that is no number."""
+    if given is not None:
+        return given
+    if (text := VERIFY.get()) is not None:
+        try:
+            return float(text)
+        except ValueError:
+            raise OallamaError(f"{VERIFY.name} is {text!r}; expected seconds, 0 for no measurement") from None
+    return max(DEFAULT_LIMIT_S, LOADING_SHARE * weights / _LOAD_BYTES_S)
+
+
+def _name(plan: PlacementPlan) -> str:
+    name = str(plan.planner["name"])
+    return {"cpu": "the CPU alone", "fit": "llama.cpp's --fit", "layers": "llama.cpp's layer split"}.get(name, name)

@@ -1,0 +1,83 @@
+"""How far a prediction may be off, and which of several plans loses least when it is.
+
+Computing on a device is predicted within a few percent on a quiet machine. What passes between devices is predicted
+worst, and other work multiplies it: every copy and every device change is a wait for a thread to be given a CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from ..data.entries import CLEAN, AttentionTime, OperatorTime
+from ..data.plan import PlacementPlan
+from ..data.predicted import TIE
+from ..data.profile import Profile
+
+# Shares by which a cause of seconds may be off without noise, and what one unit of noise adds: from
+# bench/results/2026-11-21-cells.jsonl (chosen plans: TPOT 3 % in the median) and 2026-11-24-busy-plans.jsonl.
+_COMPUTING = (0.04, 1.0)
+_BETWEEN = (0.25, 10.0)
+_CAUSES_BETWEEN = ("transfers", "switches")
+
+
+def noise_of(profile: Profile, devices: Collection[str]) -> float:
+    """How much too long times may be that were taken beside other work, as a share of all times; 0: all alone."""
+    entries: list[OperatorTime | AttentionTime] = [*profile.operators, *profile.attention]
+    timed = [e for e in entries if e.device in devices and e.median_s > 0]
+    excess = [e.median_s / e.best_s - 1 for e in timed if e.clean < CLEAN and e.best_s > 0]
+    return sum(excess) / len(timed) if timed else 0.0
+
+
+def request_range(plan: PlacementPlan, noise: float = 0.0) -> tuple[float, float]:
+    """Seconds between which the plan's request is expected, as (least, most).
+
+    noise: 0 on a quiet machine with a profile taken alone; 0.5 where half of the CPUs' time goes to others, or where
+    times are half too long. Other work makes a request longer, so the lower end does not depend on it.
+    """
+    seconds, by_cause = plan.predicted.request_s, _by_cause(plan)
+    least = seconds - sum(s * _share(cause, 0.0) for cause, s in by_cause.items())
+    most = seconds + sum(s * _share(cause, noise) for cause, s in by_cause.items())
+    return max(0.0, least), most
+
+
+def doubt(plan: PlacementPlan, other: PlacementPlan, noise: float = 0.0) -> float:
+    """Seconds by which the difference of two plans' requests may be off: what both do alike counts for neither."""
+    here, there = _by_cause(plan), _by_cause(other)
+    return sum(abs(here.get(c, 0.0) - there.get(c, 0.0)) * _share(c, noise) for c in {*here, *there})
+
+
+def ranked(plans: Mapping[str, PlacementPlan], noise: float = 0.0) -> list[str]:
+    """Names of plans, the one to take first, then by predicted request time.
+
+    The first is found from the safest plan on, which has the least traffic between devices and then the fewest devices
+    and llama.cpp's own form of attention. A plan with more traffic takes its place when it is predicted to be faster by
+    more than `doubt`, and by more than TIE.
+    """
+    by_safety = sorted(plans, key=lambda name: _risk(plans[name]))
+    by_seconds = sorted(plans, key=lambda name: plans[name].predicted.request_s)
+    first = by_safety[0]
+    for name in by_safety[1:]:
+        gain = plans[first].predicted.request_s - plans[name].predicted.request_s
+        least = TIE * plans[name].predicted.request_s
+        if gain > max(least, doubt(plans[name], plans[first], noise)):
+            first = name
+    return [first, *(name for name in by_seconds if name != first)]
+
+
+def traffic(plan: PlacementPlan) -> float:
+    """Predicted seconds of a request that pass between devices."""
+    return sum(_by_cause(plan).get(cause, 0.0) for cause in _CAUSES_BETWEEN)
+
+
+def _risk(plan: PlacementPlan) -> tuple[float, ...]:
+    return traffic(plan), len(plan.devices), plan.context.flash_attn == "off", plan.predicted.request_s
+
+
+def _share(cause: str, noise: float) -> float:
+    quiet, more = _BETWEEN if cause in _CAUSES_BETWEEN else _COMPUTING
+    return quiet + more * noise
+
+
+def _by_cause(plan: PlacementPlan) -> dict[str, float]:
+    stages: Sequence[Mapping[str, float]] = [*plan.predicted.parts.values()]
+    return {cause: sum(stage.get(cause, 0.0) for stage in stages) for stage in stages for cause in stage}

@@ -1,0 +1,195 @@
+"""The first use of a model: what is measured, what is kept, and what happens when it cannot be done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oallama import Llama, OallamaError
+from oallama.data.plan import HOST, PlacementPlan
+from oallama.engine.load_settings import Settings
+from oallama.loading import start, trial
+from oallama.loading.autoplan import Choices, Considered, consider, read_graph
+from oallama.loading.learning import history_file, read_history
+from oallama.loading.trial import Trial, choose_measured
+from support.made_profile import made_profile
+
+SETTINGS = Settings(n_ctx=256, n_threads=1)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Plans and history of this test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in ("OALLAMA_PLAN_CACHE", "OALLAMA_HISTORY", "OALLAMA_VERIFY"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path / "cache" / "oallama"
+
+
+@pytest.fixture
+def model(tiny: Callable[..., Path]) -> Path:
+    return tiny("llama")
+
+
+@pytest.fixture
+def profile(model: Path, rpc: Any, tmp_path: Path) -> Path:
+    path = tmp_path / "profile.json"
+    made_profile(model, rpc.devices[0], SETTINGS).save(path)
+    return path
+
+
+@pytest.fixture
+def choices(rpc: Any, profile: Path) -> Choices:
+    return Choices(device=rpc.devices[0], profile=profile)
+
+
+@pytest.fixture
+def considered(model: Path, choices: Choices, cache: Path) -> Considered:
+    return consider(model, read_graph(model, SETTINGS), "50%", SETTINGS, choices)
+
+
+def timed(plan: PlacementPlan, request_s: float, rounds: int = 9) -> PlacementPlan:
+    return plan.with_measured({"request_s": request_s, "rounds": rounds})
+
+
+def fake(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float]) -> list[dict[str, Any]]:
+    """Measured times by planner in place of real runs; returns what was asked."""
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(trial, "_HOPELESS", 1e9)  # the made profile's host is slow
+
+    def verify(path: Path, plans: Sequence[PlacementPlan], **request: Any) -> list[PlacementPlan]:
+        asked.append({**request, "plans": [plan.planner["name"] for plan in plans]})
+        shape = {"n_prompt": 64, "n_generate": 16, "depth_run": 0, "others_cpus": 0.0, "rounds": 9}
+        times = [seconds.get(plan.planner["name"], 1.0) for plan in plans]
+        done = [
+            plan.with_measured({**shape, "ttft_s": s / 2, "tpot_s": s / 30, "request_s": s})
+            for plan, s in zip(plans, times, strict=True)
+        ]
+        return sorted(done, key=lambda plan: plan.measured["request_s"])
+
+    monkeypatch.setattr(trial, "verify", verify)
+    return asked
+
+
+def test_the_first_use_is_really_measured_and_later_starts_are_not(
+    model: Path, choices: Choices, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    first = start.plan_model(model, "50%", SETTINGS, choices, trial=Trial(60.0, said.append))
+    assert first.measured and first.measured["rounds"] >= 1 and first.measured["rivals"]
+    assert len(said) == 1 and "measured at first use" in said[0] and "kept" in said[0]
+    monkeypatch.setattr(trial, "verify", None)  # not called again
+    again = start.plan_model(model, "50%", SETTINGS, choices, trial=Trial(60.0, said.append))
+    assert again == first and len(said) == 1
+    runs = read_history(history_file(SETTINGS.n_threads)).runs
+    assert {run.source for run in runs} == {"trial"} and len(runs) == 1 + len(first.measured["rivals"])
+
+
+def test_the_fastest_by_measurement_is_kept(
+    model: Path, choices: Choices, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = fake(monkeypatch, {"cpu": 0.5})
+    plan = start.plan_model(model, "50%", SETTINGS, choices, trial=Trial(60.0))
+    assert "cpu" in asked[0]["plans"], "the CPU alone is a rival"
+    assert plan.planner["name"] == "cpu" and len(plan.measured["rivals"]) == len(asked[0]["plans"]) - 1
+    assert start.plan_model(model, "50%", SETTINGS, choices).hash == plan.hash
+
+
+def test_noise_does_not_change_the_choice(considered: Considered) -> None:
+    ours, other, *_ = considered.found.plans.values()
+    assert choose_measured(ours.hash, [timed(other, 0.99), timed(ours, 1.0)]).hash == ours.hash
+    assert choose_measured(ours.hash, [timed(other, 0.95), timed(ours, 1.0)]).hash == other.hash
+    assert choose_measured(ours.hash, [timed(other, 0.95, 1), timed(ours, 1.0, 1)]).hash == ours.hash
+    failed = ours.with_measured({"error": "no memory"})
+    assert choose_measured(ours.hash, [timed(other, 9.0), failed]).hash == other.hash
+
+
+def test_nothing_is_measured_that_takes_longer_than_allowed(
+    model: Path, considered: Considered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, said = fake(monkeypatch, {}), list[str]()
+    plan = Trial(0.01, said.append).choose(model, considered, 1)
+    assert plan.measured is None and asked == [] and "not measured" in said[0]
+    assert Trial(0.0, said.append).choose(model, considered, 1).measured is None and len(said) == 1
+
+
+def test_the_variable_sets_the_time(model: Path, considered: Considered, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = fake(monkeypatch, {})
+    monkeypatch.setenv("OALLAMA_VERIFY", "0")
+    assert Trial().choose(model, considered, 1).measured is None
+    monkeypatch.setenv("OALLAMA_VERIFY", "33")
+    assert Trial().choose(model, considered, 1).measured and asked[0]["limit_s"] == 33.0
+    monkeypatch.setenv("OALLAMA_VERIFY", "soon")
+    with pytest.raises(OallamaError, match="expected seconds"):
+        Trial().choose(model, considered, 1)
+
+
+def test_rivals_are_llama_cpps_own_and_differ_from_the_plan(
+    model: Path, considered: Considered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = fake(monkeypatch, {})
+    Trial(600.0).choose(model, considered, 1)
+    ours, *rivals = asked[0]["plans"]
+    assert ours == considered.found.best.planner["name"] and len(rivals) == 2 and "cpu" in {ours, *rivals}
+    assert {*rivals} - {"cpu"} <= {"fit", "layers", "fewer-layers", "cpu-ffn"}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OallamaError("none of 2 plans could be measured")])
+def test_a_measurement_that_ends_early_leaves_the_predicted_plan(
+    error: BaseException, model: Path, choices: Choices, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def verify(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(trial, "verify", verify)
+    said: list[str] = []
+    plan = start.plan_model(model, "50%", SETTINGS, choices, trial=Trial(60.0, said.append))
+    assert plan.measured is None and len(said) == 1
+    assert start.plan_model(model, "50%", SETTINGS, choices).hash == plan.hash  # and it is kept
+
+
+def test_a_cache_that_cannot_be_written_leaves_everything_working(
+    model: Path, choices: Choices, cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "blocked").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "blocked"))
+    fake(monkeypatch, {})
+    assert start.plan_model(model, "50%", SETTINGS, choices, trial=Trial(60.0)).measured
+
+
+def test_a_run_is_kept_when_the_model_is_closed_and_contradiction_measures_again(
+    model: Path, choices: Choices, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from oallama.data.history import Run
+
+    asked = fake(monkeypatch, {})
+    plan = start.plan_model(model, "50%", SETTINGS, choices, trial=Trial(60.0))
+    assert len(asked) == 1
+    for _ in range(2):
+        llm = Llama(str(model), plan=plan, n_threads=1, verbose=False)
+        llm("a b c", max_tokens=24, temperature=0.0)
+        llm.close()
+        llm.close()
+    history = read_history(history_file(1))
+    runs: list[Run] = [run for run in history.runs if run.source == "run"]
+    assert len(runs) == 2 and all(run.plan == plan.hash and run.tpot_s for run in runs)
+    assert sum(runs[0].terms["decode"].values()) == pytest.approx(runs[0].predicted_tpot_s)
+    clean = [replace(run, others_cpus=0.0, tpot_s=9.0 * (run.predicted_tpot_s or 0.0)) for run in runs]
+    replace(history, runs=tuple(clean)).save(history_file(1))
+    start.plan_model(model, "50%", SETTINGS, choices, trial=Trial(60.0))
+    assert len(asked) == 2 and read_history(history_file(1)).revised == (plan.hash,)
+    start.plan_model(model, "50%", SETTINGS, choices, trial=Trial(60.0))
+    assert len(asked) == 2  # once
+
+
+def test_terms_add_up_to_the_prediction(considered: Considered) -> None:
+    for plan in considered.found.plans.values():
+        told = considered.with_terms(plan)
+        whole = sum(seconds for terms in told.predicted.terms.values() for seconds in terms.values())
+        assert whole == pytest.approx(plan.predicted.request_s, rel=0.02)
+        if plan.devices == (HOST,):
+            assert {name.split()[0] for terms in told.predicted.terms.values() for name in terms} == {HOST}

@@ -1,0 +1,65 @@
+"""How far predictions may be off, and which plan is taken where it matters."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from oallama.data.entries import AttentionTime, DeviceInfo, OperatorTime
+from oallama.data.plan import PlacementPlan
+from oallama.data.predicted import TIE
+from oallama.data.profile import Profile
+from oallama.planning.uncertainty import doubt, noise_of, ranked, request_range
+from support.plans import make as a_plan
+
+BASE = a_plan()
+
+
+def timed(computing: float, between: float = 0.0) -> PlacementPlan:
+    """A plan that computes so many seconds and waits for the other device as many."""
+    parts = {"prefill": {"targets": computing / 2}, "decode": {"targets": computing / 2, "switches": between}}
+    return replace(BASE, predicted=replace(BASE.predicted, request_s=computing + between, parts=parts))
+
+
+def test_noise_widens_the_range_upwards_and_most_for_what_passes_between_devices() -> None:
+    alone, split = timed(10.0), timed(5.0, between=5.0)
+    for plan in (alone, split):
+        least, most = request_range(plan)
+        assert least < 10.0 < most
+    quiet, noisy = request_range(split), request_range(split, noise=0.5)
+    assert noisy[0] == quiet[0] and noisy[1] > 3 * quiet[1]
+    assert request_range(alone, 0.5)[1] < 2 * 10.0
+
+
+def test_what_two_plans_do_alike_is_no_doubt_between_them() -> None:
+    assert doubt(timed(10.0, 1.0), timed(10.0, 1.0), noise=2.0) == 0.0
+    assert doubt(timed(8.0, 1.0), timed(10.0, 0.0)) == pytest.approx(2.0 * 0.04 + 1.0 * 0.25)
+
+
+def test_a_gain_below_its_uncertainty_is_not_taken() -> None:
+    plans = {"split": timed(80.0, between=5.0), "cpu": timed(100.0)}
+    assert ranked(plans) == ["split", "cpu"]
+    assert ranked(plans, noise=0.5) == ["cpu", "split"]  # five seconds of waiting may become thirty
+    assert ranked({"split": timed(90.0, 9.0), "cpu": timed(100.0)}) == ["cpu", "split"]
+
+
+def test_noise_leaves_plans_without_traffic_in_order() -> None:
+    plans = {"slow": timed(100.0), "fast": timed(100.0 / (1 + 4 * TIE))}
+    assert ranked(plans)[0] == "fast"
+
+
+def test_the_noise_of_a_profile_is_what_its_doubtful_times_are_too_long_by() -> None:
+    def operator(median_s: float, clean: float, n_tokens: int) -> OperatorTime:
+        return OperatorTime("CPU", "MUL_MAT", "q8_0", (64, 64, 1), 1, n_tokens, median_s, best_s=1.0, clean=clean)
+
+    heads = ("CPU", 1, 1, 64, 64, "f16", "f16", 1, 256)
+    profile = Profile(
+        created="2026-11-24",
+        fingerprint={},
+        devices=(DeviceInfo("CPU", "", "cpu", 0, "CPU"),),
+        operators=(operator(1.5, 1.0, 1), operator(3.0, 0.2, 32)),
+        attention=(AttentionTime(*heads, 2.0, best_s=1.0, clean=0.0), AttentionTime(*heads[:-1], 512, 1.0)),
+    )
+    assert noise_of(profile, ["CPU"]) == pytest.approx((2.0 + 1.0) / 4)
+    assert noise_of(profile, ["RPC0"]) == 0.0
