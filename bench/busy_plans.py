@@ -3,7 +3,7 @@
 python bench/busy_plans.py [--out FILE.jsonl] [--runs 20] [--loads quiet,half,..] [--model FILE] [--vram 50%]
 
 Each run, beside one load: a plan is chosen as `oallama run --vram` does at the first use of a model, with a profile
-from the quiet machine (in odd runs with one that was taken beside the same load). Then the plan that was kept and
+from the quiet machine (in odd runs with one that was taken beside the load "one"). Then the plan that was kept and
 llama.cpp's own placements (layer split, --fit where it differs, the CPU alone) are measured in interleaved rounds
 beside the load. One JSON line per run: planner, seconds of each, the ratio of the best rival to the plan kept (1 and
 more: the plan kept is as fast), whether the measured request lies within the range that the plan states, and seconds of
@@ -17,6 +17,7 @@ the host has half of them, as in `oallama demo`.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -126,7 +127,7 @@ class Study:
         return Profile.load(self.profiles[load])
 
     def run(self, load: str, run: int) -> dict[str, Any]:
-        source = load if run % 2 else "quiet"
+        source = "one" if run % 2 else "quiet"
         choices = Choices(device=self.device, profile=self.profile(source), workload=REQUEST)
         os.environ["XDG_CACHE_HOME"] = str(self.folder / f"plans-{load}-{run}")  # nothing is kept from other runs
         said: list[str] = []
@@ -174,12 +175,15 @@ def running(load: str) -> Iterator[None]:
         yield
         return
     kind, _, bursty = load.partition("-")
-    with subprocess.Popen([sys.executable, "-c", _LOAD.format(kind=kind, bursty=bool(bursty))]) as process:
-        try:
-            time.sleep(0.7)
-            yield
-        finally:
-            process.kill()
+    program = _LOAD.format(kind=kind, bursty=bool(bursty))
+    # The shell ends at once: what this process has started itself would count as its own work.
+    shell = ["sh", "-c", '"$0" -c "$1" >/dev/null 2>&1 & echo $!', sys.executable, program]
+    pid = int(subprocess.run(shell, capture_output=True, text=True, check=True).stdout)
+    try:
+        time.sleep(0.7)
+        yield
+    finally:
+        os.kill(pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":
