@@ -6,8 +6,8 @@ Each run, beside one load: a plan is chosen as `oallama run --vram` does at the 
 from the quiet machine (in odd runs with one that was taken beside the load "one"). Then the plan that was kept and
 llama.cpp's own placements (layer split, --fit where it differs, the CPU alone) are measured in interleaved rounds
 beside the load. One JSON line per run: planner, seconds of each, the ratio of the best rival to the plan kept (1 and
-more: the plan kept is as fast), whether the measured request lies within the range that the plan states, and seconds of
-choosing. A last line per load counts.
+more: the plan kept is as fast), whether the measured request lies within the range that the plan
+states (measured at its first use, or else predicted), and seconds of choosing. A last line per load counts.
 
 Loads: half (half of a core in turns of 10 ms), one (a core), memory (a core that copies memory); each steady, or as
 half-bursty and so on, for 1 s in every 2. quiet: none. The accelerator is a loopback RPC server with all threads, and
@@ -140,7 +140,8 @@ class Study:
             rivals = {name: plans[name] for name in RIVALS if name in plans}
             measured = self.measure({"kept": kept, **rivals}, stack)
         best = min(rivals, key=lambda name: measured[name])
-        least, most = kept.predicted.range_s or (0.0, 0.0)
+        promised = (kept.measured or {}).get("range_s") or kept.predicted.range_s or (0.0, 0.0)
+        least, most = promised
         return {
             "profile": source,
             "planner": kept.planner["name"],

@@ -53,20 +53,21 @@ def considered(model: Path, choices: Choices, cache: Path) -> Considered:
 
 
 def timed(plan: PlacementPlan, request_s: float, rounds: int = 9) -> PlacementPlan:
-    return plan.with_measured({"request_s": request_s, "rounds": rounds})
+    return plan.with_measured({"request_s": request_s, "rounds": rounds, "range_s": (request_s, request_s)})
 
 
 def fake(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float]) -> list[dict[str, Any]]:
     """Measured times by planner in place of real runs; returns what was asked."""
     asked: list[dict[str, Any]] = []
     monkeypatch.setattr(trial, "_HOPELESS", 1e9)  # the made profile's host is slow
+    monkeypatch.setattr(trial, "fit_together", lambda plans: True)
 
     def verify(path: Path, plans: Sequence[PlacementPlan], **request: Any) -> list[PlacementPlan]:
         asked.append({**request, "plans": [plan.planner["name"] for plan in plans]})
         shape = {"n_prompt": 64, "n_generate": 16, "depth_run": 0, "others_cpus": 0.0, "rounds": 9}
         times = [seconds.get(plan.planner["name"], 1.0) for plan in plans]
         done = [
-            plan.with_measured({**shape, "ttft_s": s / 2, "tpot_s": s / 30, "request_s": s})
+            plan.with_measured({**shape, "ttft_s": s / 2, "tpot_s": s / 30, "request_s": s, "range_s": (s, s)})
             for plan, s in zip(plans, times, strict=True)
         ]
         return sorted(done, key=lambda plan: plan.measured["request_s"])

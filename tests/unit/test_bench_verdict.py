@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from oallama.bench.results import Cell, ExpectedTimes, Result, Sample
+from oallama.bench.stats import expected_range
 from oallama.bench.verdict import ENOUGH_ROUNDS, fastest, is_narrow, surprises, verdict
 
 CELL = Cell(0, 64, 11)
@@ -54,3 +56,18 @@ def test_what_is_kept_is_the_fastest_and_ours_where_they_are_level() -> None:
     ours, level, better = (result(name, [f * s for s in STEADY]) for name, f in (("o", 1.0), ("l", 0.99), ("b", 0.9)))
     assert fastest([ours, level], "o") is ours
     assert fastest([ours, level, better], "o") is better
+
+
+def test_one_more_value_is_expected_in_a_range_as_wide_as_the_values_differ() -> None:
+    least, most = expected_range([1.0, 1.0, 1.0])
+    assert (least, most) == pytest.approx((1 / 1.05, 1.05))
+    few, many = expected_range([1.0, 1.2]), expected_range([1.0, 1.2] * 10)
+    assert few[0] < many[0] < 1.0 < 1.2 < many[1] < few[1]
+    assert expected_range([2.0]) == pytest.approx((2 / 1.5, 3.0))
+    rng = np.random.default_rng(1)
+    inside = 0
+    for _ in range(400):
+        *seen, later = np.exp(rng.normal(0, 0.2, 5))
+        least, most = expected_range(seen)
+        inside += least <= later <= most
+    assert inside >= 370

@@ -52,6 +52,26 @@ def summarize(values: Sequence[float]) -> Summary | None:
     return Summary(len(x), p50, p90, p99, float(x.mean()), std, float(x.min()))
 
 
+# Student's t at 97.5 % by degrees of freedom; more have the last.
+_T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.13, 2.09, 2.04)
+_ONE_SAMPLE = 1.5
+_LEAST_WIDTH = 1.05
+
+
+def expected_range(values: Sequence[float]) -> tuple[float, float]:
+    """The interval in which one more value lies with 95 % probability, if their logarithms are normal.
+
+    At least 5 % to both sides; of a single value half as much again. values: above 0, one at least.
+    """
+    x = np.log(np.asarray(values, dtype=float))
+    factor = _ONE_SAMPLE
+    if len(x) > 1:
+        t = _T[min(len(x) - 1, len(_T)) - 1]
+        factor = max(_LEAST_WIDTH, float(np.exp(t * x.std(ddof=1) * np.sqrt(1 + 1 / len(x)))))
+    middle = float(np.exp(x.mean()))
+    return middle / factor, middle * factor
+
+
 @dataclass(frozen=True)
 class Ratio:
     """A ratio of medians with its 95 % interval."""

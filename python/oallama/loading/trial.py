@@ -108,12 +108,15 @@ def describe(winner: PlacementPlan, done: Sequence[PlacementPlan]) -> str:
     """One line: what was measured at first use, and what is kept."""
     measured = winner.measured or {}
     others = [f"{name} {seconds / measured['request_s']:.2f}x of that" for name, seconds in measured["rivals"].items()]
+    least, most = measured["range_s"]
     failed = [f"{_name(plan)} failed" for plan in done if plan.measured and "error" in plan.measured]
     n_prompt, n_generate = winner.predicted.workload
     rounds = f"{measured['rounds']} round{'s' * (measured['rounds'] > 1)}"
+    found = f"{_name(winner)} {measured['request_s']:.3g} s ({least:.3g} to {most:.3g})"
+    beside = "; ".join([*others, *failed])
     return (
-        f"measured at first use, {rounds}: {_name(winner)} {measured['request_s']:.3g} s for "
-        f"{n_prompt} + {n_generate} tokens; {'; '.join([*others, *failed])}. {_name(winner)} is kept for later starts"
+        f"measured at first use, {rounds}: {found} for {n_prompt} + {n_generate} tokens; {beside}. "
+        f"{_name(winner)} is kept for later starts"
     )
 
 
@@ -149,23 +152,19 @@ def _same(plan: PlacementPlan) -> tuple[object, ...]:
 def _affordable(
     best: PlacementPlan, rivals: Sequence[PlacementPlan], limit_s: float
 ) -> tuple[list[PlacementPlan], tuple[int, int, int]]:
-    """The largest set of rivals and request that fit the limit: two rivals before one, a telling request before both.
+    """The rivals and the request that fit the limit: a telling request before many rivals.
 
-    Without plans where nothing fits.
+    Plans that fit into memory together take turns many times; others are loaded anew for every round. So two rivals are
+    measured only where all fit together, else the CPU alone before others. Without plans where nothing fits.
     """
-    first = [*rivals[:1]]
     alone = [plan for plan in rivals if _is_alone(plan)][:1]
-    sets = [[*rivals[:_RIVALS]], [*first, *alone], first, alone]
+    sets = [[*rivals[:_RIVALS]]] if fit_together([best, *rivals[:_RIVALS]]) else []
+    sets += [alone, [*rivals[:1]]]
     for request in _REQUESTS:
         for others in sets:
-            plans = [best, *_distinct(others)]
-            if len(plans) > 1 and _estimate(plans, request) <= limit_s:
-                return plans, request
+            if others and _estimate([best, *others], request) <= limit_s:
+                return [best, *others], request
     return [], _REQUESTS[-1]
-
-
-def _distinct(plans: Sequence[PlacementPlan]) -> list[PlacementPlan]:
-    return [*{plan.hash: plan for plan in plans}.values()]
 
 
 def _estimate(plans: Sequence[PlacementPlan], request: tuple[int, int, int]) -> float:

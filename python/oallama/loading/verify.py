@@ -18,7 +18,7 @@ from typing import Any
 from oallama.bench.engines import Engine, LoadParams
 from oallama.bench.planned import planned
 from oallama.bench.results import Result
-from oallama.bench.stats import speedup
+from oallama.bench.stats import expected_range, speedup
 from oallama.bench.sweep import Progress, Sweep, run_bench
 from oallama.data.plan import HOST, PlacementPlan
 from oallama.data.predicted import TIE, predicted_times
@@ -71,10 +71,11 @@ def verify(
 
     Returns:
         The plans by measured request time, those that failed last. `measured` holds: ttft_s, tpot_s (medians),
-        request_s (median of TTFT + (n - 1) * TPOT for the plan's own workload, see `request_seconds`), spread
-        ((max - min) / median of request_s), rounds, n_prompt and n_generate as run, interleave ("loaded" or "reload"),
-        device_bytes (bytes per accelerator, as llama.cpp logged them), depth_run, others_cpus (CPUs that other work
-        kept busy meanwhile) and created; or error alone, for a plan that could not be loaded or run.
+        request_s (median of TTFT + (n - 1) * TPOT for the plan's own workload, see `request_seconds`), range_s (what a
+        later request is expected to take, `stats.expected_range`), spread ((max - min) / median of request_s), rounds,
+        n_prompt and n_generate as run, interleave ("loaded" or "reload"), device_bytes (bytes per accelerator, as
+        llama.cpp logged them), depth_run, others_cpus (CPUs that other work kept busy meanwhile) and created; or error
+        in place of all but others_cpus, for a plan that could not be loaded or run.
 
     Raises:
         OallamaError: when all plans fail, for plans of different workloads, no plans, or a bad argument.
@@ -172,6 +173,7 @@ def _measured(plan: PlacementPlan, result: Result, interleave: str) -> dict[str,
         "ttft_s": median(ttft),
         "tpot_s": median(tpot),
         "request_s": median(requests),
+        "range_s": [*expected_range(requests)],
         "spread": (max(requests) - min(requests)) / median(requests),
         "rounds": len(requests),
         "n_prompt": n_prompt,

@@ -131,7 +131,9 @@ def render_range(plan: PlacementPlan) -> list[Text]:
         expected = f"{plan.predicted.request_s:.3g} s, expected in {least:.3g} to {most:.3g} s"
         lines.append(Text(f"{n_prompt} + {n_generate} tokens: {expected}"))
     if plan.measured and "request_s" in plan.measured:
-        lines.append(Text(f"measured: {plan.measured['request_s']:.3g} s in {plan.measured['rounds']} rounds"))
+        least, most = plan.measured.get("range_s", (plan.measured["request_s"],) * 2)
+        found = f"{plan.measured['request_s']:.3g} s in {plan.measured['rounds']} rounds ({least:.3g} to {most:.3g} s)"
+        lines.append(Text(f"measured: {found}"))
     return lines
 
 
