@@ -223,7 +223,9 @@ def test_unknown_choices(model: Path, profile_file: Path, expected: str, argumen
     fails(expected, "plan", model, "--local-rpc", "--vram", "50%", *profile, *SMALL, *arguments)
 
 
-@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n" + b"x" * 64, b"", None])
+@pytest.mark.parametrize(
+    "answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n" + b"x" * 64, b"", pytest.param(None, marks=pytest.mark.slow)]
+)
 def test_port_that_is_not_an_rpc_server(answer: bytes | None, model: Path) -> None:
     """Garbage, an end, or silence (None): ggml would abort or wait for ever."""
     done = threading.Event()

@@ -150,8 +150,9 @@ def test_layout_changes_no_logit(arch: str, flash: int, tiny: Callable[..., Path
             assert np.array_equal(online, offline), jobs[i + 2]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not has_vulkan(), reason="needs Vulkan with lavapipe")
-@pytest.mark.parametrize("arch", [pytest.param("llama", marks=pytest.mark.slow), "minicpm3"])
+@pytest.mark.parametrize("arch", ["llama", "minicpm3"])
 def test_layout_changes_no_logit_and_no_fusion_on_vulkan(
     arch: str, tiny: Callable[..., Path], lib: Path, tmp_path: Path
 ) -> None:

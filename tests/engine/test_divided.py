@@ -90,10 +90,9 @@ def test_two_cpus_compute_what_one_does(
     assert not all(np.array_equal(found, whole) for found in divided), "identical to the bit: was anything divided?"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not has_vulkan(), reason="needs Vulkan with lavapipe")
-@pytest.mark.parametrize(
-    "arch", ["qwen2", *(pytest.param(arch, marks=pytest.mark.slow) for arch in ARCHITECTURES if arch != "qwen2")]
-)
+@pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_vulkan_and_the_host(arch: str, tiny: Callable[..., Path], lib: Path, tmp_path: Path) -> None:
     path = tiny(arch, "Q8_0")
     # Upstream's Vulkan MUL_MAT_ID for more than a few tokens corrupts the heap on lavapipe (Mesa 22.3).

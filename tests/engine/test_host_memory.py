@@ -21,6 +21,7 @@ from oallama.errors import OallamaError
 from oallama.loading import autoplan, start
 from oallama.modelmaker import make_model
 from support.hand_plan import hand_plan, streamed_plan
+from support.made_profile import made_profile
 
 TOKENS = [int(t) for t in np.random.default_rng(5).integers(300, 1000, size=40)]
 MIB = 2**20
@@ -78,7 +79,9 @@ def test_too_little_memory_says_how_much_is_needed(
     mapped: bool, tiny: Callable[..., Path], rpc: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tiny("llama")
-    plan = start.plan_model(path, "minimal", Settings(n_ctx=256), autoplan.Choices(device=rpc.devices[0]))
+    settings = Settings(n_ctx=256, n_threads=1)
+    choices = autoplan.Choices(device=rpc.devices[0], profile=made_profile(path, rpc.devices[0], settings))
+    plan = start.plan_model(path, "minimal", settings, choices)
     host = plan.predicted.devices["CPU"]
     needed = host.total - (host.weights if mapped else 0)
     monkeypatch.setenv("OALLAMA_HOST_MEMORY", str(needed - 1))

@@ -35,7 +35,9 @@ def test_cpu_and_rpc_mixes_are_bit_identical(
 
 
 @pytest.mark.skipif(not has_vulkan(), reason="no Vulkan backend or no software Vulkan device on this machine")
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize(
+    "arch", [arch if arch == "llama" else pytest.param(arch, marks=pytest.mark.slow) for arch in ARCHITECTURES]
+)
 def test_mixes_with_vulkan_keep_the_model(
     arch: str, tiny: Callable[..., Path], lib: Path, tmp_path: Path, record_property: Any
 ) -> None:

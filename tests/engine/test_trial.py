@@ -80,7 +80,8 @@ def test_the_first_use_is_really_measured_and_later_starts_are_not(
     model: Path, choices: Choices, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    first = start.plan_model(model, "50%", SETTINGS, choices, trial=Trial(60.0, said.append))
+    monkeypatch.setattr(trial, "_MOST_ROUNDS", 2)
+    first = start.plan_model(model, "50%", SETTINGS, choices, trial=Trial(10.0, said.append))
     assert first.measured and first.measured["rounds"] >= 1 and first.measured["rivals"]
     assert len(said) == 1 and "measured at first use" in said[0] and "kept" in said[0]
     monkeypatch.setattr(trial, "verify", None)  # not called again

@@ -231,6 +231,7 @@ def test_guests_on_gpus(backend: Path, tiny: Callable[..., Path], tmp_path: Path
 
 
 @needs_headers
+@pytest.mark.slow
 def test_the_hot_model_outlives_the_cold_one_on_gpus(backend: Path, tiny: Callable[..., Path], tmp_path: Path) -> None:
     hot, cold, log = tiny("llama", "F16"), tiny("qwen2", "F16"), tmp_path / "rows"
     device = ["--device", "hot=CUDA0,cold=CUDA1", "--guests", "3"]

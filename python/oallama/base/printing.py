@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import cache
 from typing import Any
 
 
@@ -15,6 +16,12 @@ def print_json(value: Any) -> None:
 def say(text: str) -> None:
     """A remark for people, on stderr."""
     print(text, file=sys.stderr)
+
+
+@cache
+def say_once(text: str) -> None:
+    """A remark that would be the same every time."""
+    say(f"oallama: {text}")
 
 
 def write_text(text: str) -> None:

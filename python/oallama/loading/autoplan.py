@@ -37,7 +37,7 @@ from oallama.planning.arenas import Arena
 from oallama.planning.planner import DEFAULT_WORKLOAD
 from oallama.planning.terms import terms_of
 from oallama.planning.uncertainty import noise_of
-from oallama.profiling.fingerprint import check_threads, cpu_set, fingerprint, is_quick
+from oallama.profiling.fingerprint import check_threads, computes_on_host, cpu_set, fingerprint, is_quick
 from oallama.profiling.other_work import cpus_of_others
 from oallama.profiling.profiler import forget, profile_machine
 from oallama.profiling.tuner import tuned
@@ -45,6 +45,8 @@ from oallama.profiling.workload import UNFUSED_V_TYPES, depths_for
 
 # Token counts measured: decode, the smallest batch that is worth uploading weights for, a full micro-batch.
 TIERS = (1, 32, 512)
+# A device on the host's own processor takes turns with it for cores and caches, which no profile measures.
+_HOSTED_NOISE = 0.1
 MINIMAL = "minimal"  # the budget of the planner of that name
 PathOrText = str | os.PathLike[str]
 Progress = Callable[[float, float, str], None]
@@ -239,7 +241,8 @@ def consider(
     devices, learned, noise = (*accelerators, HOST), {}, noise_of(profile, (*accelerators, HOST))
     if not choices.elsewhere:
         now = cpus_of_others() if not is_quick() else 0.0
-        noise = max(noise, now / len(cpu_set()))
+        hosted = any(computes_on_host(device_list.device(name).description) for name in accelerators)
+        noise = max(noise, now / len(cpu_set()), _HOSTED_NOISE if hosted else 0.0)
         try:
             checked = rechecked(profile, devices, settings.n_threads, thorough=choices.recheck, busy=now > QUIET_CPUS)
         except ProfileRefused as refused:

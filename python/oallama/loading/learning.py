@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
-from functools import cache
 from pathlib import Path
 from statistics import median
 
 from oallama.base.environment import HISTORY
 from oallama.base.jsonfile import locked
+from oallama.base.printing import say_once
 from oallama.data.history import History, Run
 from oallama.data.plan import HOST, PlacementPlan
 from oallama.data.predicted import predicted_times
@@ -144,7 +143,7 @@ def read_history(path: Path) -> History:
     try:
         return History.load(path)
     except OallamaError as error:
-        _say_once(f"oallama: {error}; it is ignored")
+        say_once(f"{error}; it is ignored")
         return History()
 
 
@@ -154,7 +153,7 @@ def change_history(path: Path, change: Callable[[History], History]) -> None:
         with locked(path.parent, "history"):
             change(read_history(path)).save(path)
     except OallamaError as error:
-        _say_once(f"oallama: {error}; what this run took is not kept")
+        say_once(f"{error}; what this run took is not kept")
 
 
 def history_file(n_threads: int) -> Path:
@@ -189,8 +188,3 @@ def keep_runs(n_threads: int, runs: Sequence[Run | None]) -> None:
 
 def _learns() -> bool:
     return HISTORY.get() != "0"
-
-
-@cache
-def _say_once(text: str) -> None:
-    print(text, file=sys.stderr)

@@ -81,8 +81,8 @@ def profile_machine(
         memory for example, is left out; the profile's notes tell, and the next call tries again.
 
     Raises:
-        OallamaError: for an unknown device, more threads than CPUs, a device on which every measurement fails or that
-            cannot attend to a cache of these types, or if the cache cannot be written.
+        OallamaError: for an unknown device, more threads than CPUs, and for a device on which every measurement fails
+            or that cannot attend to a cache of these types. A cache that cannot be written is said once.
         KeyboardInterrupt: after what was measured has been saved.
     """
     check_threads(n_threads)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from oallama.base.jsonfile import locked
+from oallama.base.printing import say_once
 from oallama.data.entries import (
     OTHER,
     AttentionTime,
@@ -120,15 +121,21 @@ class Recorder:
         self.profile = replace(self.profile, notes=kept + notes)
 
     def save(self) -> None:
-        """Write what is new, beside what another process has added meanwhile."""
+        """Write what is new, beside what another process has added meanwhile.
+
+        Where the cache cannot be written this is said once: what was measured holds for this process.
+        """
         if not self._unsaved:
             return
-        with locked(self._path.parent, "profile"):
-            there = _saved(self._path, self.profile.fingerprint)
-            if there:
-                self._adopt(there)
-            self.profile.save(self._path)
         self._unsaved = 0
+        try:
+            with locked(self._path.parent, "profile"):
+                there = _saved(self._path, self.profile.fingerprint)
+                if there:
+                    self._adopt(there)
+                self.profile.save(self._path)
+        except OallamaError as error:
+            say_once(f"{error}; the times that were measured are not kept")
 
     def _adopt(self, other: Profile) -> None:
         grown: dict[str, Any] = {}
