@@ -41,8 +41,8 @@ def test_the_verdict_is_what_was_measured() -> None:
     results = [result("ours", STEADY), result("x", [1.5 * s for s in STEADY]), result("y", [0.8 * s for s in STEADY])]
     said = verdict(results, "ours", {"x": "the layer split", "y": "the CPU alone"})
     assert "6 rounds" in said and "1 s for 64 + 11 tokens" in said
-    assert "1.50x (1.50 to 1.50) faster than the layer split" in said
-    assert "1.25x (1.25 to 1.25) slower than the CPU alone" in said
+    assert "1.50x (1.50 to 1.50) as fast as the layer split" in said
+    assert "0.80x (0.80 to 0.80) as fast as the CPU alone" in said
 
 
 @pytest.mark.parametrize(("others_cpus", "why"), [(0.0, "50.0 ms, 30.0 ms predicted"), (0.8, "0.8 CPUs busy")])

@@ -42,7 +42,7 @@ def verdict(results: Sequence[Result], engine: str, names: Mapping[str, str]) ->
     ours = next(result for result in results if result.engine == engine)
     others = [(names[result.engine], _ratio(result, ours)) for result in results if result.engine in names]
     cell, rounds = ours.cell, len(ours.samples)
-    parts = [f"{_against(ratio)} {name}" for name, ratio in others if ratio]
+    parts = [f"{r.value:.2f}x ({r.low:.2f} to {r.high:.2f}) as fast as {name}" for name, r in others if r]
     return (
         f"measured in {rounds} rounds, this plan takes {_seconds(ours):.3g} s for {cell.prompt} + {cell.gen} tokens: "
         f"{', '.join(parts)}"
@@ -82,15 +82,6 @@ def _why(result: Result, others_cpus: float) -> str:
     if spread and spread.std > _OFF * spread.p50:
         parts.append("its rounds differ by more than that")
     return "; ".join(parts) or "the profile's times do not hold for it"
-
-
-def _against(ratio: Ratio) -> str:
-    interval = f"({ratio.low:.2f} to {ratio.high:.2f})"
-    if ratio.low > 1:
-        return f"{ratio.value:.2f}x {interval} faster than"
-    if ratio.high < 1:
-        return f"{1 / ratio.value:.2f}x ({1 / ratio.high:.2f} to {1 / ratio.low:.2f}) slower than"
-    return f"as fast as, {ratio.value:.2f}x {interval},"
 
 
 def _ratio(other: Result, ours: Result) -> Ratio | None:

@@ -53,7 +53,7 @@ NO_GPU = (
     "memory of its own, but with the same processor behind it. The host gets half of the threads beside it, so that "
     "the device is the faster side, as a GPU would be; so it is for all engines but the CPU with all threads."
 )
-ALL_THREADS = "oallama CPU, all threads"
+ALL_THREADS = "CPU, all threads"
 RIVALS = {
     "llama.cpp": "llama.cpp's layer split",
     "llama.cpp --fit": "llama.cpp's --fit",
