@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from oallama.data.entries import QUIET_CPUS
 from oallama.data.plan import HOST, ContextSettings, PlacementPlan
 from oallama.data.profile import REMEDY, Profile
 from oallama.data.tuning import Crossover
@@ -23,8 +22,7 @@ from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
 from oallama.loading.budgets import budgets_for, more_than_there_is, refuse_margin
 from oallama.loading.dry_run import LocalAllocators
-from oallama.loading.learning import history_of, learned_factors
-from oallama.loading.recheck import Checked, ProfileRefused, busy_note, rechecked
+from oallama.loading.times_now import TimesNow, times_now
 from oallama.planning import (
     Candidates,
     OperatorGraph,
@@ -37,16 +35,13 @@ from oallama.planning.arenas import Arena
 from oallama.planning.planner import DEFAULT_WORKLOAD
 from oallama.planning.terms import terms_of
 from oallama.planning.uncertainty import noise_of
-from oallama.profiling.fingerprint import check_threads, computes_on_host, cpu_set, fingerprint, is_quick
-from oallama.profiling.other_work import cpus_of_others
+from oallama.profiling.fingerprint import check_threads, cpu_set, fingerprint
 from oallama.profiling.profiler import forget, profile_machine
 from oallama.profiling.tuner import tuned
 from oallama.profiling.workload import UNFUSED_V_TYPES, depths_for
 
 # Token counts measured: decode, the smallest batch that is worth uploading weights for, a full micro-batch.
 TIERS = (1, 32, 512)
-# A device on the host's own processor takes turns with it for cores and caches, which no profile measures.
-_HOSTED_NOISE = 0.1
 MINIMAL = "minimal"  # the budget of the planner of that name
 PathOrText = str | os.PathLike[str]
 Progress = Callable[[float, float, str], None]
@@ -237,25 +232,17 @@ def consider(
         refuse_margin(choices.margin, "no accelerator is used")
     if not accelerators and vram is not None:
         raise OallamaError(f"a memory budget ({vram}) is for an accelerator, not for the device {HOST}; leave one out")
-    notes: list[str] = []
-    devices, learned, noise = (*accelerators, HOST), {}, noise_of(profile, (*accelerators, HOST))
-    if not choices.elsewhere:
-        now = cpus_of_others() if not is_quick() else 0.0
-        hosted = any(computes_on_host(device_list.device(name).description) for name in accelerators)
-        noise = max(noise, now / len(cpu_set()), _HOSTED_NOISE if hosted else 0.0)
-        try:
-            checked = rechecked(profile, devices, settings.n_threads, thorough=choices.recheck, busy=now > QUIET_CPUS)
-        except ProfileRefused as refused:
-            if choices.profile is not None:
-                raise
+    if choices.elsewhere:
+        times = TimesNow(profile, noise_of(profile, (*accelerators, HOST)))
+    else:
+
+        def anew() -> Profile:
             forget(accelerators, settings.n_threads)
-            fresh, _ = profile_and_devices(graph, settings, choices, progress)
-            checked = Checked(fresh, (f"{refused}; it was recorded anew",))
-        profile, notes = checked.profile, [*notes, *checked.notes]
-        if not checked.ratios:
-            learned = learned_factors(history_of(settings.n_threads), profile.created)
-            profile = profile.corrected(learned)
-        notes += busy_note(now)
+            return profile_and_devices(graph, settings, choices, progress)[0]
+
+        own = choices.profile is None
+        times = times_now(profile, accelerators, settings.n_threads, choices.recheck, anew if own else None)
+    profile, notes = times.profile, [*times.notes]
     elsewhere = profile if choices.elsewhere else None
     budgets = budgets_for(vram, accelerators, graph.weights_bytes, elsewhere, choices.margin)
     budgets = {name: budget.less(choices.reserve.get(name, 0)) for name, budget in budgets.items()}
@@ -280,14 +267,14 @@ def consider(
         offline_arenas=choices.offline_arenas,
         repack=choices.repack and settings.use_extra_bufts,
         crossovers={} if choices.elsewhere else _crossovers(settings.n_threads),
-        noise=noise,
+        noise=times.noise,
         fit=allocators.fit if all(budget.bytes_total for budget in budgets.values()) else None,
         paper=choices.paper,
         fraction=choices.fraction,
     )
     found = make_plans(space, choices.planner)
-    plans = {name: _learned(allocators.noted(plan, notes), learned) for name, plan in found.plans.items()}
-    return Considered(Candidates(plans, found.failed), space, learned)
+    plans = {name: _learned(allocators.noted(plan, notes), times.learned) for name, plan in found.plans.items()}
+    return Considered(Candidates(plans, found.failed), space, times.learned)
 
 
 def _learned(plan: PlacementPlan, factors: Mapping[str, float]) -> PlacementPlan:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from oallama.data.entries import QUIET_CPUS
 from oallama.data.profile import Profile
 from oallama.errors import OallamaError
 from oallama.profiling.drift import check_drift, describe_drift
@@ -62,13 +61,6 @@ def rechecked(
     off = {device: ratio for device, ratio in ratios.items() if max(ratio, 1 / ratio) > SCALED}
     lines = describe_drift(off, recorded=profile.created)
     return Checked(profile.scaled(off), _scaled(lines), off)
-
-
-def busy_note(cpus: float) -> list[str]:
-    """A line for a plan that is made while other programs keep so many CPUs busy; none on a quiet machine."""
-    if cpus < QUIET_CPUS:
-        return []
-    return [f"other programs keep {cpus:.1f} CPUs busy now; with them a request may take as long as the range says"]
 
 
 def _scaled(lines: Sequence[str]) -> tuple[str, ...]:

@@ -43,9 +43,10 @@ def plan_model(
     if kept and not contradicted and not (trial and _may_be_better_now(kept)):
         return kept
     considered = consider(path, read_graph(path, settings), vram, settings, choices, progress)
-    plan = considered.with_terms(considered.found.best)
     if trial and choices.planner == "auto" and vram != MINIMAL and not choices.elsewhere:
         plan = trial.choose(path, considered, settings.n_threads, progress)
+    else:
+        plan = considered.with_terms(considered.found.best)
     if kept and contradicted:
         note_revised(kept, settings.n_threads)
     # The profile may have grown since: what is kept is the answer to the question of the next start.
