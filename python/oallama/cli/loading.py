@@ -50,7 +50,7 @@ def open_llama(source: Source) -> Llama:
     wanted = settings(source.sizes, source.kernels)
     if source.placing.vram or (chosen and chosen != HOST):
         choices = Choices(device=chosen, profile=source.hardware.profile, margin=source.hardware.margin)
-        with progress_bar("profiling") as report:
+        with progress_bar("preparing") as report:
             plan = plan_model(source.model, source.placing.vram, wanted, choices, report, source.placing.trial())
         return _load(source, plan, {"n_threads": source.kernels.threads} if source.kernels.threads else {})
     refuse_margin(source.hardware.margin, "no accelerator is used")

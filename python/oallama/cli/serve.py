@@ -103,7 +103,7 @@ def serve(
     else:
         wanted = settings(sizes, kernels, parallel or 1)
         if placing.vram or chosen not in (None, HOST):
-            with progress_bar("profiling") as report:
+            with progress_bar("preparing") as report:
                 choices = Choices(device=chosen, profile=hardware.profile, margin=hardware.margin)
                 made = plan_model(model, placing.vram, wanted, choices, report, placing.trial())
         else:
