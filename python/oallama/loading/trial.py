@@ -55,7 +55,8 @@ class Trial:
         limit_s = _limit(self.limit_s, weights)
         if limit_s <= 0:
             return best
-        entrants, request = _affordable(best, _rivals(considered), limit_s)
+        # Times of a noisy profile are too long by about as much, and there a measurement is needed most.
+        entrants, request = _affordable(best, _rivals(considered), limit_s * (1 + min(considered.space.noise, 1.0)))
         if not entrants:
             seconds = _estimate([best, *_rivals(considered)[:1]], _REQUESTS[-1])
             self.say(
