@@ -20,6 +20,7 @@ from oallama.loading.budgets import refuse_margin
 from oallama.loading.start import plan_model
 from oallama.serving.command import planned_environment, planned_server
 from oallama.serving.serve_limits import Limits
+from oallama.serving.served_runs import recorded
 
 from ..serving.hot_cold import HotCold, serve_hot_cold
 from .groups import grouped
@@ -113,7 +114,9 @@ def serve(
     command += ["--host", door.host, "--port", str(door.port), *context.args]
     where = f"by plan {made.hash[:8]}" if made else "on the CPU alone"
     say(f"serving {model.name} {where} on http://{door.host}:{door.port} (OpenAI API under /v1)")
-    with planned_environment(made) as environment:
+    address = f"http://{door.host}:{door.port}"
+    alone = made if wanted.n_seq_max == 1 else None  # sequences beside each other take longer each
+    with planned_environment(made) as environment, recorded(alone, address, wanted.n_threads):
         code = run_server(command, environment | limits.of_server(wanted.n_seq_max))
     raise typer.Exit(code)
 

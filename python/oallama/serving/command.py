@@ -56,7 +56,7 @@ def planned_server(
     """The command line that loads a model as planned; without a plan on the CPU alone. endpoints: RPC servers."""
     devices = [name for name in plan.devices if name != HOST] if plan else []
     servers = {"rpc": ",".join(endpoints)} if endpoints else {}
-    return command_line({**servers, **model_options(model, settings, devices), "no-kv-unified": True})
+    return command_line({**servers, **model_options(model, settings, devices), "no-kv-unified": True, "metrics": True})
 
 
 @contextmanager

@@ -1,0 +1,78 @@
+"""What a served model's requests took, for later predictions: llama-server's own counters, read while it runs."""
+
+from __future__ import annotations
+
+import re
+import threading
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from oallama.data.plan import PlacementPlan
+from oallama.data.predicted import predicted_times
+from oallama.loading.learning import keep_runs, run_of
+from oallama.loading.run_times import RunTimes
+from oallama.profiling.other_work import OtherWork
+
+_EVERY_S = 10.0
+_COUNTER = re.compile(r"^llamacpp:(\w+) ([-+.\deE]+)$", re.MULTILINE)
+
+
+@contextmanager
+def recorded(plan: PlacementPlan | None, address: str, n_threads: int) -> Iterator[None]:
+    """Within the block a server of this plan runs at the address; afterwards its means are kept as one run.
+
+    The counters are read every 10 s. Nothing is kept without a plan, and of a server whose counters cannot be read.
+    """
+    if plan is None:
+        yield
+        return
+    reader = _Reader(f"{address}/metrics")
+    with OtherWork() as others:
+        reader.start()
+        try:
+            yield
+        finally:
+            reader.stop()
+    times = times_of(reader.counters, plan)
+    used = round(reader.counters.get("n_tokens_max", 0.0))
+    keep_runs(n_threads, [run_of(plan, times, used, others.cpus)] if times else [])
+
+
+def times_of(counters: Mapping[str, float], plan: PlacementPlan) -> RunTimes | None:
+    """The counters beside the plan's predictions, at half of the longest sequence; None before any request."""
+    n_prompt, n_generate = (
+        round(counters.get(name, 0.0)) for name in ("prompt_tokens_total", "tokens_predicted_total")
+    )
+    if not n_generate:
+        return None
+    prefill_s, decode_s = (counters.get(f"{name}_seconds_total", 0.0) for name in ("prompt", "tokens_predicted"))
+    longest = round(counters.get("n_tokens_max", 0.0))
+    _, tpot = predicted_times(plan, 0, longest)
+    # Prompts of many lengths add up to one number, which no prediction is made for.
+    return RunTimes(n_prompt, prefill_s or None, None, n_generate, decode_s / n_generate or None, tpot)
+
+
+class _Reader(threading.Thread):
+    """Reads the counters until it is stopped; `counters` are the last ones that came."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(daemon=True)
+        self._url, self._ended = url, threading.Event()
+        self.counters: dict[str, float] = {}
+
+    def run(self) -> None:
+        while not self._ended.wait(_EVERY_S):
+            self._read()
+
+    def stop(self) -> None:
+        self._ended.set()
+        self.join()
+
+    def _read(self) -> None:
+        try:
+            with urllib.request.urlopen(self._url, timeout=2.0) as answer:
+                text = answer.read().decode()
+        except (OSError, ValueError):  # not up yet, ended, or it wants a key
+            return
+        self.counters = {name: float(value) for name, value in _COUNTER.findall(text)}
