@@ -118,7 +118,7 @@ def cell(
     if (arch, device) not in _profiled:
         forget([name] if name != HOST else [], options.threads)
         _profiled.add((arch, device))
-    choices = Choices(device=name, workload=Workload(N_PROMPT, N_GENERATE, depth), recheck=False)
+    choices = Choices(device=name, workload=Workload(N_PROMPT, N_GENERATE, depth), all_candidates=True)
     vram = None
     if budget is not None:
         whole = graph.weights_bytes + sum(_kv_bytes(graph, n_ctx))

@@ -23,6 +23,7 @@ from oallama.engine import skeleton
 from oallama.engine.load_settings import Settings
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices
+from oallama.loading.dry_run import known
 from oallama.modelmaker import make_sparse_model
 from oallama.profiling.datasheet import Datasheet, make_profile
 
@@ -68,6 +69,7 @@ def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 runs = []
                 for _ in range(options.repeats):
                     watch = skeleton.dry_run = Stopwatch(dry_run)  # type: ignore[assignment]
+                    known.clear()  # dry runs that this process remembers
                     start = time.perf_counter()
                     choices = Choices(planner=planner, profile=profile, elsewhere=True)  # type: ignore[arg-type]
                     plan = autoplan.plan_graph(path, graph, budget, settings, choices)

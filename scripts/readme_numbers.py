@@ -118,7 +118,11 @@ def oom_grid(lines: Lines) -> str:
 
 def planning(lines: Lines, shape: str) -> str:
     seconds = {line["planner"]: line["median_s"] for line in lines if line["shape"] == shape}
-    return f"{seconds['exact']:.1f} s; all candidates {seconds['auto']:.0f} s"
+    return f"{seconds['exact']:.1f} s; `auto` {seconds['auto']:.1f} s"
+
+
+def second_start(lines: Lines) -> str:
+    return span([line["added_s"] for line in lines], "{:.2f} s")
 
 
 def won_back(lines: Lines) -> str:
@@ -212,14 +216,12 @@ ROWS: list[tuple[str, tuple[str, ...], Callable[..., str]]] = [
     ("device bytes, measured - predicted, by cell", ("2026-11-21-promises",), device_bytes),
     ("plans loaded and run (architecture, budget, KV type, sequences, draft model)", ("2026-11-21-oom-grid",),
      oom_grid),
-    ("exact plan of QwQ-32B without streams, to 0.1 % of the bound", ("2026-11-21-planner-speed",),
+    ("planning QwQ-32B, dry runs included: `exact`, to 0.1 % of its bound", ("2026-11-24-planner-speed",),
      partial(planning, shape="qwq-32b")),
-    ("the same of Qwen3-235B-A22B (94 layers)", ("2026-11-21-planner-speed",),
+    ("the same of Qwen3-235B-A22B (94 layers)", ("2026-11-24-planner-speed",),
      partial(planning, shape="qwen3-235b-a22b")),
-    ("planning QwQ-32B with streams, dry runs included", ("2026-11-22-planner-speed",),
-     partial(planning, shape="qwq-32b")),
-    ("planning Qwen3-235B-A22B with streams", ("2026-11-22-planner-speed",),
-     partial(planning, shape="qwen3-235b-a22b")),
+    ("a start with a kept plan, against one without a plan: three models of 8B to 235B",
+     ("2026-11-24-planner-start",), second_start),
     (BUFFER, ("2026-11-21-won-back",), won_back),
     ("device bytes of `--vram minimal` against everything resident: 247M model, loaded",
      ("2026-11-22-streaming-memory",), partial(saved, model="demo")),

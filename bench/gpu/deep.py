@@ -52,7 +52,8 @@ def plans_for(depth: int, device: str, options: Any) -> tuple[dict[str, Any], di
     """Ours and --fit; why one is missing."""
     n_ctx = context_of(depth + options.n_prompt + options.n_generate)
     settings = Settings(n_ctx=n_ctx, flash_attn="on", n_threads=options.threads)
-    choices = autoplan.Choices(device=device, workload=Workload(options.n_prompt, options.n_generate, depth))
+    workload = Workload(options.n_prompt, options.n_generate, depth)
+    choices = autoplan.Choices(device=device, workload=workload, all_candidates=True)
     try:
         graph = autoplan.read_graph(options.model, settings)
         found = autoplan.candidates(options.model, graph, options.vram, settings, choices)

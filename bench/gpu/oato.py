@@ -39,7 +39,7 @@ def plans(model: Path, budget: str, device: str, options: Any) -> tuple[dict[str
     graph = autoplan.read_graph(model, settings)
     found: dict[str, Any] = {}
     try:
-        made = autoplan.candidates(model, graph, budget, settings, autoplan.Choices(**choices))
+        made = autoplan.candidates(model, graph, budget, settings, autoplan.Choices(**choices, all_candidates=True))
         found = {"auto": made.best, **{name: made.plans[name] for name in CANDIDATES if name in made.plans}}
         failed = {name: str(made.failed.get(name, "not made")) for name in CANDIDATES if name not in made.plans}
     except OallamaError as error:

@@ -185,6 +185,7 @@ def _make_plan(path: str, request: _Request, kwargs: dict[str, Any]) -> Placemen
     choices = Choices(
         profile=request.profile,
         fixed_ubatch="n_ubatch" in kwargs,
+        fixed_batch="n_batch" in kwargs,
         all_logits=_wants_all_logits(kwargs),
         margin=request.margin,
     )

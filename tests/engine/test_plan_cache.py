@@ -14,12 +14,13 @@ from oallama import OallamaError
 from oallama.data.entries import Note
 from oallama.data.plan import PlacementPlan
 from oallama.data.profile import Profile
-from oallama.engine import device_list
+from oallama.engine import device_list, runtime, skeleton
 from oallama.engine.device_list import Device
 from oallama.engine.load_settings import Settings
-from oallama.loading import plan_cache, start
+from oallama.loading import autoplan, dry_run, given_plan, plan_cache, start
 from oallama.loading.autoplan import Choices, Considered
-from oallama.profiling.fingerprint import cpu_set
+from oallama.profiling import fingerprint as marks
+from oallama.profiling.fingerprint import cpu_set, engine_version, nvidia_driver
 from oallama.profiling.recorder import BESIDE_OTHERS
 from support.made_profile import made_profile
 
@@ -163,3 +164,89 @@ def test_a_plan_from_doubtful_times_is_not_kept(model: Path, made: list[str], pr
     for _ in range(2):
         start.plan_model(model, None, SETTINGS, Choices(device="CPU", profile=profile))
     assert len(made) == 2
+
+
+# ---- what a start does not do again ---------------------------------------------------------------------------------
+
+
+def test_a_plan_of_this_process_is_not_checked_against_its_model_again(
+    model: Path, made: list[str], profile: Path, rpc: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choices = Choices(device=rpc.devices[0], profile=profile)
+    plan = start.plan_model(model, "2MiB", SETTINGS, choices)
+    read: list[Any] = []
+    real = given_plan.read_graph
+    monkeypatch.setattr(given_plan, "read_graph", lambda path, *more: read.append(path) or real(path, *more))
+    settings = replace(SETTINGS, n_batch=plan.context.n_batch, n_ubatch=plan.context.n_ubatch)
+    settings = replace(settings, flash_attn=plan.context.flash_attn)
+    given_plan.check_plan(plan, model, settings)
+    assert not read
+    given_plan.check_plan(PlacementPlan.from_json(plan.to_json()), model, settings)
+    assert len(read) == 1  # a plan from elsewhere is
+    os.utime(model, (1, 1))
+    given_plan.check_plan(plan, model, settings)
+    assert len(read) == 2  # and so is one for what was another file
+    with pytest.raises(OallamaError, match="the plan is for n_ctx up to 256"):
+        given_plan.check_plan(plan, model, replace(settings, n_ctx=512))
+
+
+def test_equal_dry_runs_are_remembered_while_the_file_is_the_same(
+    model: Path, made: list[str], profile: Path, rpc: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dry_run, "known", {})
+    tables: list[str | None] = []
+    real = skeleton.dry_run
+
+    def counted(path: Any, settings: Settings, table: str | None = None) -> Any:
+        tables.append(table)
+        return real(path, settings, table)
+
+    monkeypatch.setattr(skeleton, "dry_run", counted)
+    graph = autoplan.read_graph(model, SETTINGS)
+    choices = Choices(device=rpc.devices[0], profile=profile)
+    first = autoplan.candidates(model, graph, "2MiB", SETTINGS, choices)
+    n_runs = len(tables)
+    assert n_runs == len(dry_run.known) > 3  # each another one
+    again = autoplan.candidates(model, graph, "2MiB", SETTINGS, choices)
+    maps = [{name: plan.to_backend_map() for name, plan in found.plans.items()} for found in (first, again)]
+    assert len(tables) == n_runs and maps[0] == maps[1]
+    os.utime(model, (1, 1))
+    autoplan.candidates(model, graph, "2MiB", SETTINGS, choices)
+    assert len(tables) == 2 * n_runs
+
+
+def test_libraries_are_hashed_once_as_long_as_their_files_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "libllama.so").touch()
+    library = tmp_path / "libggml.so"
+    library.write_bytes(b"1")
+    monkeypatch.setattr(runtime, "lib_dir", lambda: tmp_path)
+    hashed: list[Any] = []
+    real = marks._hash
+    monkeypatch.setattr(marks, "_hash", lambda paths: hashed.append(paths) or real(paths))
+
+    def version() -> str:
+        engine_version.cache_clear()
+        return engine_version()
+
+    first = version()
+    assert version() == first and len(hashed) == 1
+    library.write_bytes(b"2")
+    os.utime(library, (1, 1))
+    assert version() != first and len(hashed) == 2
+    (tmp_path / "cache" / "oallama" / "engines.json").write_text("[1]")  # damaged: made anew
+    version()
+    assert len(hashed) == 3
+    engine_version.cache_clear()
+
+
+def test_the_drivers_version_is_read_where_linux_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    version = tmp_path / "version"
+    version.write_text("535.104.05\n")
+    monkeypatch.setattr(marks, "_DRIVER_VERSION", version)
+    monkeypatch.setattr(marks.subprocess, "run", lambda *_, **__: pytest.fail("nvidia-smi was called"))
+    nvidia_driver.cache_clear()
+    assert nvidia_driver() == "535.104.05"
+    nvidia_driver.cache_clear()

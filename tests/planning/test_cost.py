@@ -197,6 +197,33 @@ def test_tpot_grows_with_depth_and_request_adds_up():
     assert predictor.request(homes, Workload(64, 10)) == pytest.approx(expected)
 
 
+def test_many_placements_are_predicted_as_one_by_one():
+    model, work = costs(), Workload(700, 20, 100)
+    predictor, rng = Predictor(model), np.random.default_rng(1)
+    names = [[name for name in model.targets if rng.random() < 0.4] for _ in range(70)]
+    placements = [place(model, *some, layers_on_host=int(rng.integers(3))) for some in names]
+    placements += [place(model, upload=tuple(some)) for some in names]
+    alone = [Predictor(model).request(homes, work) for homes in placements]
+    assert predictor.requests(placements, work) == pytest.approx(alone, rel=1e-12)
+    # Nothing of another is left.
+    assert [predictor.request(homes, work) for homes in placements] == alone
+    assert len(set(alone)) > 100
+    ttft = predictor.ttft(placements[0], 700, 100)
+    steps = 19 * predictor.tpot(placements[0], work.middle)
+    assert predictor.request(placements[0], work) == ttft + steps
+
+
+def test_attention_to_more_tokens_than_were_measured_is_attention_to_their_pieces():
+    shape = costs().graph.attention[0]
+    for flash in (True, False):
+        model = graph(replace(SMALL, fused=flash))
+        machine = profile(model, flash=(flash,))
+        whole = CostModel(model, machine, [DEVICE], CONTEXT).attention_s(shape, 1536, 2048)
+        rows = (2048, 1536, 1024) if flash else (2048, 2048, 2048)  # what a mask hides is skipped by fused kernels
+        pieces = sum(machine.attention_time(DEVICE, shape, 512, n, flash=flash).seconds for n in rows)
+        assert whole[1] == pytest.approx(pieces)
+
+
 def test_only_unfused_attention_works_on_positions_beyond_the_last_token():
     def seconds(fused: bool) -> list[float]:
         model = costs(Shape(n_head_kv=8, n_head=8, head_dim=128, fused=fused), flash=(fused,))

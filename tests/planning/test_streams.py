@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -185,6 +186,25 @@ def test_long_prompts_are_streamed_in_larger_micro_batches() -> None:
     fixed = space(QWQ, "4GiB", machine=PCIE4, memory=QWQ_MEMORY, workload=PROMPT)
     assert plan.context.n_ubatch > CONTEXT.n_ubatch
     assert plan.predicted.request_s < make_plans(fixed, "exact").best.predicted.request_s
+
+
+def test_long_prompts_are_uploaded_in_larger_micro_batches_which_raise_the_batch() -> None:
+    context, longest = replace(CONTEXT, n_ctx=8192, n_batch=512), Workload(4096, 4)
+
+    def made(**more: Any) -> PlacementPlan:
+        asked = {"context": context, "workload": longest, "streams": False, "free_ubatch": True, "free_batch": True}
+        request = space(QWQ, "4GiB", machine=PCIE4, memory=QWQ_MEMORY, **{**asked, **more})
+        return make_plans(request, "exact").best
+
+    plan = made()
+    assert "upload" in modes(plan)
+    assert 512 < plan.context.n_ubatch == plan.context.n_batch <= 4096
+    assert plan.predicted.request_s < made(free_batch=False).predicted.request_s
+    for fixed in ({"free_batch": False}, {"free_ubatch": False}, {"workload": Workload(512, 4)}):
+        assert made(**fixed).context.n_ubatch <= 512, fixed
+    everything = space(QWQ, "40GiB", machine=PCIE4, memory=QWQ_MEMORY, context=context, workload=longest,
+                       free_ubatch=True, free_batch=True)  # fmt: skip
+    assert make_plans(everything, "exact").best.context.n_ubatch <= 512  # nothing moves
 
 
 def test_nothing_is_streamed_over_a_slow_link_or_without_accelerator() -> None:

@@ -43,6 +43,21 @@ def test_round_trip_and_schema(tmp_path):
     assert content["predicted"]["devices"]["GPU0"] == {"weights": 1, "kv": 2, "compute": 3, "pool": 0, "total": 6}
 
 
+def test_only_a_plan_that_was_changed_is_checked_against_the_schema(monkeypatch):
+    text = make().to_json()
+    content = json.loads(text)
+    with monkeypatch.context() as patched:
+        patched.setattr("oallama.data.plan._check_schema", lambda *_: pytest.fail("checked"))
+        assert PlacementPlan.from_json(text) == make()
+    assert PlacementPlan.from_json(make().with_measured({"tpot_s": 1.0}).to_json()).measured == {"tpot_s": 1.0}
+    for changed in ({"layers": "GPU0"}, {"measured": 3}, {"hash": "0" * 64, "layers": 1}):
+        with pytest.raises(OallamaError, match="does not fit the plan schema"):
+            PlacementPlan.from_json(json.dumps(content | changed))
+    del content["measured"]
+    with pytest.raises(OallamaError, match="does not fit the plan schema"):
+        PlacementPlan.from_json(json.dumps(content))
+
+
 def test_hash_is_stable():
     plan = make()
     assert plan.hash == make().hash == PlacementPlan.from_json(plan.to_json()).hash

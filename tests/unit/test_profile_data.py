@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oallama.data.curves import log_log, piecewise_linear
+from oallama.data.curves import log_log, per_token, piecewise_linear
 from oallama.data.entries import AttentionTime, DeviceInfo, LinkTime, Note, OperatorTime, SwitchTime
 from oallama.data.profile import RECORDED, Profile
 from oallama.errors import OallamaError
@@ -72,10 +72,12 @@ def test_an_older_profile_has_one_realisation(tmp_path):
         Profile.load(tmp_path / "wrong.json")
 
 
-def test_beyond_measured_tokens_is_scaled():
-    p = make(operators=(op(1, 1e-3), op(100, 1e-2)))
-    beyond = p.op_time("CPU", "MUL_MAT", "f16", (64, 128), 10000)
-    assert beyond.source == "scaled" and beyond.seconds == pytest.approx(1e-1)
+def test_beyond_measured_tokens_each_costs_what_it_did_last():
+    p = make(operators=(op(1, 1e-3), op(101, 1.1e-2)))
+    beyond = p.op_time("CPU", "MUL_MAT", "f16", (64, 128), 10101)
+    assert beyond.source == "scaled" and beyond.seconds == pytest.approx(1.1e-2 + 1e-4 * 10000)
+    steep = make(operators=(op(1, 1e-9), op(100, 1e-2)))  # never more than their part of the last point
+    assert steep.op_time("CPU", "MUL_MAT", "f16", (64, 128), 200).seconds == pytest.approx(2e-2)
     single = make(operators=(op(8, 1e-3),))
     assert single.op_time("CPU", "MUL_MAT", "f16", (64, 128), 16).seconds == pytest.approx(2e-3)
     assert single.op_time("CPU", "MUL_MAT", "f16", (64, 128), 2).seconds == pytest.approx(1e-3)
@@ -175,7 +177,7 @@ points = st.dictionaries(st.integers(1, 10**6), st.floats(1e-7, 10), min_size=1,
 
 @given(points, st.integers(1, 10**7))
 def test_curves_stay_positive_and_meet_their_points(curve, x):
-    for at in (log_log, piecewise_linear):
+    for at in (log_log, per_token, piecewise_linear):
         assert at(curve, x) >= 0
         for n, seconds in curve:
             assert at(curve, n) == pytest.approx(seconds)

@@ -125,6 +125,8 @@ def plan(
         workload=Workload(request.n_prompt, request.n_generate, depth, parallel),
         elsewhere=elsewhere,
         fixed_ubatch=sizes.ubatch is not None,
+        fixed_batch=sizes.batch is not None,
+        all_candidates=shown.verify > 0,
         margin=hardware.margin,
         **vars(ways),
     )

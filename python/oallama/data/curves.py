@@ -32,6 +32,19 @@ def log_log(points: Points, x: float) -> float:
     return near_t * (x / near_x) ** slope
 
 
+def per_token(points: Points, n_tokens: int) -> float:
+    """`log_log`, but above the last point each token costs what it did in the last segment, or its part of the point.
+
+    Below, weights are read once for all tokens; above, computing takes the time (rooflines).
+    """
+    x1, t1 = points[-1]
+    if n_tokens <= x1 or len(points) == 1:
+        return log_log(points, n_tokens)
+    x0, t0 = points[-2]
+    each = min(max((t1 - t0) / (x1 - x0), 0.0), t1 / x1)
+    return t1 + each * (n_tokens - x1)
+
+
 def piecewise_linear(points: Points, x: float) -> float:
     """Seconds at `x`, linear between neighbours; constant below the first point, the last slope (>= 0) above the last.
 

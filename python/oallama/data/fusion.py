@@ -57,9 +57,12 @@ class Fusion:
 
 def chains(graph: OperatorGraph, tier: int, type_k: str) -> list[Chain]:
     """The chains of one tier; type_k is the K cache's type."""
-    ops = graph.operators(tier)
-    found = (_chain(graph, ops, i, tier, type_k) for i in range(len(ops)))
-    return [chain for chain in found if chain is not None]
+    key = ("chains", tier, type_k)
+    if key not in graph.derived:
+        ops = graph.operators(tier)
+        found = (_chain(graph, ops, i, tier, type_k) for i in range(len(ops)))
+        graph.derived[key] = [chain for chain in found if chain is not None]
+    return list(graph.derived[key])
 
 
 def _chain(graph: OperatorGraph, ops: Sequence[Operator], i: int, tier: int, type_k: str) -> Chain | None:

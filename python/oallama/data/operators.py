@@ -123,6 +123,11 @@ class OperatorGraph:
         """Tensors by name."""
         return {t.name: t for t in self.tensors}
 
+    @cached_property
+    def derived(self) -> dict[tuple[Any, ...], Any]:
+        """What others computed from this graph alone and find here again."""
+        return {}
+
     @property
     def weights_bytes(self) -> int:
         """Bytes of all weights; a tied output counts once, as in the file."""
@@ -293,13 +298,18 @@ class _GraphReader:
     def _ne(self, src: Mapping[str, Any]) -> Sequence[int]:
         return tuple((src if src["kind"] == "leaf" else self.nodes[src["index"]])["ne"])
 
+    @cached_property
+    def of_layer(self) -> dict[int, list[Mapping[str, Any]]]:
+        """Computing nodes by layer, in execution order."""
+        found: dict[int, list[Mapping[str, Any]]] = {}
+        for raw in self.position:
+            found.setdefault(self.nodes[raw].get("layer", -1), []).append(self.nodes[raw])
+        return found
+
     def attention(self, layer: int) -> AttentionShape | None:
         """Attention of a layer, from its fused operator or from the two products of the unfused form."""
         key = value = None
-        for raw in self.position:
-            node = self.nodes[raw]
-            if node.get("layer", -1) != layer:
-                continue
+        for node in self.of_layer.get(layer, ()):
             if node["op"] == "FLASH_ATTN_EXT":
                 q, k, v = (self._ne(src) for src in node["src"][:3])
                 return AttentionShape(n_head=q[2], n_head_kv=k[2], head_dim_k=k[0], head_dim_v=v[0])

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ..errors import OallamaError
@@ -21,6 +23,7 @@ _INPUT = {"token_embd.weight", "position_embd.weight", "token_types.weight", "pe
 _FIRST = re.compile(r"^(rope_freqs|rope_factors_\w+|token_embd_norm)\.")
 
 
+@lru_cache(maxsize=8192)
 def home_layer(name: str, n_layer: int) -> int | None:
     """Layer whose device stock llama.cpp gives a tensor: 0..n_layer-1, n_layer for the output, None for always-CPU."""
     if match := _BLOCK.match(name):
@@ -30,10 +33,10 @@ def home_layer(name: str, n_layer: int) -> int | None:
     return None if name in _INPUT else n_layer
 
 
-def backend_map(plan: PlacementPlan) -> str:
-    """The table the patched engine obeys (docs/architecture.md, "Backend map")."""
+def backend_map(plan: PlacementPlan, on: Mapping[str, str] = MappingProxyType({})) -> str:
+    """The table the patched engine obeys (docs/architecture.md, "Backend map"); on: other devices for the plan's."""
     lines = ["# oallama backend map v1"]
-    lines += [f"layer {il} {device}" for il, device in enumerate(plan.layers)]
+    lines += [f"layer {il} {on.get(device, device)}" for il, device in enumerate(plan.layers)]
     segments = {name: t.segments[0] for name, t in plan.tensors.items()}
     if any(s.mode == "stream" for s in segments.values()):
         lines.append(f"slots {plan.stream_slots}")
@@ -41,8 +44,8 @@ def backend_map(plan: PlacementPlan) -> str:
         lines.append("caches stream")
     if plan.offline_arenas:
         lines.append("arenas offline")
-    lines += [f"tensor {name} {s.device} {_mode(s)}" for name, s in segments.items()]
-    lines += [_part(name, s) for name, t in plan.tensors.items() for s in t.segments[1:]]
+    lines += [f"tensor {name} {on.get(s.device, s.device)} {_mode(s)}" for name, s in segments.items()]
+    lines += [_part(name, s, on.get(s.device, s.device)) for name, t in plan.tensors.items() for s in t.segments[1:]]
     return "\n".join(lines) + "\n"
 
 
@@ -141,11 +144,11 @@ def _mode(segment: Segment) -> str:
     return f"{mode} {segment.realisation}".rstrip()
 
 
-def _part(name: str, segment: Segment) -> str:
+def _part(name: str, segment: Segment, device: str) -> str:
     if segment.rows is None or segment.rows[0] != 0:
         raise OallamaError(f"{name}: the segment on {segment.device} must begin with the tensor's first row or column")
     axis = "columns" if is_divided_by_columns(name) else "rows"
-    return f"segment {name} {segment.device} {axis} {segment.rows[1]}"
+    return f"segment {name} {device} {axis} {segment.rows[1]}"
 
 
 def is_divided_by_columns(name: str) -> bool:

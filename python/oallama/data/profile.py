@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..base.jsonfile import read_json_object, write_text_atomic
 from ..errors import OallamaError
-from .curves import linear_from_zero, log_log, piecewise_linear
+from .curves import linear_from_zero, log_log, per_token, piecewise_linear
 from .entries import (
     KINDS,
     OTHER,
@@ -395,4 +395,4 @@ def _on_curve(points: Sequence[tuple[int, float]], n_tokens: int) -> Estimate:
         if n == n_tokens:
             return Estimate(seconds, "measured")
     inside = points[0][0] < n_tokens < points[-1][0]
-    return Estimate(log_log(points, n_tokens), "interpolated" if inside else "scaled")
+    return Estimate(per_token(points, n_tokens), "interpolated" if inside else "scaled")

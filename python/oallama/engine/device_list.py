@@ -65,5 +65,7 @@ def add_rpc_server(endpoint: str) -> list[str]:
 
 def device_array(names: Sequence[str]) -> Any:
     """NULL-terminated `ggml_backend_dev_t[]` for `llama_model_params.devices`."""
-    addresses = [native.core().device_address(device(name).name) for name in names]
+    core = native.core()
+    # Asking for a device as a whole asks it for its free memory, too.
+    addresses = [core.device_address(name) or core.device_address(device(name).name) for name in names]
     return (ctypes.c_void_p * (len(addresses) + 1))(*addresses, None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from pathlib import Path
 
 from oallama.errors import OallamaError
@@ -26,3 +28,11 @@ def check_gguf(path: str | Path) -> Path:
     if magic != b"GGUF":
         raise OallamaError(f"{path} is not a GGUF file (it begins with {magic!r}); convert or download it again")
     return path
+
+
+def identity(path: str | os.PathLike[str]) -> tuple[object, ...]:
+    """The file as it is now: another tuple when it was written anew."""
+    with suppress(OSError):
+        found = os.stat(path)
+        return os.fspath(path), found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return (os.fspath(path),)

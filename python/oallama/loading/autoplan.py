@@ -61,7 +61,8 @@ class Choices:
         fraction: share of the memory left after KV cache and compute buffers that OATO's weights may take (Algorithm
             1's 90 % rule). Default: 0.90 for paper=True with a budget in bytes or "auto", else 1.0.
         elsewhere: the profile is of another machine, and so is the plan.
-        fixed_ubatch: the micro-batch must be as the settings say, not smaller.
+        fixed_ubatch: the micro-batch must be as the settings say.
+        fixed_batch: the batch must be as the settings say; else a larger micro-batch raises it.
         recheck: re-measure the heaviest operators of each device (about a second each) before planning from cached
             times; a device that changed by more than 15 % has its times scaled, and the plan says so.
         all_logits: logits of all rows may be wanted (embeddings, drafts, perplexity), not only of each sequence's last.
@@ -72,6 +73,7 @@ class Choices:
         reserve: bytes per device that others hold out of the same budget, a draft model planned before for example:
             `{name: memory.total for name, memory in draft.predicted.devices.items()}`. They are taken off budgets in
             bytes and "auto"; what is loaded already is not free, so "auto" knows of it. A share of the weights stays.
+        all_candidates: whether "auto" makes also candidates that cannot come near the fastest, to be measured.
         margin: bytes of each accelerator's free memory that the budget "auto" leaves free, an int or a text
             ("512MiB"). Default: `gpu_reserve` of its memory; 0 for devices whose memory is the host's.
     """
@@ -84,12 +86,14 @@ class Choices:
     fraction: float | None = None
     elsewhere: bool = False
     fixed_ubatch: bool = False
+    fixed_batch: bool = False
     recheck: bool = False
     all_logits: bool = False
     streams: bool = True
     offline_arenas: bool = False
     repack: bool = True
     reserve: Mapping[str, int] = field(default_factory=dict)
+    all_candidates: bool = False
     margin: str | int | None = None
 
 
@@ -263,18 +267,20 @@ def consider(
         workload=choices.workload or default_workload(settings.n_ctx),
         n_outputs_max=0 if choices.all_logits else settings.n_seq_max,
         free_ubatch=not choices.fixed_ubatch,
+        free_batch=not choices.fixed_batch,
         streams=choices.streams,
         offline_arenas=choices.offline_arenas,
         repack=choices.repack and settings.use_extra_bufts,
         crossovers={} if choices.elsewhere else _crossovers(settings.n_threads),
         noise=times.noise,
+        all_candidates=choices.all_candidates,
         fit=allocators.fit if all(budget.bytes_total for budget in budgets.values()) else None,
         paper=choices.paper,
         fraction=choices.fraction,
     )
     found = make_plans(space, choices.planner)
     plans = {name: _learned(allocators.noted(plan, notes), times.learned) for name, plan in found.plans.items()}
-    return Considered(Candidates(plans, found.failed), space, times.learned)
+    return Considered(replace(found, plans=plans), space, times.learned)
 
 
 def _learned(plan: PlacementPlan, factors: Mapping[str, float]) -> PlacementPlan:

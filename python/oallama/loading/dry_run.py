@@ -10,13 +10,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
 from oallama.data.plan import HOST, PlacementPlan
+from oallama.data.plan_export import backend_map
 from oallama.data.profile import Profile
 from oallama.engine import device_list, skeleton, stock_fit
 from oallama.engine.device_list import ACCELERATOR_TYPES
 from oallama.engine.load_settings import Settings
+from oallama.engine.model_file import identity
 from oallama.errors import OallamaError
 from oallama.planning import StockFlags
 from oallama.planning.arenas import Arena, graphs_of
+
+# Dry runs of this process by file, settings and table: planners and rivals ask for the same ones.
+known: dict[tuple[object, ...], dict[str, dict[str, int]]] = {}
+_KEPT = 256
 
 
 class LocalAllocators:
@@ -34,8 +40,13 @@ class LocalAllocators:
 
     def memory(self, plan: PlacementPlan) -> dict[str, dict[str, int]]:
         """Dry run of a plan in the plan's own context."""
-        found = skeleton.dry_run(self._path, *self._with_stand_ins(plan))
-        return {self._planned_name(name): sizes for name, sizes in found.items()}
+        settings, table = self._with_stand_ins(plan)
+        key = (*identity(self._path), settings, table)
+        if key not in known:
+            while len(known) >= _KEPT:
+                del known[next(iter(known))]
+            known[key] = skeleton.dry_run(self._path, settings, table)
+        return {self._planned_name(name): {**sizes} for name, sizes in known[key].items()}
 
     def arenas(self, plan: PlacementPlan) -> list[Arena]:
         """Compute buffers of the plan's graphs (`graphs_of`)."""
@@ -48,7 +59,7 @@ class LocalAllocators:
         """Settings and backend map of the plan, with the devices that answer."""
         devices = tuple(self._stand_in[name] for name in plan.devices if name != HOST)
         settings = replace(self._settings, **asdict(plan.context), devices=devices)
-        return settings, on_devices(plan, self._stand_in).to_backend_map()
+        return settings, backend_map(plan, self._stand_in)
 
     def _planned_name(self, stand_in: str) -> str:
         return next((name for name, other in self._stand_in.items() if other == stand_in), stand_in)
@@ -72,15 +83,6 @@ class LocalAllocators:
             stand_in = device_list.device(self._stand_in[others[0]]).description
             notes.append(f"memory was dry-run on {stand_in} in place of {', '.join(others)}, which is not here")
         return replace(plan, predicted=replace(plan.predicted, notes=(*plan.predicted.notes, *notes)))
-
-
-def on_devices(plan: PlacementPlan, to: Mapping[str, str]) -> PlacementPlan:
-    """The plan's layers and tensors on other devices: `to` has the new device by the old one; others stay."""
-    tensors = {
-        name: replace(t, segments=tuple(replace(s, device=to.get(s.device, s.device)) for s in t.segments))
-        for name, t in plan.tensors.items()
-    }
-    return replace(plan, layers=tuple(to.get(name, name) for name in plan.layers), tensors=tensors)
 
 
 def stand_ins(names: tuple[str, ...], profile: Profile) -> tuple[str, ...]:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections import deque
 from pathlib import Path
 
 from oallama.data.plan import PlacementPlan
 from oallama.engine import device_list
 from oallama.engine.load_settings import Settings
+from oallama.engine.model_file import identity
 from oallama.errors import OallamaError
 from oallama.loading.autoplan import PathOrText, read_graph, resolve
+
+_OURS: deque[tuple[PlacementPlan, tuple[object, ...]]] = deque(maxlen=4)
+
+
+def ours(plan: PlacementPlan, path: PathOrText) -> PlacementPlan:
+    """A plan that this process made or found for the file: `check_plan` need not read the model for it."""
+    _OURS.append((plan, identity(path)))
+    return plan
 
 
 def check_settings(plan: PlacementPlan, settings: Settings) -> None:
@@ -26,10 +36,13 @@ def check_settings(plan: PlacementPlan, settings: Settings) -> None:
 
 def check_plan(plan: PlacementPlan, path: PathOrText, settings: Settings) -> None:
     """Raises OallamaError unless the plan is for this model, this machine and a context of at least this size."""
-    graph = read_graph(path, settings)
-    plan.check_model(graph.model)
+    n_ctx_train = 0
+    if not settings.n_ctx or not any(plan is made and file == identity(path) for made, file in _OURS):
+        graph = read_graph(path, settings)
+        plan.check_model(graph.model)
+        n_ctx_train = graph.n_ctx_train
     plan.check_devices(d.name for d in device_list.devices())
-    check_settings(plan, resolve(settings, graph.n_ctx_train))
+    check_settings(plan, resolve(settings, n_ctx_train))
 
 
 def load_plan(source: PlacementPlan | PathOrText) -> PlacementPlan:

@@ -7,6 +7,7 @@ from oallama.data.plan import PlacementPlan
 from oallama.engine.load_settings import Settings
 from oallama.loading.autoplan import MINIMAL, Choices, PathOrText, Progress, choose_devices, consider, read_graph
 from oallama.loading.budgets import budgets_for
+from oallama.loading.given_plan import ours
 from oallama.loading.learning import history_of, is_contradicted, note_revised
 from oallama.loading.plan_cache import Question
 from oallama.loading.trial import Trial
@@ -41,7 +42,7 @@ def plan_model(
     kept = before.answer() if before else None
     contradicted = kept is not None and is_contradicted(kept, history_of(settings.n_threads))
     if kept and not contradicted and not (trial and _may_be_better_now(kept)):
-        return kept
+        return ours(kept, path)
     considered = consider(path, read_graph(path, settings), vram, settings, choices, progress)
     if trial and choices.planner == "auto" and vram != MINIMAL and not choices.elsewhere:
         plan = trial.choose(path, considered, settings.n_threads, progress)
@@ -52,7 +53,7 @@ def plan_model(
     # The profile may have grown since: what is kept is the answer to the question of the next start.
     if after := _question(path, vram, settings, choices):
         after.keep(plan)
-    return plan
+    return ours(plan, path)
 
 
 def _may_be_better_now(kept: PlacementPlan) -> bool:

@@ -154,8 +154,13 @@ class CostModel:
             copies = self.cache_s(shape, depth, self.ids[name], "d2h")
             return copies + self._attention_seconds(self.names[0], shape, n_tokens, depth)
         pads = not flash or self.profile.device(name).backend.startswith(_PADDED)
-        rows = padded_rows(depth) if pads else depth
-        return self.profile.attention_time(name, shape, n_tokens, rows, *types, flash).seconds
+        # More tokens than were measured are attention to their pieces; what masks hide is computed, too, where it pads.
+        seconds, piece = 0.0, self.prefill_tier
+        for start in range(0, n_tokens, piece):
+            rows = padded_rows(depth) if pads else max(1, depth - start)
+            n = min(piece, n_tokens - start)
+            seconds += self.profile.attention_time(name, shape, n, rows, *types, flash).seconds
+        return seconds
 
     def stage(self, n_tokens: int, decode: bool = False) -> StageCosts:
         """Costs per operator of a step of `n_tokens` sequences (decode), or of a micro-batch of a prompt."""
@@ -170,44 +175,49 @@ class CostModel:
     def _graphs(self) -> dict[int, StageGraph]:
         targets = {name: i for i, name in enumerate(self.targets)}
         small = {name: i for i, name in enumerate(self.small)}
-        return {n: StageGraph(self.graph, n, targets, small) for n in {self.decode_tier, self.prefill_tier}}
+        # Targets and small weights follow from the graph, so that all contexts share these.
+        return {n: StageGraph.of(self.graph, n, targets, small) for n in {self.decode_tier, self.prefill_tier}}
 
     def _make_stage(self, graph: StageGraph, n_tokens: int) -> StageCosts:
         tokens = graph.tokens(n_tokens)
         n, devices = len(graph.operators), range(len(self.names))
         seconds, upload, stream = np.zeros((len(devices), n)), np.full(n, np.inf), np.full(n, np.inf)
         host = np.zeros((len(REALISATIONS), n))
-        for op, count in zip(graph.operators, tokens.tolist(), strict=True):
-            if not op.is_target:
-                continue
-            seconds[:, op.index] = [self._op_seconds(d, op.op, op.weight, count, op.n_used) for d in devices]
-            host[:, op.index] = self._host_seconds(op, count)
+        for alike in self._alike_at(graph, tokens).values():
+            op, count = graph.operators[alike[0]], int(tokens[alike[0]])
+            times = [self._op_seconds(d, op.op, op.weight, count, op.n_used, len(alike)) for d in devices]
+            seconds[:, alike] = np.array(times)[:, None]
+            host[:, alike] = np.array(self._host_seconds(op, count))[:, None]
             weight_bytes = self.graph.tensor[op.weight or ""].nbytes
             if len(devices) > 1:
-                stream[op.index] = self.link_s(STREAMER, "h2d", weight_bytes, "pinned")
+                stream[alike] = self.link_s(STREAMER, "h2d", weight_bytes, "pinned")
             if self.uploader and count >= OFFLOAD_MIN_TOKENS:
                 copy = self.link_s(self.uploader, "h2d", weight_bytes, "pageable")
-                upload[op.index] = copy + seconds[self.uploader, op.index]
-        bytes_out = graph.bytes_out(n_tokens).tolist()
-        move = np.array([[[self.move_s(a, b, size) for size in bytes_out] for b in devices] for a in devices])
+                upload[alike] = copy + seconds[self.uploader, alike]
+        sizes, size_of = np.unique(graph.bytes_out(n_tokens), return_inverse=True)
+        each = [[[self.move_s(a, b, size) for size in sizes.tolist()] for b in devices] for a in devices]
+        move = np.array(each)[:, :, size_of]
         uploads = [
             self.link_s(self.uploader, "h2d", self.graph.tensor[name].nbytes, "pageable") if self.uploader else 0.0
             for name in self.small
         ]
         other = [self.profile.other_op_time(name, n_tokens, self.width) or 0.0 for name in self.names]
-        fusions = self._fusions(graph, tokens, seconds, np.array(other))
-        rest = (move, np.array(uploads), np.array(other), fusions)
+        rest = (move, np.array(uploads), np.array(other), self._fusions(graph, tokens, seconds, np.array(other)))
         return StageCosts(graph, n_tokens, tokens, seconds, host, upload, stream, *rest)
 
     def _fusions(self, graph: StageGraph, tokens: Ints, seconds: Floats, other: Floats) -> tuple[Fusion, ...]:
         """Chains that were measured on an accelerator: what one piece takes beyond the prices of its operators."""
+        if not self.profile.chains:
+            return ()
         parts = np.where(graph.target >= 0, seconds, other[:, None])
         found: dict[int, list[tuple[Chain, Floats]]] = {}
+        times: dict[tuple[object, ...], list[float | None]] = {}
         for chain in chains(self.graph, graph.tier, self.context.type_k):
-            n = int(tokens[chain.ops[-1]])
-            whole = [self.profile.chain_time(name, chain.kind, chain.type, chain.ne, n) for name in self.names]
+            key = (chain.kind, chain.type, chain.ne, int(tokens[chain.ops[-1]]))
+            if key not in times:
+                times[key] = [self.profile.chain_time(name, *key) for name in self.names]
             apart = parts[:, chain.ops].sum(axis=1)
-            gain = np.array([0.0 if s is None else s - t for s, t in zip(whole, apart.tolist(), strict=True)])
+            gain = np.array([0.0 if s is None else s - t for s, t in zip(times[key], apart.tolist(), strict=True)])
             if gain.any():
                 found.setdefault(len(chain.ops), []).append((chain, gain))
         return tuple(
@@ -215,11 +225,25 @@ class CostModel:
             for some in found.values()
         )
 
-    def _op_seconds(self, device: int, op: str, weight: str | None, n_tokens: int, n_used: int) -> float:
+    def _alike_at(self, graph: StageGraph, tokens: Ints) -> dict[tuple[object, ...], list[int]]:
+        """Target operators of a stage that take the same time wherever they run."""
+        found: dict[tuple[object, ...], list[int]] = {}
+        for op, count in zip(graph.operators, tokens.tolist(), strict=True):
+            if op.is_target:
+                tensor = self.graph.tensor[op.weight or ""]
+                host = int(self._host[graph.target[op.index]])
+                key = (op.op, op.n_used, count, tensor.type, tensor.ne, tensor.nbytes, host)
+                found.setdefault(key, []).append(op.index)
+        return found
+
+    def _op_seconds(
+        self, device: int, op: str, weight: str | None, n_tokens: int, n_used: int, operators: int = 1
+    ) -> float:
+        """Of one operator; `operators` of them are like it."""
         tensor = self.graph.tensor[weight or ""]
         realisation = "" if device else REALISATIONS[self._host[self._at[tensor.name]]] or self._unchosen
         estimate = self.profile.op_time(self.names[device], op, tensor.type, tensor.ne, n_tokens, n_used, realisation)
-        self.sources[estimate.source] += 1
+        self.sources[estimate.source] += operators
         return estimate.seconds
 
     def _host_seconds(self, op: Operator, n_tokens: int) -> list[float]:

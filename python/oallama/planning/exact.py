@@ -37,17 +37,17 @@ def exact(space: Space, divides: bool = False) -> tuple[PlanBuilder, Fitted]:
     divides: weights may be divided between the one accelerator and the host.
 
     Moves are compared at the requested micro-batch in the requested form of attention, the best with the other form;
-    that is then tried with smaller micro-batches, and with larger ones when it streams (they hide more of the copies),
-    until that stops paying. Where compute buffers take much of the budget, all moves are tried with all of them. Raises
-    BudgetTooSmall when nothing fits, NotLayered when the model has no layers one after the other.
+    that is then tried with smaller micro-batches, and with larger ones when it moves weights (which then move less
+    often), until that stops paying. Where compute buffers take much of the budget, all moves are tried with all of
+    them. Raises BudgetTooSmall when nothing fits, NotLayered when the model has no layers one after the other.
     """
     fitting: tuple[_Exact, Fitted] | None = None
     for candidate in _candidates(space, divides):
         # A dry run may find larger compute buffers than were counted, so that another is faster.
-        if fitting is not None and candidate.seconds >= fitting[1].dry_run.seconds:
+        if fitting is not None and _nine(candidate.seconds) >= _nine(fitting[1].dry_run.seconds):
             continue
         found = candidate.fitted()
-        if found is not None and (fitting is None or found.dry_run.seconds < fitting[1].dry_run.seconds):
+        if found is not None and (fitting is None or _nine(found.dry_run.seconds) < _nine(fitting[1].dry_run.seconds)):
             fitting = candidate, found
     if fitting is not None:
         candidate, found = fitting
@@ -68,7 +68,7 @@ def _candidates(space: Space, divides: bool) -> list[_Exact]:
         nonlocal best
         if pair.bound < best.seconds:
             solved.append(pair)
-            best = min(best, pair, key=lambda p: p.seconds)
+            best = min(best, pair, key=_rank)
 
     for pair in pairs[1:]:
         try_also(pair)
@@ -76,22 +76,33 @@ def _candidates(space: Space, divides: bool) -> list[_Exact]:
         pairs.append(_Exact(space, builder, best.moves.at(builder.costs, space.workload), kv_bytes, divides))
         try_also(pairs[-1])
     tight = any(c > TIGHT * limit for c, limit in zip(best.charge, best.builder.limits, strict=True))
-    for sizes in (smaller, space.larger_sizes() if best.moves.streams else []):
+    for sizes in (smaller, space.larger_sizes() if best.moves_something else []):
         for size in sizes:
             if best.leaves_nothing:
                 break
-            builder = space.builder(replace(best.builder.costs.context, n_ubatch=size))
+            builder = space.builder(space.with_ubatch(best.builder.costs.context, size))
             if tight:
                 for moves in moves_to_try(space, builder.costs):
                     pairs.append(_Exact(space, builder, moves, kv_bytes, divides))
                     try_also(pairs[-1])
                 continue
             other = _Exact(space, builder, best.moves.at(builder.costs, space.workload), kv_bytes, divides)
-            if np.isfinite(best.seconds) and (other.bound >= best.seconds or other.seconds >= best.seconds):
+            if np.isfinite(best.seconds) and (other.bound >= best.seconds or _rank(other) >= _rank(best)):
                 break
             solved.append(other)
-            best = min(best, other, key=lambda p: p.seconds)
-    return [*sorted(solved, key=lambda p: p.seconds), *(p for p in pairs if p not in solved)]
+            best = min(best, other, key=_rank)
+    return [*sorted(solved, key=_rank), *(p for p in pairs if p not in solved)]
+
+
+def _rank(candidate: _Exact) -> tuple[float, bool, bool]:
+    """The fastest first; of those that take equally long what moves nothing, then what does not stream."""
+    moves = candidate.moves
+    return _nine(candidate.seconds), bool(moves.mask.any()), moves.streams
+
+
+def _nine(seconds: float) -> float:
+    """Nine digits of it: plans that differ by less take equally long."""
+    return float(f"{seconds:.9g}")
 
 
 def _kv_bytes(space: Space) -> list[int]:
@@ -157,6 +168,7 @@ class _Exact:
     ) -> None:
         self.space, self.builder, self.moves, self.kv_bytes = space, builder, moves, kv_bytes
         self.divides = divides
+        self._chosen: dict[tuple[int, ...], Proposal | None] = {}
 
     @cached_property
     def charge(self) -> list[int]:
@@ -209,6 +221,12 @@ class _Exact:
         homes = self._first.homes
         return bool((homes.targets > 0).all() and (homes.layers > 0).all())
 
+    @property
+    def moves_something(self) -> bool:
+        """Whether a weight that lives on the host is uploaded or streamed."""
+        homes = None if self._first is None else self._first.homes
+        return homes is not None and bool(homes.upload.any() or (homes.stream is not None and homes.stream.any()))
+
     def _counts_kv(self, name: str) -> bool:
         return self.builder.budgets[name].bytes_total is not None
 
@@ -218,8 +236,13 @@ class _Exact:
         return LayeredModel(costs, self.space.workload, moves.mask, self.kv_bytes, moves.price, self.divides)
 
     def choose(self, capacity: list[int]) -> Proposal | None:
-        if any(c < 0 for c in capacity):
-            return None
+        """The proposal for so many bytes of each accelerator, None where none fits; solved once."""
+        key = tuple(capacity)
+        if key not in self._chosen:
+            self._chosen[key] = None if any(c < 0 for c in capacity) else self._solved(capacity)
+        return self._chosen[key]
+
+    def _solved(self, capacity: list[int]) -> Proposal | None:
         try:
             instance = self.layered.instance(capacity)
             found = solve(instance, gap=self.space.gap, time_limit_s=self.space.time_limit_s)

@@ -25,7 +25,7 @@ from ..solving.layered import Instance, LayerClass
 from .block import Block
 from .cost import CostModel, Floats
 from .divided import DividedCosts, bytes_of
-from .layers import Layer, NotLayered, Step, cuts_of, layers_of, reads, steps_of
+from .layers import Layer, NotLayered, Step, cuts_of, layers_of, steps_of
 from .stage import OFFLOAD_MIN_TOKENS, STREAMER, Homes, Ids, Ints, Mask, spread
 
 # More ways than this per layer take too long to price: targets that read the same input then share a home.
@@ -135,9 +135,7 @@ class LayeredModel:
         cache = self.kv_bytes[layer.kv_layer] if layer.kv_layer >= 0 else 0
         structure = tuple(
             (
-                tuple(
-                    (op.op, op.n_tokens, op.nbytes_out, reads(op, step.at)) for op in step.at.graph.operators[start:end]
-                ),
+                step.at.graph.structure[start:end],
                 tuple(fusion.ending(start, end) for fusion in step.at.fusions),
             )
             for step, cuts in zip(self.steps, self._cuts, strict=True)
@@ -209,7 +207,14 @@ class LayeredModel:
         for step, cuts in zip(self.steps, self._cuts, strict=True):
             piece = _Piece(self, step, i, cuts)
             pins, uploaded = piece.pins(ways)
-            seconds += piece.seconds(pins[way], uploaded[way], piece.beyond(enter, -1), piece.beyond(follow, 1))
+            # Several states of a cut may mean one device, on which all that lies beyond it depends.
+            (before, b), (after, a) = (
+                np.unique(piece.beyond(np.array(states, dtype=np.intp), side), return_inverse=True)
+                for states, side in ((enters, -1), (follows, 1))
+            )
+            rows, entered, left = (x.reshape(-1) for x in np.meshgrid(np.arange(n), before, after, indexing="ij"))
+            each = piece.seconds(pins[rows], uploaded[rows], entered.astype(np.int8), left.astype(np.int8))
+            seconds += each.reshape(n, len(before), len(after))[:, b][:, :, a].reshape(-1)
             seconds += piece.divided(ways, uploaded)[way]
             first, end = piece.ends(ways)
         enter_state = self._state(enter, first[way].astype(np.intp))
@@ -217,7 +222,7 @@ class LayeredModel:
         arcs = LayerClass(
             enter=enter_state,
             leave=leave_state,
-            seconds=seconds,
+            seconds=_without_noise(seconds),
             nbytes=self._bytes(layer, ways)[way],
         )
         return ways, way, arcs
@@ -244,6 +249,14 @@ class LayeredModel:
     def _state(self, before: NDArray[np.intp], after: NDArray[np.intp]) -> NDArray[np.int16]:
         """Number of the cut between two pinned operators with these homes."""
         return (before * self._state_devices + after).astype(np.int16)
+
+
+def _without_noise(seconds: Floats) -> Floats:
+    """Rounded to 2**-36 of the longest: ways that take equally long are not told apart by the order of additions."""
+    longest = float(seconds.max(initial=0.0))
+    unit = 2.0 ** (np.floor(np.log2(longest)) - 36) if longest > 0 else 1.0
+    rounded: Floats = np.round(seconds / unit) * unit
+    return rounded
 
 
 class _Piece:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ..data.operators import Operator
 from ..data.workload import Workload
 from ..errors import OallamaError
 from .cost import CostModel, StageCosts
@@ -49,11 +48,6 @@ def steps_of(costs: CostModel, workload: Workload) -> list[Step]:
     if chunks:
         steps.append(Step(costs.stage(chunks[-1][0]), ((chunks[-1][1], 1.0),), True))
     return steps
-
-
-def reads(op: Operator, at: StageCosts) -> tuple[int, ...]:
-    """How far back each producer is; rows of an embedding are the same for all layers, wherever they were read."""
-    return tuple(-1 if at.graph.pinned[p] and at.graph.gets_rows[p] else op.index - p for p in op.producers)
 
 
 def cuts_of(at: StageCosts, n_layer: int) -> list[int]:

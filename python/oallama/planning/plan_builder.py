@@ -155,6 +155,32 @@ class PlanBuilder:
             tensors[t.name] = TensorPlacement.whole(t.type, t.nbytes, device, "resident" if device != HOST else stays)
         return self._plan(tensors, layers)
 
+    def stock(self, flags: StockFlags) -> Homes:
+        """The homes of `by_stock`, for predictions."""
+        costs = self.costs
+        places, layers = stock_homes(costs.graph, flags, self.accelerators)
+        targets, small = (
+            np.array([costs.ids[places[name]] for name in names], dtype=np.int8)
+            for names in (costs.targets, costs.small)
+        )
+        stays = np.array([name in self.host_only for name in costs.small], dtype=bool)
+        uploads = bool(costs.uploader)
+        return Homes(
+            targets=targets,
+            upload=(targets == 0) & uploads,
+            small=small,
+            small_upload=(small == 0) & ~stays & uploads,
+            layers=np.array([costs.ids[device] for device in layers], dtype=np.int8),
+            realisation=np.zeros(len(targets), dtype=np.int8),
+        )
+
+    def weights(self, homes: Homes) -> list[int]:
+        """Bytes of the weights that live on each accelerator as a whole; a dry run finds no less."""
+        costs = self.costs
+        sizes = np.array([costs.graph.tensor[name].nbytes for name in costs.small], dtype=np.int64)
+        ids = range(1, len(costs.names))
+        return [int(costs.nbytes[homes.targets == d].sum() + sizes[homes.small == d].sum()) for d in ids]
+
     def dry_run(self, plan: PlacementPlan) -> DryRunPlan:
         """The plan with the bytes of its dry run."""
         found = self.memory(plan)

@@ -8,27 +8,28 @@ itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Literal, get_args
 
 import numpy as np
 
 from ..data.budget import format_bytes
-from ..data.operators import layer_of
 from ..data.plan import HOST, PlacementPlan
 from ..data.predicted import TIE
 from ..data.workload import Workload
 from ..errors import OallamaError
+from .bounds import least_seconds
+from .every_token import minimal, stream_all
 from .exact import exact
 from .fitting import Fitted
 from .greedy import oato
+from .largest import largest
 from .plan_builder import DryRunPlan, PlanBuilder
 from .pool import pool_bytes
-from .space import Space, too_small
-from .stage import Ids, Ints
+from .space import Space
 from .stock import StockFlags, cpu_ffn, cpu_moe
-from .uncertainty import ranked, request_range
+from .uncertainty import cannot_win, ranked, request_range
 
 PlannerName = Literal[
     "auto",
@@ -49,16 +50,21 @@ DEFAULT_WORKLOAD = Workload()
 PLANNERS: tuple[str, ...] = get_args(PlannerName)
 # Below this concurrency divided weights are computed one side after the other.
 BESIDE = 0.05
+# Candidates that may stream or divide weights, or are what others are measured against at first use.
+ALWAYS = ("exact", "divided", "layers", "cpu")
 ON_REQUEST = ("all", "stream-all", "minimal")
-_MINIMAL_SLOTS = 2
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """Plans by planner name, the one to take first, and why the others could not be made."""
+    """Plans by planner name, the one to take first, and why the others could not be made.
+
+    skipped: those that cannot come near the fastest, with the seconds that their request takes at least.
+    """
 
     plans: Mapping[str, PlacementPlan]
     failed: Mapping[str, OallamaError]
+    skipped: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def best(self) -> PlacementPlan:
@@ -96,7 +102,13 @@ def make_plans(space: Space, planner: PlannerName = "auto") -> Candidates:
     names = [name for name in makers if name not in ON_REQUEST] if planner == "auto" else [planner]
     plans: dict[str, PlacementPlan] = {}
     failed: dict[str, OallamaError] = {}
+    skipped: dict[str, float] = {}
+    may_skip = planner == "auto" and not space.all_candidates
+    least = cache(lambda: least_seconds(space.builder(space.context), space.workload))
     for name in names:
+        if may_skip and plans and name not in ALWAYS and cannot_win(least(), plans, space.noise):
+            skipped[name] = least()
+            continue
         try:
             plans[name] = _checked(space, makers[name]())
         except OallamaError as error:
@@ -104,7 +116,8 @@ def make_plans(space: Space, planner: PlannerName = "auto") -> Candidates:
     if not plans or ("exact" in failed and not any(_uses_accelerator(plan) for plan in plans.values())):
         # Nothing that uses the accelerator fits: a mistake to be told, not a reason to use the CPU.
         raise next(iter(failed.values()))
-    return Candidates({name: _with_range(plans[name], space.noise) for name in ranked(plans, space.noise)}, failed)
+    chosen = {name: _with_range(plans[name], space.noise) for name in ranked(plans, space.noise)}
+    return Candidates(chosen, failed, skipped)
 
 
 def _with_range(plan: PlacementPlan, noise: float) -> PlacementPlan:
@@ -134,8 +147,8 @@ def _makers(space: Space) -> dict[str, Callable[[], PlacementPlan]]:
         makers["cpu-ffn"] = lambda: _family(space, "cpu-ffn", cpu_ffn)
     makers["cpu"] = lambda: _cpu(space)
     makers["all"] = lambda: _all(space)
-    makers["stream-all"] = lambda: _stream_all(space)
-    makers["minimal"] = lambda: _minimal(space)
+    makers["stream-all"] = lambda: stream_all(space)
+    makers["minimal"] = lambda: minimal(space)
     return makers
 
 
@@ -191,8 +204,7 @@ def _all(space: Space) -> PlacementPlan:
 def _layers(space: Space) -> PlacementPlan:
     """The largest -ngl that fits, as people use it."""
     builder = space.builder(space.context)
-    flags = _split(builder)
-    n, dry_run = _largest(builder, lambda n: builder.by_stock(flags(n)), builder.costs.graph.n_layer + 1)
+    n, dry_run = _most_layers(builder)
     return builder.finish(dry_run, "layers", {"n_gpu_layers": n})
 
 
@@ -200,9 +212,15 @@ def _fewer_layers(space: Space) -> PlacementPlan:
     """The -ngl that is predicted to be fastest of all that fit."""
     builder = space.builder(space.context)
     flags = _split(builder)
-    most, _ = _largest(builder, lambda n: builder.by_stock(flags(n)), builder.costs.graph.n_layer + 1)
-    n = min(range(most, -1, -1), key=lambda n: builder.predict(builder.by_stock(flags(n))))
+    numbers = range(_most_layers(builder)[0], -1, -1)
+    seconds = builder.predictor.requests([builder.stock(flags(n)) for n in numbers], space.workload)
+    n = numbers[int(np.argmin(seconds))]
     return builder.finish(builder.dry_run(builder.by_stock(flags(n))), "fewer-layers", {"n_gpu_layers": n})
+
+
+def _most_layers(builder: PlanBuilder) -> tuple[int, DryRunPlan]:
+    flags = _split(builder)
+    return _most_stock(builder, flags, builder.costs.graph.n_layer + 1)
 
 
 def _split(builder: PlanBuilder) -> Callable[[int], StockFlags]:
@@ -233,61 +251,9 @@ def _family(space: Space, name: str, overrides: Callable[[int], tuple[tuple[str,
     builder = space.builder(space.context)
     n_layer = builder.costs.graph.n_layer
     flags = _split(builder)(-1)
-    kept, dry_run = _largest(
-        builder, lambda n: builder.by_stock(replace(flags, overrides=overrides(n_layer - n))), n_layer
-    )
+    kept, dry_run = _most_stock(builder, lambda n: replace(flags, overrides=overrides(n_layer - n)), n_layer)
     return builder.finish(dry_run, name, {"n": n_layer - kept})
 
 
-# ---- streaming for every token --------------------------------------------------------------------------------------
-
-
-def _stream_all(space: Space) -> PlacementPlan:
-    """As many of the last layers resident as fit; all else streamed, KV caches and attention on the device."""
-    builder = space.builder(space.ours)
-    costs = builder.costs
-    layer = np.array([costs.graph.n_layer if (il := layer_of(name)) is None else il for name in costs.targets])
-
-    def plan(n: int) -> PlacementPlan:
-        home = (layer > costs.graph.n_layer - n).astype(np.int8)
-        return builder.by_homes(replace(builder.uniform(1, home), stream=_always(home)))
-
-    n, dry_run = _largest(builder, plan, costs.graph.n_layer + 1)
-    return builder.finish(dry_run, "stream-all", {"n_resident_layers": n})
-
-
-def _minimal(space: Space) -> PlacementPlan:
-    """Nothing but norms and buffers stays on the device; a smaller micro-batch where buffers exceed the budget."""
-    for size in space.sizes():
-        builder = space.builder(replace(space.ours, n_ubatch=size))
-        home = np.zeros(len(builder.costs.targets), dtype=np.int8)
-        homes = replace(builder.uniform(1, home), stream=_always(home), stream_caches=True)
-        plan = builder.by_homes(replace(homes, layers=np.zeros_like(homes.layers)))
-        # llama.cpp's "auto" drops the fused form when attention is not where its KV cache is.
-        context = replace(plan.context, flash_attn="on" if builder.costs.flash else "off")
-        dry_run = builder.dry_run(replace(plan, context=context, stream_slots=_MINIMAL_SLOTS))
-        if builder.fits(dry_run):
-            return builder.finish(dry_run, "minimal", {"n_ubatch": size})
-    raise too_small(builder, dry_run)
-
-
-def _always(home: Ids) -> Ints:
-    """Streamed from one token on where the home is the host."""
-    return np.where(home == 0, 1, 0).astype(np.intp)
-
-
-def _largest(builder: PlanBuilder, plan: Callable[[int], PlacementPlan], most: int) -> tuple[int, DryRunPlan]:
-    """The largest n up to `most` whose dry run fits, by bisection (bytes grow with n)."""
-    low, high = 0, most
-    fits = builder.dry_run(plan(0))
-    while low < high:
-        middle = (low + high + 1) // 2
-        found = builder.dry_run(plan(middle))
-        if builder.fits(found):
-            fits, low = found, middle
-        else:
-            high = middle - 1
-    if not builder.fits(fits):
-        # Even without a layer upstream's op_offload needs device memory for the weights it uploads.
-        raise too_small(builder, fits)
-    return low, fits
+def _most_stock(builder: PlanBuilder, flags: Callable[[int], StockFlags], most: int) -> tuple[int, DryRunPlan]:
+    return largest(builder, lambda n: builder.by_stock(flags(n)), lambda n: builder.stock(flags(n)), most)

@@ -2,16 +2,47 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ..data.plan import HOST
 from ..data.workload import Workload
-from .block import Block, StageSeconds
+from .block import Block, Floats, StageSeconds, Still
 from .cost import CostModel
-from .divided import DividedCosts
-from .stage import Homes
+from .divided import DividedCosts, Extra
+from .stage import Homes, Ids, Mask
+
+# Placements that are predicted at once; their arrays are a row each.
+_ROWS = 32
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """Placements in one stage, at no depth yet.
+
+    caches: (placements, layers) whether the cached rows are copied. divided: per placement, what its divided weights
+    add; streamed copies do not hide behind it. None: there are none.
+    """
+
+    block: Block
+    ids: Ids
+    still: Still
+    caches: Mask | None
+    divided: list[Extra] | None
+
+    def at(self, costs: CostModel, depth: int) -> StageSeconds:
+        found = self.block.at_depth(costs, self.still, self.ids, depth, stream_caches=self.caches)
+        if self.divided is None:
+            return found
+        targets, transfers, switches = np.array([(e.targets, e.transfers, e.switches) for e in self.divided]).T
+        return replace(
+            found,
+            targets=found.targets + targets,
+            transfers=found.transfers + transfers,
+            switches=found.switches + switches,
+        )
 
 
 class Predictor:
@@ -21,44 +52,48 @@ class Predictor:
         self.costs = costs
         self._blocks: dict[tuple[int, bool, bool], Block] = {}
         self._divided = DividedCosts(costs)
+        # Of the placements that were asked for last: what does not depend on the depth.
+        self._last: tuple[Homes, ...] = ()
+        self._stages: dict[tuple[int, bool, bool], _Stage] = {}
 
     def stage(self, homes: Homes, n_tokens: int, depth: int, logits: bool = True, decode: bool = False) -> StageSeconds:
         """Seconds of one forward pass over `n_tokens` tokens, the last of which sees `depth` positions.
 
         Copying logits to the host counts. `logits` is False for all but the last micro-batch of a prompt.
         """
-        block = self._block(n_tokens, logits, decode)
-        at, graph = block.at, block.at.graph
-        ids = graph.assign(homes, at.tokens, self.costs.uploader)
-        lives = ids.copy()
-        lives[block.target] = homes.targets[graph.target[block.target]]
-        lives[block.small] = homes.small[graph.small[block.small]]
-        divided = np.zeros(len(ids), dtype=bool)
-        divided[block.target] = homes.divided(graph.target[block.target], at.tokens[block.target], self.costs.uploader)
-        uploaded = (ids > 0) & (lives == 0) & ~divided
-        streamed = np.zeros(len(ids), dtype=bool)
-        streamed[block.target] = homes.streamed(graph.target[block.target], at.tokens[block.target])
-        realised = self.costs.realised(homes)[graph.target[block.target]]
-        caches = (homes.layers == 0)[None, :] if homes.stream_caches else None
-        seconds = block.seconds(
-            self.costs,
-            ids[None, :],
-            (uploaded & ~streamed)[None, :],
-            depth,
-            None,
-            streamed=streamed[None, :] if streamed.any() else None,
-            stream_caches=caches,
-            host=at.host[realised, block.target],
-        )
-        if not divided.any():
-            return seconds
-        extra = self._divided.of(homes, at, divided)
-        return replace(
-            seconds,
-            targets=seconds.targets + extra.targets,
-            transfers=seconds.transfers + extra.transfers,
-            switches=seconds.switches + extra.switches,
-        )
+        return self._of((homes,), n_tokens, logits, decode).at(self.costs, depth)
+
+    def _of(self, placements: tuple[Homes, ...], n_tokens: int, logits: bool, decode: bool) -> _Stage:
+        if len(placements) != len(self._last) or any(a is not b for a, b in zip(placements, self._last, strict=True)):
+            self._last, self._stages = placements, {}
+        key = (n_tokens, logits, decode)
+        if key not in self._stages:
+            self._stages[key] = self._make(placements, self._block(*key))
+        return self._stages[key]
+
+    def _make(self, placements: tuple[Homes, ...], block: Block) -> _Stage:
+        at, graph, costs = block.at, block.at.graph, self.costs
+        targets = graph.target[block.target]
+        shape = (len(placements), len(graph.operators))
+        ids, lives = np.zeros(shape, dtype=np.int8), np.zeros(shape, dtype=np.int8)
+        divided, streamed = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
+        host = np.zeros((len(placements), len(block.target)))
+        for row, homes in enumerate(placements):
+            ids[row] = lives[row] = graph.assign(homes, at.tokens, costs.uploader)
+            lives[row, block.target] = homes.targets[targets]
+            lives[row, block.small] = homes.small[graph.small[block.small]]
+            divided[row, block.target] = homes.divided(targets, at.tokens[block.target], costs.uploader)
+            streamed[row, block.target] = homes.streamed(targets, at.tokens[block.target])
+            host[row] = at.host[costs.realised(homes)[targets], block.target]
+        uploaded = (ids > 0) & (lives == 0) & ~divided & ~streamed
+        still = block.still(costs, ids, uploaded, None, streamed=streamed if streamed.any() else None, host=host)
+        copies = any(homes.stream_caches for homes in placements)
+        caches = np.array([(homes.layers == 0) & homes.stream_caches for homes in placements]) if copies else None
+        extra = [
+            self._divided.of(homes, at, row) if row.any() else Extra(0.0, 0.0, 0.0)
+            for homes, row in zip(placements, divided, strict=True)
+        ]
+        return _Stage(block, ids, still, caches, extra if divided.any() else None)
 
     def _block(self, n_tokens: int, logits: bool, decode: bool) -> Block:
         key = (n_tokens, logits, decode)
@@ -79,8 +114,21 @@ class Predictor:
 
     def request(self, homes: Homes, workload: Workload) -> float:
         """Seconds of one request: TTFT plus TPOT, at the middle of the answer, for every token after the first."""
-        ttft = self.ttft(homes, workload.n_prompt, workload.depth)
-        return ttft + max(0, workload.n_generate - 1) * self.tpot(homes, workload.middle, workload.n_parallel)
+        return float(self.requests((homes,), workload)[0])
+
+    def requests(self, placements: Sequence[Homes], workload: Workload) -> Floats:
+        """(placements,) seconds of `request` for each of them, many at once."""
+        parts = [tuple(placements[i : i + _ROWS]) for i in range(0, len(placements), _ROWS)]
+        return np.concatenate([np.zeros(0), *(self._requests(part, workload) for part in parts)])
+
+    def _requests(self, placements: tuple[Homes, ...], workload: Workload) -> Floats:
+        chunks = workload.chunks(self.costs.context.n_ubatch)
+        seconds = np.zeros(len(placements))
+        for i, (n, depth) in enumerate(chunks):
+            seconds += self._of(placements, n, i == len(chunks) - 1, False).at(self.costs, depth).total
+        steps = max(0, workload.n_generate - 1)
+        step = self._of(placements, workload.n_parallel, True, True).at(self.costs, workload.middle)
+        return seconds + steps * step.total
 
     def notes(self) -> tuple[str, ...]:
         """What the predictions leave out or derive, for the reader of a plan."""

@@ -22,7 +22,7 @@ from .realisation import Realisations, realise
 from .stage import Mask
 from .stock import StockFlags
 
-SMALLEST_UBATCH = 32
+SMALLEST_UBATCH, LARGEST_UBATCH = 32, 4096
 
 
 class BudgetTooSmall(OallamaError):
@@ -40,11 +40,13 @@ class Space:
         memory: dry run of the engine, called with draft plans.
         context: as llama.cpp would take it.
         n_outputs_max: rows with logits our own plans ask for; 0 when all may be wanted.
-        free_ubatch: whether the micro-batch may be smaller than requested.
+        free_ubatch: whether the micro-batch may be another than requested.
+        free_batch: whether a micro-batch above the batch raises it.
         streams: whether weights may be streamed.
         offline_arenas: whether our own plans have their compute buffers laid out offline.
         repack: whether weights on the host may be repacked.
         crossovers: of the host, by weight type, where `oallama tune` recorded them.
+        all_candidates: whether "auto" makes also those that cannot come near the fastest.
         fit: llama.cpp's own `--fit` with these bytes per device; None where it cannot be asked.
         noise: other work on the machine, as `uncertainty.request_range` takes it.
         paper, fraction: of OATO, see make_plans.
@@ -60,10 +62,12 @@ class Space:
     workload: Workload
     n_outputs_max: int = 0
     free_ubatch: bool = False
+    free_batch: bool = False
     streams: bool = True
     offline_arenas: bool = False
     repack: bool = True
     crossovers: Mapping[str, Crossover] = field(default_factory=dict)
+    all_candidates: bool = False
     fit: Callable[[Mapping[str, int]], StockFlags] | None = None
     noise: float = 0.0
     paper: bool = False
@@ -95,12 +99,17 @@ class Space:
 
     def larger_sizes(self) -> list[int]:
         """Micro-batches above the requested one that the prompt can fill, smallest first."""
+        most = min(LARGEST_UBATCH, self.context.n_ctx if self.free_batch else self.context.n_batch)
         sizes = []
         n = self.context.n_ubatch
-        while self.free_ubatch and n * 2 <= self.context.n_batch and n < self.workload.n_prompt:
+        while self.free_ubatch and n * 2 <= most and n < self.workload.n_prompt:
             n *= 2
             sizes.append(n)
         return sizes
+
+    def with_ubatch(self, context: ContextSettings, size: int) -> ContextSettings:
+        """The context with another micro-batch, and a batch that holds it."""
+        return replace(context, n_ubatch=size, n_batch=max(context.n_batch, size))
 
     def _has_times(self, flash: str) -> bool:
         """Whether attention of this form was measured on every device."""

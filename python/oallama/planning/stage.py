@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,6 +73,14 @@ class Homes:
 class StageGraph:
     """The operators of one tier as arrays indexed by operator. Immutable after construction."""
 
+    @classmethod
+    def of(cls, graph: OperatorGraph, tier: int, targets: Mapping[str, int], small: Mapping[str, int]) -> StageGraph:
+        """The one of this graph and tier, made once; `targets` and `small` are always the same."""
+        if ("stage", tier) not in graph.derived:
+            graph.derived["stage", tier] = cls(graph, tier, targets, small)
+        found: StageGraph = graph.derived["stage", tier]
+        return found
+
     def __init__(self, graph: OperatorGraph, tier: int, targets: Mapping[str, int], small: Mapping[str, int]) -> None:
         """`targets` and `small` give every weight its position in a `Placement`."""
         self.tier = tier
@@ -94,6 +103,18 @@ class StageGraph:
         # Operators of the last layer that see only the rows whose logits are wanted (the decode tier cannot tell).
         self.output_rows: Mask = (at_tier != tier) & (at_tier == 1)
         self._at_tier = at_tier
+
+    @cached_property
+    def structure(self) -> tuple[tuple[object, ...], ...]:
+        """What makes an operator like that of another layer: kind, tokens, bytes, how far back each producer is.
+
+        Rows of an embedding are the same for all layers, wherever they were read.
+        """
+        rows = (self.pinned & self.gets_rows).tolist()
+        return tuple(
+            (op.op, op.n_tokens, op.nbytes_out, tuple(-1 if rows[p] else op.index - p for p in op.producers))
+            for op in self.operators
+        )
 
     def tokens(self, n_tokens: int) -> Ints:
         """Tokens each operator processes when the stage runs with `n_tokens`; logits are computed for one token."""

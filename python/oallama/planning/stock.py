@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -69,17 +70,18 @@ def stock_homes(
     >>> homes(graph, StockFlags(-1, overrides=cpu_moe(4)), ["CUDA0"])
     """
     layers = _layer_homes(graph.n_layer, flags, [name for name in devices if name != HOST])
-    overrides = [(_compiled(pattern), device) for pattern, device in flags.overrides]
-    for _, device in overrides:
+    overridden: dict[str, str] = {}
+    for pattern, device in flags.overrides:
         if device != HOST and device not in devices:
             raise OallamaError(f"an override names device {device!r}; the devices are {', '.join(devices)} and {HOST}")
+        for name in _matching(pattern, tuple(graph.tensor)):
+            overridden.setdefault(name, device)
 
     def home(name: str) -> str:
         # The loader asks for a tied output by the name of the embedding it is.
         asked = TOKEN_EMBEDDING if graph.tied_output and name == OUTPUT else name
-        for pattern, device in overrides:
-            if pattern.search(asked):
-                return device
+        if asked in overridden:
+            return overridden[asked]
         layer = home_layer(name, graph.n_layer)
         return HOST if layer is None else layers[layer]
 
@@ -112,8 +114,11 @@ def _first_layers(n: int, regex: str) -> Overrides:
     return tuple((rf"blk\.{il}{regex}", HOST) for il in range(n))
 
 
-def _compiled(pattern: str) -> re.Pattern[str]:
+@lru_cache(maxsize=1024)
+def _matching(pattern: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    """The names in which the pattern is found."""
     try:
-        return re.compile(pattern)
+        compiled = re.compile(pattern)
     except re.error as err:
         raise OallamaError(f"the override pattern {pattern!r} is not a regular expression: {err}") from err
+    return tuple(name for name in names if compiled.search(name))

@@ -17,6 +17,8 @@ from ..data.profile import Profile
 # bench/results/2026-11-21-cells.jsonl (chosen plans: TPOT 3 % in the median) and 2026-11-24-busy-plans.jsonl.
 _COMPUTING = (0.04, 1.0)
 _BETWEEN = (0.25, 10.0)
+# A plan that is so many times slower than another is not worth making.
+HOPELESS = 1.25
 _CAUSES_BETWEEN = ("transfers", "switches")
 
 
@@ -62,6 +64,17 @@ def ranked(plans: Mapping[str, PlacementPlan], noise: float = 0.0) -> list[str]:
         if gain > max(least, doubt(plans[name], plans[first], noise)):
             first = name
     return [first, *(name for name in by_seconds if name != first)]
+
+
+def cannot_win(least: float, plans: Mapping[str, PlacementPlan], noise: float = 0.0) -> bool:
+    """Whether a plan whose request takes `least` seconds or more would not be the first of `ranked` beside these.
+
+    It is far behind the fastest of them, also where that takes as long as is expected at most, and its own computing is
+    faster than predicted by as much as that may be.
+    """
+    fastest = min(plans.values(), key=lambda plan: plan.predicted.request_s)
+    _, most = request_range(fastest, noise)
+    return least > HOPELESS * fastest.predicted.request_s and least * (1 - _share("targets", noise)) > most
 
 
 def traffic(plan: PlacementPlan) -> float:

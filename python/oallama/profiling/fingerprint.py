@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import platform
 import re
 import shutil
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from oallama.base.environment import QUICK_PROFILE
+from oallama.base.jsonfile import read_json_object, write_text_atomic
 from oallama.engine import device_list, native, runtime
 from oallama.engine.device_list import Device
 from oallama.errors import OallamaError
+from oallama.profiling.recorder import cache_dir
 
+_DRIVER_VERSION = Path("/sys/module/nvidia/version")
+_ENGINES = 20  # whose hashes are kept
 _LOOPBACK = re.compile(r"(127\.0\.0\.1|localhost|\[::1\]):\d+")
 
 
@@ -76,6 +82,8 @@ def check_threads(n_threads: int) -> None:
 @cache
 def nvidia_driver() -> str:
     """Version of the NVIDIA driver, empty without one."""
+    with suppress(OSError):  # the program takes up to a second, and WSL has no such file
+        return _DRIVER_VERSION.read_text().strip()
     if shutil.which("nvidia-smi") is None:
         return ""
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
@@ -88,9 +96,27 @@ def nvidia_driver() -> str:
 
 @cache
 def engine_version() -> str:
-    """Hash over the libraries that compute and the module that measures: another build may say something else."""
+    """Hash over the libraries that compute and the module that measures: another build may say something else.
+
+    Kept in the cache folder as long as their sizes and times are the same: with CUDA they are hundreds of megabytes.
+    """
+    paths = (*sorted(runtime.lib_dir().glob("libggml*.so")), Path(native.core().__file__ or ""))
+    found = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    mark = hashlib.sha256(json.dumps(found).encode()).hexdigest()[:16]
+    file = cache_dir() / "engines.json"
+    known: dict[str, str] = {}
+    with suppress(OallamaError):
+        known = read_json_object(file, "hashes of engines", "delete it")
+    if mark not in known:
+        known = {**dict([*known.items()][-_ENGINES:]), mark: _hash(paths)}
+        with suppress(OallamaError):  # a cache that cannot be written
+            write_text_atomic(file, json.dumps(known, indent=1) + "\n", "hashes of engines")
+    return known[mark]
+
+
+def _hash(paths: Sequence[Path]) -> str:
     digest = hashlib.sha256()
-    for path in (*sorted(runtime.lib_dir().glob("libggml*.so")), Path(native.core().__file__ or "")):
+    for path in paths:
         digest.update(path.name.encode())
         with path.open("rb") as file:
             while chunk := file.read(1 << 20):

@@ -93,8 +93,8 @@ class _Run:
 
     def __init__(self, trellis: Trellis, dual: Dual, least: Bytes, gap: float, labels: int, below: float) -> None:
         self.trellis, self.least, self.gap, self.cap = trellis, least, gap, labels
-        self.views = [_View.of(trellis, dual.at)]
-        self.views += [_View.of(trellis, trellis.potentials(prices)) for prices in around(dual.at.prices)]
+        self.at = [dual.at, *(trellis.potentials(prices) for prices in around(dual.at.prices))]
+        self.views = _Views.of(trellis, self.at)
         self.best = dual.incumbent
         self.cutoff = min(below, worth_finding(self.best, gap))
         # Bounds hardly differ between labels that are on their way to a good path; those to keep are drawn among them,
@@ -102,7 +102,7 @@ class _Run:
         self.spread = max(self.cutoff - dual.bound, 0.0) if np.isfinite(self.cutoff) else 0.0
         self.random = np.random.default_rng(0)
         self.lost = np.inf
-        self.met: list[tuple[float, int, int, _View]] = []  # seconds, layer, label, its completion
+        self.met: list[tuple[float, int, int, int]] = []  # seconds, layer, label, the view that completes it
         start, n = trellis.start, len(trellis.start)
         none, zero = np.full(n, -1, dtype=np.intp), np.zeros(n)
         labels_now = Labels(start, zero, np.zeros((n, len(trellis.capacity)), dtype=np.int64), none, none, zero, zero)
@@ -123,7 +123,7 @@ class _Run:
 
     def _expand(self, at: int) -> Labels:
         """The labels with all ways that may enter there and keep the bound below the cutoff; the best if too many."""
-        now, one, view = self.layers[at], self.trellis.classes[self.trellis.layers[at]], self.views[0].at
+        now, one, view = self.layers[at], self.trellis.classes[self.trellis.layers[at]], self.at[0]
         # What a way costs over the best continuation of the state it is entered in: >= 0 but for rounding.
         with np.errstate(invalid="ignore"):
             regret = view.costs[self.trellis.layers[at]] + view.after[at + 1][one.leave] - view.after[at][one.enter]
@@ -163,26 +163,27 @@ class _Run:
     def _bounded(self, at: int, labels: Labels) -> Labels:
         """Those labels before layer `at` that can still become, by their bounds, a path that fits and is better."""
         need = labels.nbytes + self.least[at][labels.state]
-        possible = (need <= self.trellis.capacity).all(axis=1) & np.isfinite(self.views[0].at.after[at][labels.state])
+        possible = (need <= self.trellis.capacity).all(axis=1) & np.isfinite(self.at[0].after[at][labels.state])
         labels = labels.pick(possible)
         excess = (labels.nbytes - self.trellis.capacity).astype(float)
-        bounds = (labels.seconds + excess @ view.at.prices + view.at.after[at][labels.state] for view in self.views)
-        priced = bound = next(bounds)
-        for other in bounds:
-            bound = np.maximum(bound, other)
-        return replace(labels, priced=priced, bound=bound).pick(bound <= self.cutoff)
+        bounds = labels.seconds + self.views.prices @ excess.T + self.views.after[at][:, labels.state]
+        bound = bounds.max(axis=0)
+        return replace(labels, priced=bounds[0], bound=bound).pick(bound <= self.cutoff)
 
     def _complete(self, at: int) -> None:
         """Completes every label by the shortest paths at all prices: remembers the fastest that fit."""
         labels = self.layers[at]
-        for view in self.views if len(labels.state) else ():
-            fits = (labels.nbytes + view.nbytes[at][labels.state] <= self.trellis.capacity).all(axis=1)
-            seconds = np.where(fits, labels.seconds + view.seconds[at][labels.state], np.inf)
-            label = int(np.argmin(seconds))
-            if not fits[label]:
+        if not len(labels.state):
+            return
+        rest = self.views.nbytes[at][:, labels.state]
+        fits = (labels.nbytes + rest <= self.trellis.capacity).all(axis=2)
+        seconds = np.where(fits, labels.seconds + self.views.seconds[at][:, labels.state], np.inf)
+        for view, label in enumerate(np.argmin(seconds, axis=1).tolist()):
+            if not fits[view, label]:
                 continue
-            self.met.append((float(seconds[label]), at, label, view))
-            if self.best is None or seconds[label] < self.best.seconds:
+            found = float(seconds[view, label])
+            self.met.append((found, at, label, view))
+            if self.best is None or found < self.best.seconds:
                 self.best = self._read(at, label, view)
                 self.cutoff = min(self.cutoff, worth_finding(self.best, self.gap))
 
@@ -197,10 +198,10 @@ class _Run:
                 paths.append(self._read(at, label, view))
         return tuple(paths)
 
-    def _read(self, at: int, label: int, view: _View) -> Path:
+    def _read(self, at: int, label: int, view: int) -> Path:
         """The path of a label before layer `at`, completed."""
         ways: list[int] = []
-        rest = self.trellis.continued(view.at, at, int(self.layers[at].state[label]))
+        rest = self.trellis.continued(self.at[view], at, int(self.layers[at].state[label]))
         for labels in reversed(self.layers[1 : at + 1]):
             ways.append(int(labels.way[label]))
             label = int(labels.parent[label])
@@ -216,20 +217,31 @@ def around(prices: Floats) -> Iterator[Floats]:
 
 
 @dataclass(frozen=True)
-class _View:
-    """Shortest paths to the end at some prices: their seconds (layers + 1, S) and bytes (layers + 1, S, K)."""
+class _Views:
+    """Shortest paths to the end at V prices.
 
-    at: Potentials
+    prices: (V, K). after: (layers + 1, V, S), priced. seconds, nbytes: (layers + 1, V, S) and (layers + 1, V, S, K) of
+    the same paths.
+    """
+
+    prices: Floats
+    after: Floats
     seconds: Floats
     nbytes: Bytes
 
     @staticmethod
-    def of(trellis: Trellis, at: Potentials) -> _View:
-        seconds = np.zeros(at.after.shape)
-        nbytes = np.zeros((*at.after.shape, len(trellis.capacity)), dtype=np.int64)
+    def of(trellis: Trellis, at: list[Potentials]) -> _Views:
+        after = np.stack([one.after for one in at], axis=1)
+        seconds = np.zeros(after.shape)
+        nbytes = np.zeros((*after.shape, len(trellis.capacity)), dtype=np.int64)
+        views = np.arange(len(at))[:, None]
+        matrices = [np.stack([one.matrices[which] for one in at]) for which in range(len(trellis.classes))]
+        cheapest = [np.stack([one.cheapest_way[which] for one in at]) for which in range(len(trellis.classes))]
         for layer in range(len(trellis.layers) - 1, -1, -1):
-            one = trellis.classes[trellis.layers[layer]]
-            way, leave = trellis.step(at, layer)
-            seconds[layer] = one.seconds[way] + seconds[layer + 1, leave]
-            nbytes[layer] = one.nbytes[way] + nbytes[layer + 1, leave]
-        return _View(at, seconds, nbytes)
+            which = trellis.layers[layer]
+            leave = np.argmin(matrices[which] + after[layer + 1][:, None, :], axis=2)
+            way = cheapest[which][views, np.arange(trellis.states), leave]
+            one = trellis.classes[which]
+            seconds[layer] = one.seconds[way] + seconds[layer + 1][views, leave]
+            nbytes[layer] = one.nbytes[way] + nbytes[layer + 1][views, leave]
+        return _Views(np.stack([one.prices for one in at]), after, seconds, nbytes)

@@ -36,6 +36,10 @@ def render_candidates(found: Candidates) -> RenderableType:
     plans = [*found.plans.items()]
     parts: list[RenderableType] = [_table(plans)]
     parts += [Text(f"{name} is left out: {error}", style="dim") for name, error in found.failed.items()]
+    parts += [
+        Text(f"{name} is not made: it would take {bound:.3g} s at least", style="dim")
+        for name, bound in found.skipped.items()
+    ]
     winner = plans[0]
     others = [(name, plan) for name, plan in plans[1:] if describe_difference(plan, winner[1])]
     if others:
