@@ -374,9 +374,7 @@ def test_run_bench_end_to_end(lib, model, interleave, monkeypatch):
     calls, progress = [], []
     run = Worker.run
     monkeypatch.setattr(
-        Worker,
-        "run",
-        lambda self, round_, *rest: calls.append((round_, self.engine.name)) or run(self, round_, *rest),
+        Worker, "run", lambda self, round_, *rest: calls.append((round_, self.engine.name)) or run(self, round_, *rest)
     )
     engines = [
         layer_split(CPU, 0, {}, lib),

@@ -50,10 +50,7 @@ def load_flags(path: Path, flags: StockFlags, devices: Sequence[str]) -> dict[st
     return skeleton.dry_run(
         path,
         replace(
-            settings,
-            n_gpu_layers=flags.n_gpu_layers,
-            tensor_split=flags.tensor_split,
-            override_tensor=flags.overrides,
+            settings, n_gpu_layers=flags.n_gpu_layers, tensor_split=flags.tensor_split, override_tensor=flags.overrides
         ),
     )
 

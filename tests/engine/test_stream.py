@@ -74,10 +74,7 @@ def test_two_devices_of_a_map_share_one_copy_of_the_inputs(
     files = [tmp_path / f"{i}.map" for i in range(len(texts))]
     for file, text in zip(files, texts, strict=True):
         file.write_text(text)
-    with (
-        LocalRpcServer(threads=1, register=False) as a,
-        LocalRpcServer(threads=1, register=False) as b,
-    ):
+    with LocalRpcServer(threads=1, register=False) as a, LocalRpcServer(threads=1, register=False) as b:
         endpoints = [a.endpoint, b.endpoint]
 
         def copies(table: Path | None) -> set[str]:

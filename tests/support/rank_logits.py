@@ -32,11 +32,7 @@ def rank_logits(
     program = [*RANK_WORKER, str(file)]
     command = mpi.mpirun([mpi.Host("localhost", n_ranks)], program, {"OALLAMA_RANK_THREADS": "1", **variables})
     result = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env={**mpi.environment(), "LLAMA_CPP_LIB_PATH": str(lib)},
+        command, capture_output=True, text=True, timeout=600, env={**mpi.environment(), "LLAMA_CPP_LIB_PATH": str(lib)}
     )
     assert result.returncode == 0, result.stderr[-3000:]
     assert "ranks add up in host memory" not in result.stderr  # refused on a GPU

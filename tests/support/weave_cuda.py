@@ -57,13 +57,7 @@ def nvcc() -> str | None:
 def places() -> list[Path]:
     """Of headers that csrc/weave/cuda includes."""
     csrc = ROOT / "csrc"
-    return [
-        csrc / "base",
-        WEAVE,
-        WEAVE / "cpu",
-        WEAVE / "cuda",
-        ROOT / "third_party/llama.cpp/patched/ggml/include",
-    ]
+    return [csrc / "base", WEAVE, WEAVE / "cpu", WEAVE / "cuda", ROOT / "third_party/llama.cpp/patched/ggml/include"]
 
 
 def host_sources() -> list[Path]:

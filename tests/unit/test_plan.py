@@ -14,14 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oallama.base.jsonfile import write_text_atomic
-from oallama.data.plan import (
-    HOST,
-    SCHEMA_FILE,
-    ContextSettings,
-    PlacementPlan,
-    Segment,
-    TensorPlacement,
-)
+from oallama.data.plan import HOST, SCHEMA_FILE, ContextSettings, PlacementPlan, Segment, TensorPlacement
 from oallama.data.plan_difference import describe_difference
 from oallama.data.plan_export import name_patterns
 from oallama.errors import OallamaError

@@ -45,12 +45,7 @@ def assert_optimal(instance: Instance, method: str) -> str:
 
 @pytest.mark.parametrize(
     ("method", "instances", "optima"),
-    [
-        pytest.param("auto", 1000, 500, marks=pytest.mark.slow),
-        ("auto", 200, 90),
-        ("dp", 200, 90),
-        ("milp", 200, 90),
-    ],
+    [pytest.param("auto", 1000, 500, marks=pytest.mark.slow), ("auto", 200, 90), ("dp", 200, 90), ("milp", 200, 90)],
 )
 def test_equals_brute_force(method, instances, optima):
     outcomes = [assert_optimal(random_instance(seed), method) for seed in range(instances)]

@@ -28,18 +28,7 @@ from support.attention import Reference, floats, steps
 from support.guests import play
 from support.logits import nmse
 from support.processes import process_of, program
-from support.weave_cuda import (
-    KV_TYPES,
-    Handle,
-    OpenTask,
-    build,
-    build_fake,
-    has_gpu,
-    headers,
-    load,
-    nvcc,
-    task_of,
-)
+from support.weave_cuda import KV_TYPES, Handle, OpenTask, build, build_fake, has_gpu, headers, load, nvcc, task_of
 
 NMSE = {"f32": 1e-7, "f16": 1e-6, "bf16": 1e-4, "q8_0": 5e-4}
 names = count()

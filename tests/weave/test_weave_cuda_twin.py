@@ -26,11 +26,7 @@ from support.paths import NATIVE, ROOT
 from support.weave_cuda import KV_TYPES, Handle, OpenTask, task_of
 
 WEAVE = ROOT / "csrc" / "weave"
-SOURCES = (
-    NATIVE / "weave_cuda_twin.cpp",
-    WEAVE / "cuda" / "block_store.cpp",
-    WEAVE / "cuda" / "control.cpp",
-)
+SOURCES = (NATIVE / "weave_cuda_twin.cpp", WEAVE / "cuda" / "block_store.cpp", WEAVE / "cuda" / "control.cpp")
 FLAGS = ("-std=c++17", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", f"-I{WEAVE}", f"-I{WEAVE}/cuda")
 OK, MALFORMED, UNKNOWN, NO_ROOM = range(4)  # Status
 NONE, LATE, ABORTED, DAMAGED, REFUSED = range(5)  # Failure
@@ -51,16 +47,7 @@ class Options(ctypes.Structure):
 
 def build(folder: Path, *flags: str) -> Path:
     program = folder / "twin"
-    command = [
-        "c++",
-        *FLAGS,
-        f"-I{ROOT}/csrc/base",
-        f"-I{WEAVE}/cpu",
-        *flags,
-        *map(str, SOURCES),
-        "-o",
-        str(program),
-    ]
+    command = ["c++", *FLAGS, f"-I{ROOT}/csrc/base", f"-I{WEAVE}/cpu", *flags, *map(str, SOURCES), "-o", str(program)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0 and "cannot find" in done.stderr:
         pytest.skip("no ThreadSanitizer")

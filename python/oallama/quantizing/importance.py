@@ -149,10 +149,7 @@ def make_groups(tensors: Sequence[Tensor], grouping: str = "third") -> tuple[Ten
 
 
 def measure_importance(
-    lab: Laboratory,
-    types: Sequence[str] = DEFAULT_TYPES,
-    grouping: str = "third",
-    progress: Progress | None = None,
+    lab: Laboratory, types: Sequence[str] = DEFAULT_TYPES, grouping: str = "third", progress: Progress | None = None
 ) -> Importance:
     """Measure every group in every type. Raises OallamaError for unknown types, and what measuring raises."""
     types = tuple(dict.fromkeys(map(type_named, types)))

@@ -25,11 +25,7 @@ _GUESS = 1e-3  # relative: how close to the bound a path is looked for at first
 
 
 def solve(
-    instance: Instance,
-    *,
-    gap: float = 1e-3,
-    time_limit_s: float = 2.0,
-    method: Literal["auto", "dp", "milp"] = "auto",
+    instance: Instance, *, gap: float = 1e-3, time_limit_s: float = 2.0, method: Literal["auto", "dp", "milp"] = "auto"
 ) -> Solution:
     """The way of every layer that takes the fewest seconds in all and fits into the capacities.
 

@@ -63,14 +63,7 @@ def worth_finding(best: Path | None, gap: float) -> float:
 
 
 def search(
-    trellis: Trellis,
-    dual: Dual,
-    least: Bytes,
-    *,
-    gap: float,
-    labels: int,
-    deadline: float,
-    below: float = np.inf,
+    trellis: Trellis, dual: Dual, least: Bytes, *, gap: float, labels: int, deadline: float, below: float = np.inf
 ) -> Search:
     """Searches for paths faster than `dual.incumbent` by more than `gap` (relative), with at most `labels` per layer.
 

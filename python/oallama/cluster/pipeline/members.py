@@ -200,9 +200,7 @@ class Member:
 
 @contextmanager
 def members(
-    entries: Iterable[DeviceEntry],
-    agent: str | None = None,
-    missing: Callable[[str, OallamaError], None] | None = None,
+    entries: Iterable[DeviceEntry], agent: str | None = None, missing: Callable[[str, OallamaError], None] | None = None
 ) -> Iterator[list[Member]]:
     """Agents on all hosts, started at once; all end with the block. Within it this process and those it starts know
     their servers' token.

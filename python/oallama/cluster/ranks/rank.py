@@ -51,10 +51,7 @@ class RankJob:
     def loads(cls, text: str) -> RankJob:
         content = json.loads(text)
         server = content.pop("server")
-        return cls(
-            **content | {"shares": tuple(content["shares"])},
-            server=None if server is None else tuple(server),
-        )
+        return cls(**content | {"shares": tuple(content["shares"])}, server=None if server is None else tuple(server))
 
 
 def library() -> Path:
