@@ -153,34 +153,14 @@ def test_plan_for_another_model(tiny: Callable[..., Path], plan_file: Path) -> N
     fails("for another model", "serve", tiny("qwen2"), "--plan", plan_file, "--local-rpc")
 
 
-def test_plan_for_a_device_that_is_not_here(model: Path, plan_file: Path) -> None:
-    fails("uses device 'RPC0', this machine has CPU", "run", model, "hello", "--plan", plan_file)
-
-
-@pytest.mark.parametrize("text", ['{"schema": ', "[1, 2]", '{"schema": "oallama.plan/99"}', "\x00\xff"])
-def test_corrupt_json(model: Path, tmp_path: Path, text: str) -> None:
+def test_corrupt_json(model: Path, tmp_path: Path) -> None:
     path = tmp_path / "x.json"
-    path.write_bytes(text.encode("latin-1"))
+    path.write_bytes(b"\x00\xff")
     fails("plan .*x.json.*; make a new one", "run", model, "hello", "--plan", path)
     fails("profile .*x.json.*; record one", "plan", model, "--local-rpc", "--vram", "50%", "--profile", path, *SMALL)
 
 
 # ---- budgets and names -----------------------------------------------------------------------------------------------
-
-
-def test_budget_that_is_none(model: Path, profile_file: Path) -> None:
-    fails('cannot read the memory budget .*expected bytes, "8GiB"', "plan", model, "--local-rpc", "--vram=-8 apples",
-          "--profile", profile_file, *SMALL)  # fmt: skip
-
-
-@pytest.mark.parametrize("planner", ["oato", "exact"])
-def test_budget_too_small_says_what_would_do(model: Path, profile_file: Path, tmp_path: Path, planner: str) -> None:
-    common = ("plan", model, "--local-rpc", "--profile", profile_file, *SMALL, "--ubatch", "256", "-o", tmp_path / "p",
-              "--planner", planner)  # fmt: skip
-    message = fails("too small .*the minimum is .*; raise the budget", *common, "--vram", "1MiB")
-    minimum = re.search(r"minimum is (\d+MiB)", message)[1]  # type: ignore[index]
-    done = oallama(*common, "--vram", minimum)
-    assert done.stderr == "" and done.returncode == 0
 
 
 def test_minimal_is_a_planner_of_its_own(model: Path) -> None:
@@ -256,13 +236,6 @@ def test_plan_that_cannot_be_written(model: Path, profile_file: Path, tmp_path: 
     (tmp_path / "file").write_text("")
     fails("cannot write plan", "plan", model, "--local-rpc", "--vram", "50%", "--profile", profile_file, *SMALL,
           "-o", tmp_path / "file" / "plan.json")  # fmt: skip
-
-
-def test_disk_too_small_for_a_model(tmp_path: Path) -> None:
-    fails(
-        "not enough disk space .*GiB", "make-model", tmp_path / "m.gguf", "--shape", "llama3-8b", "--set", "n_layer=512"
-    )
-    assert not list(tmp_path.iterdir())
 
 
 def test_disk_full_while_a_model_is_written(tmp_path: Path) -> None:

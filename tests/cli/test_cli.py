@@ -9,8 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +24,7 @@ from support import cli
 from support.cli import CLI
 from support.made_profile import made_profile
 from support.paths import ROOT
+from support.processes import process_of, ran, until
 from support.servers import call
 
 COMMANDS = ["demo", "devices", "make-model", "quantize", "quantize search", "compare-models", "profile", "plan", "run"]
@@ -67,7 +66,7 @@ def plan_file(model: Path, planning: tuple[str | Path, ...], tmp_path_factory: p
 def test_help() -> None:
     """Of the program that pip installs."""
     program = Path(sys.executable).parent / "oallama"
-    text = subprocess.run([program, "--help"], capture_output=True, text=True, timeout=60, check=True).stdout
+    text = ran(program, "--help").stdout
     assert all(command in text for command in COMMANDS)
 
 
@@ -133,9 +132,8 @@ def test_plan_for_a_machine_that_is_elsewhere(model: Path, planning: tuple[str |
 
 
 def test_plan_script(model: Path, planning: tuple[str | Path, ...]) -> None:
-    command = [sys.executable, ROOT / "scripts" / "plan.py", model, *planning, "--format", "map"]
-    result = subprocess.run(list(map(str, command)), capture_output=True, text=True, errors="replace", timeout=120)
-    assert result.returncode == 0 and result.stdout == oallama("plan", model, *planning, "--format", "map").stdout
+    result = ran(sys.executable, ROOT / "scripts" / "plan.py", model, *planning, "--format", "map")
+    assert result.stdout == oallama("plan", model, *planning, "--format", "map").stdout
 
 
 def test_run_streams_and_times(model: Path, planning: tuple[str | Path, ...], plan_file: Path) -> None:
@@ -153,20 +151,8 @@ def test_run_streams_and_times(model: Path, planning: tuple[str | Path, ...], pl
 
 
 def test_chat(model: Path, plan_file: Path) -> None:
-    arguments = (
-        "chat",
-        model,
-        "--plan",
-        plan_file,
-        "--local-rpc",
-        "--threads",
-        "1",
-        "-n",
-        "6",
-        "--system",
-        "Be brief.",
-    )
-    result = oallama(*arguments, stdin="Hello\n/clear\nHello\n" + "long " * 600 + "\n/exit\nnever asked\n")
+    options = ("--plan", plan_file, "--local-rpc", "--threads", "1", "-n", "6", "--system", "Be brief.")
+    result = oallama("chat", model, *options, stdin="Hello\n/clear\nHello\n" + "long " * 600 + "\n/exit\nnever asked\n")
     assert result.stdout.count("\n") >= 2
     assert result.stderr.count("error: ") == 1 and "/clear" in result.stderr
 
@@ -190,22 +176,19 @@ def test_bench(model: Path, planning: tuple[str | Path, ...], baseline_lib: Path
 
 @contextmanager
 def serving(*arguments: str | Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    port = free_port()
-    command = [*CLI, "serve", *map(str, arguments), "--port", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
-    try:
-        end = time.monotonic() + 90
-        while True:
-            assert process.poll() is None and time.monotonic() < end, process.stdout.read()[-3000:]  # type: ignore[union-attr]
-            try:
-                if call(port, "/health")["status"] == "ok":
-                    break
-            except (urllib.error.URLError, OSError):
-                time.sleep(0.1)
+    command, port = [*CLI, "serve", *arguments, "--port"], free_port()
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "errors": "replace"}
+    with process_of([*command, str(port)], **pipes) as process:
+        until(lambda: process.poll() is not None or is_up(port), 90)
+        assert process.poll() is None, process.communicate()[0][-3000:]
         yield process, port
-    finally:
-        process.kill()
-        process.wait()
+
+
+def is_up(port: int) -> bool:
+    try:
+        return bool(call(port, "/health")["status"] == "ok")
+    except OSError:  # HTTP's errors are such, too
+        return False
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

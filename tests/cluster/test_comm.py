@@ -317,12 +317,7 @@ def test_lost_rank(ranks: Ranks, how: str, victim: int, algorithm: str, n: int) 
 
 def test_c_abi(ranks: Ranks) -> None:
     for rank, report in ranks("c_abi", "aab").items():
-        assert (report["rank"], report["size"], report["code"], report["sum"], report["probe"]) == (
-            rank,
-            3,
-            0,
-            147.0,
-            0,
-        )
+        found = [report[name] for name in ("rank", "size", "code", "sum", "probe")]
+        assert found == [rank, 3, 0, 147.0, 0]
         assert report["wrong"] == -1 and "unknown algorithm number 99" in report["error"]
         assert "timeout must be a positive number" in report["reason"]

@@ -53,13 +53,8 @@ def run(program: Path, scenario: str, without: str = "", limit: float = 120.0) -
     """Exit code (None: it did not end in time) and output."""
     environment = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1"}
     try:
-        done = subprocess.run(
-            [program, scenario, without],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=limit,
-            env=environment,
-        )
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        done = subprocess.run([program, scenario, without], timeout=limit, env=environment, **pipes)
     except subprocess.TimeoutExpired:
         return None, ""
     return done.returncode, done.stdout.decode(errors="replace")

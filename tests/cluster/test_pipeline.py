@@ -34,7 +34,7 @@ from oallama.loading import autoplan
 from oallama.netlab import Conditions, NetLab
 from support.cli import oallama
 from support.lab import needs_lab
-from support.processes import process_of, until
+from support.processes import process_of, ran_python, until
 from support.servers import OALLAMA, call
 
 PROMPT = "The quick brown fox jumps over the lazy dog"
@@ -96,8 +96,7 @@ def expected(model: Path, n_generate: int, n_ctx: int = 1024) -> list[int]:
         "flash_attn=True); prompt = llm.tokenize(sys.argv[4].encode(), special=True); stream = llm.generate(prompt, "
         "temp=0.0); print(json.dumps([next(stream) for _ in range(int(sys.argv[2]))]))"
     )
-    command = [sys.executable, "-c", code, str(model), str(n_generate), str(n_ctx), PROMPT]
-    return list(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+    return list(json.loads(ran_python(code, model, str(n_generate), str(n_ctx), PROMPT).stdout))
 
 
 def shown(model: Path, tokens: list[int]) -> str:

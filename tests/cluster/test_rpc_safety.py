@@ -11,7 +11,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
@@ -19,10 +21,11 @@ from oallama.engine import runtime
 from oallama.netlab import NetLab
 from support import rpc_wire
 from support.lab import needs_lab
-from support.processes import is_running, until
+from support.processes import is_running, ran_python, until
 from support.rpc_wire import BUSY, KNOW_IF_BUSY, QUEUED, REFUSED, WELCOME, Server, is_served, message, receive, shake
 
 TOKEN = b"a token of twenty-eight bytes"
+ADD = "import sys; from oallama.engine import native; print(native.core().add_rpc_server(sys.argv[1]))"
 HELLO = """
 import sys
 from oallama.engine import native
@@ -50,13 +53,8 @@ def server(token_file: Path) -> Iterator[Server]:
 def hello(endpoint: str, timeout: float = 5.0, **env: str) -> str:
     """What `rpc_hello` says in a process of its own; empty when all is well."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith("OALLAMA_RPC_")}
-    done = subprocess.run(
-        [sys.executable, "-c", HELLO, endpoint, str(timeout)],
-        env={**clean, **env},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    command = [sys.executable, "-c", HELLO, endpoint, str(timeout)]
+    done = subprocess.run(command, env=clean | env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -154,11 +152,9 @@ def test_messages_of_the_preflight() -> None:
 
 
 def test_a_program_without_preflight_ends_with_one_line(server: Server) -> None:
-    program = "import sys\nfrom oallama.engine import native\nnative.core().add_rpc_server(sys.argv[1])"
-    short = {**os.environ, "OALLAMA_RPC_TOKEN_FILE": "/nowhere"}
-    done = subprocess.run(
-        [sys.executable, "-c", program, server.endpoint], env=short, capture_output=True, text=True, timeout=60
-    )
+    environment = os.environ | {"OALLAMA_RPC_TOKEN_FILE": "/nowhere"}
+    command = [sys.executable, "-c", ADD, server.endpoint]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert "the token file /nowhere cannot be read" in done.stderr and "backtrace" not in done.stderr
 
@@ -194,16 +190,11 @@ def test_failed_attempts_are_answered_later_and_later(server: Server) -> None:
 def test_guessing_in_parallel_is_limited(server: Server) -> None:
     """More connections than an address may have at the door: the rest is turned away without an answer."""
     connections = [server.connect() for _ in range(40)]
-    closed = 0
     for connection in connections:
         challenge = receive(connection, 40)
-        if len(challenge) == 40:
-            try:
+        with suppress(OSError):
+            if len(challenge) == 40:
                 connection.sendall(rpc_wire.answer(challenge, b"wrong, wrong, wrong"))
-            except OSError:
-                closed += 1
-        else:
-            closed += 1
         # Those who have not answered make room for others; the eight who answered wrongly keep their places.
     answered = server.log().count("wrong token")
     for connection in connections:
@@ -344,16 +335,11 @@ def test_workers_end_with_their_supervisor() -> None:
 
 
 def test_a_client_without_preflight_waits_for_its_turn(server: Server, token_file: Path) -> None:
-    program = "import sys\nfrom oallama.engine import native\nprint(native.core().add_rpc_server(sys.argv[1]))"
+    environment = os.environ | {"OALLAMA_RPC_TOKEN_FILE": str(token_file)}
     with server.connect() as first:
         assert shake(first, TOKEN) == WELCOME
-        waiting = subprocess.Popen(
-            [sys.executable, "-c", program, server.endpoint],
-            env={**os.environ, "OALLAMA_RPC_TOKEN_FILE": str(token_file)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        command, pipes = [sys.executable, "-c", ADD, server.endpoint], {"stdout": PIPE, "stderr": PIPE}
+        waiting = subprocess.Popen(command, env=environment, text=True, **pipes)
         assert waiting.stderr
         assert any("is busy with another client: waiting" in line for line in iter(waiting.stderr.readline, ""))
     said, _ = waiting.communicate(timeout=30)
@@ -377,15 +363,7 @@ def test_small_weights_come_from_the_cache_whole_or_not_at_all(tiny: Callable[..
     with Server("--isolate", "-c", env=env) as running:
 
         def logits(**variables: str) -> str:
-            done = subprocess.run(
-                [sys.executable, "-c", LOGITS, running.endpoint, str(tiny("llama"))],
-                env={**os.environ, **variables},
-                capture_output=True,
-                text=True,
-                timeout=120,
-            )
-            assert done.returncode == 0, done.stderr
-            return done.stdout
+            return ran_python(LOGITS, running.endpoint, tiny("llama"), env=variables).stdout
 
         expected = logits()
         files = tmp_path / "rpc"

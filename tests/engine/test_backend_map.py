@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from oallama.bench import maps
 from oallama.engine import load_settings, native, runtime, skeleton
 from oallama.engine.backend_map import backend_map
 from oallama.engine.load_settings import Settings
@@ -16,15 +17,13 @@ from oallama.errors import OallamaError
 from oallama.loading import autoplan
 
 ALICE = Path(runtime.__file__).parents[1] / "bench" / "prompts" / "alice.txt"
-HEADER = "# oallama backend map v1\n"
+Q, NORM = "tensor blk.0.attn_q.weight CPU", "tensor blk.0.attn_norm.weight CPU"
 
 
 def table_for(path: Path, *, change: Callable[[str], str] = lambda line: line) -> str:
     """Everything on the CPU, each line passed through `change`."""
-    graph = autoplan.read_graph(path, Settings(n_ctx=64))
-    lines = [f"layer {il} CPU" for il in range(graph.n_layer + 1)]
-    lines += [f"tensor {t.name} CPU host" for t in graph.tensors]
-    return HEADER + "\n".join(change(line) for line in lines) + "\n"
+    lines = maps.backend_map(autoplan.read_graph(path, Settings(n_ctx=64)), "CPU", lambda tensor: "CPU host")
+    return "".join(f"{change(line)}\n" for line in lines.splitlines())
 
 
 def load(path: Path, table: str) -> dict[str, dict[str, int]]:
@@ -40,45 +39,25 @@ def test_a_complete_table_loads(arch: str, tiny: Callable[..., Path]) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("tensor blk.0.attn_q.weight CPU host", "", "no entry for the model's tensor 'blk.0.attn_q.weight'"),
+        (f"{Q} host", "", "no entry for the model's tensor 'blk.0.attn_q.weight'"),
         ("layer 0 CPU", "", "no entry for layer 0"),
         ("layer 0 CPU", "layer 0 CUDA9", "unknown device 'CUDA9'"),
         ("layer 0 CPU", "layer 0 CPU\nlayer 99 CPU", "the model has no layer 99"),
         ("layer 0 CPU", "layer 0 CPU\ntensor blk.0.nothing.weight CPU host", "no tensor 'blk.0.nothing.weight'"),
         ("layer 0 CPU", "layer zero CPU", "line 2: expected 'layer <number> <device>': 'layer zero CPU'"),
         ("layer 0 CPU", "layer 0 CPU\nlayer 0 CPU", "line 3: layer listed twice"),
-        ("tensor blk.0.attn_q.weight CPU host", "tensor blk.0.attn_q.weight CPU maybe", "resident|host|upload"),
-        (
-            "tensor blk.0.attn_q.weight CPU host",
-            "tensor blk.0.attn_q.weight CPU stream",
-            "expected 'stream <tokens>', 1 or more",
-        ),
-        (
-            "tensor blk.0.attn_q.weight CPU host",
-            "tensor blk.0.attn_q.weight CPU stream 0",
-            "expected 'stream <tokens>', 1 or more",
-        ),
-        ("tensor blk.0.attn_q.weight CPU host", "slots 1", "expected 'slots <number>', 2 to 64"),
-        ("tensor blk.0.attn_q.weight CPU host", "caches resident", "expected 'caches stream'"),
-        ("tensor blk.0.attn_q.weight CPU host", "tensor blk.0.attn_q.weight CPU host 32", "resident|host|upload"),
-        ("tensor blk.0.attn_q.weight CPU host", "tensor blk.0.attn_q.weight CPU host packed", "[plain|repacked]"),
-        ("tensor blk.0.attn_q.weight CPU host", "tensor blk.0.attn_q.weight CPU host plain plain", "[plain|repacked]"),
-        (
-            "tensor blk.0.attn_q.weight CPU host",
-            "tensor blk.0.attn_q.weight CPU upload repacked",
-            "may be uploaded, so it is plain",
-        ),
-        (
-            "tensor blk.0.attn_q.weight CPU host",
-            "tensor blk.0.attn_q.weight CPU resident plain",
-            "a resident weight has no realisation",
-        ),
-        (
-            "tensor blk.0.attn_norm.weight CPU host",
-            "tensor blk.0.attn_norm.weight CPU host repacked",  # no matrix
-            "'blk.0.attn_norm.weight' cannot be repacked",
-        ),
-        (HEADER.strip(), "# oallama backend map v9", "line 1: expected '# oallama backend map v1'"),
+        (f"{Q} host", f"{Q} maybe", "resident|host|upload"),
+        (f"{Q} host", f"{Q} stream", "expected 'stream <tokens>', 1 or more"),
+        (f"{Q} host", f"{Q} stream 0", "expected 'stream <tokens>', 1 or more"),
+        (f"{Q} host", "slots 1", "expected 'slots <number>', 2 to 64"),
+        (f"{Q} host", "caches resident", "expected 'caches stream'"),
+        (f"{Q} host", f"{Q} host 32", "resident|host|upload"),
+        (f"{Q} host", f"{Q} host packed", "[plain|repacked]"),
+        (f"{Q} host", f"{Q} host plain plain", "[plain|repacked]"),
+        (f"{Q} host", f"{Q} upload repacked", "may be uploaded, so it is plain"),
+        (f"{Q} host", f"{Q} resident plain", "a resident weight has no realisation"),
+        (f"{NORM} host", f"{NORM} host repacked", "'blk.0.attn_norm.weight' cannot be repacked"),  # no matrix
+        ("# oallama backend map v1", "# oallama backend map v9", "line 1: expected '# oallama backend map v1'"),
     ],
 )
 def test_a_wrong_table_is_refused_naming_the_place(old: str, new: str, message: str, tiny: Callable[..., Path]) -> None:

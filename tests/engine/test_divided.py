@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from oallama.bench.maps import backend_map
+from oallama.data.operators import TensorInfo
 from oallama.engine import skeleton
 from oallama.engine.load_settings import Settings
 from oallama.engine.rpc import LocalRpcServer
@@ -17,7 +19,6 @@ from oallama.loading import autoplan
 from support.logits import AMX, ARCHITECTURES, TOKENS, compute_logits, greedy_differences, nmse
 from support.vulkan import VULKAN, has_vulkan
 
-HEADER = "# oallama backend map v1"
 BLOCK = {"Q8_0": 32, "Q4_0": 32, "F16": 1}
 
 
@@ -29,18 +30,14 @@ def table(path: Path, device: str, counts: Mapping[str, int], cpu: Callable[[str
     """
     graph = autoplan.read_graph(path, Settings(n_ctx=64))
     targets = {op.weight for op in graph.targets(1)}
-    lines = [HEADER]
-    for il in range(graph.n_layer + 1):
-        lines.append(f"layer {il} {'CPU' if cpu(f'layer {il}') else device}")
-    for t in graph.tensors:
+
+    def place(t: TensorInfo) -> str | tuple[str, str]:
         kind = next((k for k in counts if (k == "ffn" and is_ffn(t.name)) or t.name == f"{k}.weight"), None)
         if t.name in targets and kind:
-            lines.append(f"tensor {t.name} CPU {mode}")
-            lines.append(f"segment {t.name} {device} {'columns' if 'ffn_down' in t.name else 'rows'} {counts[kind]}")
-        else:
-            on_cpu = t.name == "token_embd.weight" or cpu(t.name)
-            lines.append(f"tensor {t.name} {'CPU host' if on_cpu else f'{device} resident'}")
-    return "\n".join(lines) + "\n"
+            return f"CPU {mode}", f"{device} {'columns' if 'ffn_down' in t.name else 'rows'} {counts[kind]}"
+        return "CPU host" if cpu(t.name) else f"{device} resident"
+
+    return backend_map(graph, lambda il: "CPU" if cpu(f"layer {il}") else device, place)
 
 
 def is_ffn(name: str) -> bool:

@@ -22,6 +22,7 @@ from oallama.loading import autoplan, start
 from oallama.modelmaker import make_model
 from support.hand_plan import hand_plan, streamed_plan
 from support.made_profile import made_profile
+from support.processes import ran, ran_python
 
 TOKENS = [int(t) for t in np.random.default_rng(5).integers(300, 1000, size=40)]
 MIB = 2**20
@@ -127,10 +128,7 @@ def run_in(group: Path, limit: int, code: str, *arguments: str) -> Any:
     name = next(n for n in ("memory.limit_in_bytes", "memory.max") if (group / n).exists())
     (group / name).write_text(str(limit))
     enter = f'echo $$ > "{group}/cgroup.procs" && exec "$@"'
-    command = ["sh", "-c", enter, "sh", sys.executable, "-c", code, *arguments]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert result.returncode == 0, result.stderr[-3000:]
-    return json.loads(result.stdout)
+    return json.loads(ran("sh", "-c", enter, "sh", sys.executable, "-c", code, *arguments, timeout=600).stdout)
 
 
 def test_the_limit_of_a_control_group_counts(group: Path) -> None:
@@ -175,14 +173,7 @@ def test_a_model_larger_than_memory_is_streamed_from_disk(group: Path, tmp_path:
     assert limit > 250 * MIB
     with LocalRpcServer(threads=2, register=False) as server:
         streamed_plan(path, "RPC0").save(plan)
-        roomy = subprocess.run(
-            [sys.executable, "-c", STREAM, str(path), str(plan), server.endpoint, ""],
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
-        assert roomy.returncode == 0, roomy.stderr[-3000:]
-        left, expected, _ = json.loads(roomy.stdout)
+        left, expected, _ = json.loads(ran_python(STREAM, path, plan, server.endpoint, "", timeout=600).stdout)
         assert left == 0
         peak_file = next((n for n in ("memory.max_usage_in_bytes", "memory.peak") if (group / n).exists()), None)
         left, logits, peak = run_in(

@@ -70,36 +70,47 @@ def answer(llm: Any, **arguments: Any) -> Any:
     return result["choices"], result["usage"]
 
 
-def test_completion_and_logprobs_are_upstreams(model: Path) -> None:
-    both(model, lambda llm: answer(llm, logprobs=3), logits_all=True)
+def logits(llm: Any) -> np.ndarray:
+    llm.eval(llm.tokenize(PROMPT.encode()))
+    return llm.scores[: llm.n_tokens].copy()
 
 
-def test_sampling_is_upstreams(model: Path) -> None:
-    both(model, lambda llm: [llm(PROMPT, max_tokens=8, temperature=0.9)["choices"] for _ in range(2)])
+def streamed(llm: Any) -> list[str]:
+    return [c["choices"][0]["text"] for c in llm(PROMPT, max_tokens=8, temperature=0.0, stream=True)]
 
 
-def test_logits_are_upstreams(model: Path) -> None:
-    def logits(llm: Any) -> np.ndarray:
-        llm.eval(llm.tokenize(PROMPT.encode()))
-        return llm.scores[: llm.n_tokens].copy()
-
-    both(model, logits, logits_all=True)
-
-
-def test_embeddings_are_upstreams(model: Path) -> None:
-    both(model, lambda llm: llm.embed([PROMPT, "another text"]), embedding=True)
-
-
-def test_streaming_is_upstreams(model: Path) -> None:
-    def stream(llm: Any) -> list[str]:
-        return [c["choices"][0]["text"] for c in llm(PROMPT, max_tokens=8, temperature=0.0, stream=True)]
-
-    both(model, stream)
-
-
-def test_chat_is_upstreams(model: Path) -> None:
+def chat(llm: Any) -> Any:
     messages = [{"role": "user", "content": "Hello"}]
-    both(model, lambda llm: llm.create_chat_completion(messages, max_tokens=8, temperature=0.0)["choices"])
+    return llm.create_chat_completion(messages, max_tokens=8, temperature=0.0)["choices"]
+
+
+def continued(llm: Any) -> Any:
+    llm.eval(llm.tokenize(PROMPT.encode()))
+    state = llm.save_state()
+    first = llm.sample(temp=0.0)
+    llm.reset()
+    llm.eval([5, 6, 7])
+    llm.load_state(state)
+    return first, llm.n_tokens, len(state.llama_state), answer(llm)
+
+
+@pytest.mark.parametrize(
+    ("use", "arguments"),
+    [
+        pytest.param(lambda llm: answer(llm, logprobs=3), {"logits_all": True}, id="completion and logprobs"),
+        pytest.param(
+            lambda llm: [llm(PROMPT, max_tokens=8, temperature=0.9)["choices"] for _ in range(2)], {}, id="sampling"
+        ),
+        pytest.param(logits, {"logits_all": True}, id="logits"),
+        pytest.param(lambda llm: llm.embed([PROMPT, "another text"]), {"embedding": True}, id="embeddings"),
+        pytest.param(streamed, {}, id="streaming"),
+        pytest.param(chat, {}, id="chat"),
+        pytest.param(continued, {}, id="state"),
+        pytest.param(lambda llm: (llm.__getstate__(), answer(pickle.loads(pickle.dumps(llm)))), {}, id="pickle"),
+    ],
+)
+def test_what_is_upstreams(model: Path, use: Callable[[Any], Any], arguments: dict[str, Any]) -> None:
+    both(model, use, **arguments)
 
 
 def test_grammar_is_upstreams(model: Path) -> None:
@@ -109,23 +120,6 @@ def test_grammar_is_upstreams(model: Path) -> None:
     both(model, lambda llm: answer(llm, grammar=grammar))
     text = answer(Llama(str(model), **SMALL), grammar=grammar)[0][0]["text"]
     assert text[:-1] in ("yes and ", "no and ") and text[-1].isdigit()
-
-
-def test_state_is_upstreams(model: Path) -> None:
-    def continued(llm: Any) -> Any:
-        llm.eval(llm.tokenize(PROMPT.encode()))
-        state = llm.save_state()
-        first = llm.sample(temp=0.0)
-        llm.reset()
-        llm.eval([5, 6, 7])
-        llm.load_state(state)
-        return first, llm.n_tokens, len(state.llama_state), answer(llm)
-
-    both(model, continued)
-
-
-def test_pickle_is_upstreams(model: Path) -> None:
-    both(model, lambda llm: (llm.__getstate__(), answer(pickle.loads(pickle.dumps(llm)))))
 
 
 def test_constructor_shows_upstreams_arguments() -> None:
@@ -208,8 +202,7 @@ def test_plan_with_state_streaming_chat_and_logprobs(model: Path, plan: Placemen
     assert llm.n_tokens == len(tokens)
     assert next(llm.generate(tokens, temp=0.0)) == first
     assert answer(llm, logprobs=2)[0][0]["logprobs"]["top_logprobs"]
-    parts = [c["choices"][0]["text"] for c in llm(PROMPT, max_tokens=8, temperature=0.0, stream=True)]
-    assert "".join(parts) == answer(llm)[0][0]["text"]
+    assert "".join(streamed(llm)) == answer(llm)[0][0]["text"]
     assert llm.create_chat_completion([{"role": "user", "content": "Hi"}], max_tokens=4)["choices"]
 
 

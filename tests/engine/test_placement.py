@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from oallama.bench.maps import backend_map
 from oallama.engine.load_settings import Settings
 from oallama.engine.rpc import LocalRpcServer
 from oallama.loading import autoplan
@@ -65,10 +66,8 @@ def test_host_tensors_are_never_uploaded_and_upload_tensors_are(
     graph = autoplan.read_graph(path, Settings(n_ctx=64))
     jobs: list[dict[str, Any]] = [{"model": str(path), "n_gpu_layers": 0, "use_extra_bufts": False}]
     for mode in ("host", "upload"):
-        lines = [f"layer {il} CPU" for il in range(graph.n_layer + 1)]
-        lines += [f"tensor {t.name} CPU {mode}" for t in graph.tensors]
         table = tmp_path / f"{mode}.map"
-        table.write_text("\n".join(["# oallama backend map v1", *lines]) + "\n")
+        table.write_text(backend_map(graph, "CPU", lambda tensor, mode=mode: f"CPU {mode}"))
         jobs.append({**jobs[0], "table": str(table), "devices": ["Vulkan0"]})
     cpu, host, upload = compute_logits(lib, jobs, tmp_path, {**VULKAN, "GGML_CPU_DISABLE_FUSION": "1"})
     assert np.array_equal(host, cpu)

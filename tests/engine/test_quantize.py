@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -24,6 +23,7 @@ from oallama.modelmaker import make_model
 from oallama.quantizing import MIXES, OURS, TYPES, Recipe, Rule, described, named, quantize, resolve
 from oallama.quantizing.recipe import rules_of
 from oallama.quantizing.types import NEED_IMATRIX, fits
+from support.cli import CLI
 from support.processes import process_of
 
 
@@ -225,17 +225,9 @@ def test_interrupted_it_leaves_nothing(tmp_path):
     source = make_model(tmp_path / "f16.gguf", shape="small", overrides={"n_layer": 6})
     target = tmp_path / "out" / "t.gguf"
     target.parent.mkdir()
-    command = [
-        sys.executable,
-        "-c",
-        "from oallama.cli import main; main()",
-        "quantize",
-        source,
-        target,
-        "--recipe",
-        "q2_K",
-    ]
-    with process_of(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
+    with process_of(
+        [*CLI, "quantize", source, target, "--recipe", "q2_K"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+    ) as process:
         while not list(target.parent.iterdir()):
             assert process.poll() is None, process.stderr.read()
             time.sleep(0.01)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +21,7 @@ from oallama.loading.autoplan import Choices
 from oallama.storyteller import Author, held_out_text, questions, read_story
 from oallama.storyteller.exam import mark, right_answers, tell
 from support.made_profile import made_profile
+from support.processes import ran, ran_python
 from support.stories import CONTEXT, OPENINGS, said, stories
 from support.vulkan import VULKAN, has_vulkan
 
@@ -107,8 +105,7 @@ def test_text_is_cut_as_in_training_and_comes_back(llm: Any) -> None:
 
 def perplexity(model: Path, text: Path) -> float:
     command = [runtime.program("llama-perplexity"), "-m", model, "-f", text, "-c", "512", "-fit", "off", "-t", "1"]
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
+    done = ran(*command)
     said = done.stdout + done.stderr
     found = re.findall(r"Final estimate: PPL = ([\d.]+)", said)
     assert found, said[-2000:]
@@ -169,7 +166,4 @@ def test_a_plan_changes_no_word(budget: str, plainly_said: list[str], rpc: Any) 
 @pytest.mark.skipif(not has_vulkan(), reason="no Vulkan backend or no software Vulkan device on this machine")
 def test_vulkan_gives_the_same_answers(plainly_said: list[str]) -> None:
     """A page has choices that are almost equal, where a rounding error may decide; answers have not."""
-    environment = {**os.environ, **VULKAN}
-    done = subprocess.run([sys.executable, "-c", WORKER], env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert json.loads(done.stdout)[1:] == plainly_said[1:]
+    assert json.loads(ran_python(WORKER, env=VULKAN).stdout)[1:] == plainly_said[1:]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from support.hand_plan import streamed_plan
 from support.logits import ARCHITECTURES, compute_logits
+from support.processes import ran, ran_python
 from support.streaming import PROMPTS, assert_same, jobs, some, table, tokens
 from support.vulkan import VULKAN, has_vulkan
 
@@ -78,15 +77,9 @@ def test_two_devices_of_a_map_share_one_copy_of_the_inputs(
         endpoints = [a.endpoint, b.endpoint]
 
         def copies(table: Path | None) -> set[str]:
-            command = [str(runtime.program("llama-bench")), "-m", str(path), "--rpc", ",".join(endpoints)]
-            result = subprocess.run(
-                [*command, "-ngl", "99", "-dev", "RPC0/RPC1", "-p", "64", "-ub", "32", "-n", "0", "-r", "1", "-v"],
-                env={**os.environ, "OALLAMA_BACKEND_MAP": str(table or "")},
-                capture_output=True,
-                text=True,
-                timeout=120,
-                check=True,
-            )
+            command = [runtime.program("llama-bench"), "-m", path, "--rpc", ",".join(endpoints), "-dev", "RPC0/RPC1"]
+            command += ["-ngl", "99", "-p", "64", "-ub", "32", "-n", "0", "-r", "1", "-v"]
+            result = ran(*command, env={"OALLAMA_BACKEND_MAP": str(table or "")})
             return set(re.findall(r"sched copies = (\d+)", result.stderr))
 
         assert copies(None) == {"4"}  # else this test shows nothing
@@ -151,14 +144,8 @@ def test_after_an_abort_in_the_middle_the_context_is_usable(
         table(path, "RPC0", lambda name: 1).replace("ffn_down.weight CPU stream 1", "ffn_down.weight CPU host")
     )
     with LocalRpcServer(threads=2, register=False) as server:
-        job = {
-            "model": str(path),
-            "table": str(file),
-            "devices": ["RPC0"],
-            "rpc": [server.endpoint],
-            "tokens": tokens(64),
-        }
-        wanted = [{**job, "abort_at": at, **CONTEXT} for at in (0, 2, 3, 4)]
+        job = {"model": str(path), "table": str(file), "devices": ["RPC0"], "rpc": [server.endpoint], **CONTEXT}
+        wanted = [{**job, "tokens": tokens(64), "abort_at": at} for at in (0, 2, 3, 4)]
         whole, *aborted = compute_logits(lib, wanted, tmp_path, {"OALLAMA_STREAM_JITTER": "400"})
     for logits in aborted:
         assert np.array_equal(whole, logits)
@@ -244,19 +231,23 @@ print(json.dumps([lane, llm._ctx.get_logits_ith(-1)[:1000]]))
 """
 
 
-@pytest.mark.skipif(not has_vulkan(), reason="needs Vulkan with lavapipe")
-def test_pinned_memory_up_to_its_limit(tiny: Callable[..., Path], tmp_path: Path) -> None:
-    """With all weights, some of them or none in the pool the logits are the same."""
-    path, plan = tiny("llama"), tmp_path / "plan.json"
-    streamed = streamed_plan(path, "Vulkan0")
-    streamed.save(plan)
+@pytest.fixture
+def on_vulkan(tiny: Callable[..., Path], tmp_path: Path) -> tuple[Path, Path, int]:
+    """A model, the file of a plan that streams it to Vulkan, and the bytes that are streamed."""
+    if not has_vulkan():
+        pytest.skip("needs Vulkan with lavapipe")
+    streamed = streamed_plan(tiny("llama"), "Vulkan0")
+    streamed.save(tmp_path / "plan.json")
     whole = sum(t.nbytes for t in streamed.tensors.values() if t.mode == "stream")
+    return tiny("llama"), tmp_path / "plan.json", whole
+
+
+def test_pinned_memory_up_to_its_limit(on_vulkan: tuple[Path, Path, int]) -> None:
+    """With all weights, some of them or none in the pool the logits are the same."""
+    path, plan, whole = on_vulkan
     found = {}
     for limit in (1 << 30, whole // 2, 0):
-        environment = {**os.environ, **VULKAN, "OALLAMA_PIN_LIMIT": str(limit)}
-        command = [sys.executable, "-c", PINNED, str(path), str(plan)]
-        result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-        assert result.returncode == 0, result.stderr[-3000:]
+        result = ran_python(PINNED, path, plan, env=VULKAN | {"OALLAMA_PIN_LIMIT": str(limit)})
         found[limit] = json.loads(result.stdout)
     lanes = {limit: lane for limit, (lane, _) in found.items()}
     assert lanes[1 << 30]["pinned_nbytes"] == whole and lanes[1 << 30]["note"] == ""
@@ -280,15 +271,9 @@ print(json.dumps(lane))
 """
 
 
-@pytest.mark.skipif(not has_vulkan(), reason="needs Vulkan with lavapipe")
-def test_weights_are_pinned_and_read_before_the_first_prompt(tiny: Callable[..., Path], tmp_path: Path) -> None:
-    path, plan = tiny("llama"), tmp_path / "plan.json"
-    streamed = streamed_plan(path, "Vulkan0")
-    streamed.save(plan)
-    whole = sum(t.nbytes for t in streamed.tensors.values() if t.mode == "stream")
-    command = [sys.executable, "-c", PINNED_AHEAD, str(path), str(plan), str(whole)]
-    result = subprocess.run(command, env={**os.environ, **VULKAN}, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr[-3000:]
+def test_weights_are_pinned_and_read_before_the_first_prompt(on_vulkan: tuple[Path, Path, int]) -> None:
+    path, plan, whole = on_vulkan
+    result = ran_python(PINNED_AHEAD, path, plan, str(whole), env=VULKAN)
     assert json.loads(result.stdout)["pinned_nbytes"] == whole
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from oallama.tracing import Span, Stage, Timeline, record_timeline
 from oallama.tracing.timeline import intersection, length, union
 from support.cli import CLI
 from support.hand_plan import divided_plan, hand_plan, streamed_plan
+from support.processes import ran
 from support.vulkan import VULKAN, has_vulkan
 
 
@@ -113,10 +112,8 @@ def test_copies_run_beside_computing_on_a_device_that_can(tiny: Callable[..., Pa
     """In a process of its own: this one has no Vulkan."""
     path, plan, out = tiny("llama"), tmp_path / "plan.json", tmp_path / "trace.json"
     streamed_plan(path, "Vulkan0").save(plan)
-    command = [*CLI, "trace", str(path), "--plan", str(plan), "--n-prompt", "64", "--out", str(out), "--json"]
-    environment = {**os.environ, **VULKAN}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr[-3000:]
+    command = [*CLI, "trace", path, "--plan", plan, "--n-prompt", "64", "--out", out, "--json"]
+    result = ran(*command, env=VULKAN)
     lanes = {(row["stage"], row["lane"]): row for row in json.loads(result.stdout)["lanes"]}
     assert lanes["prefill", "weights to Vulkan0"]["overlap"] > 0.5
     assert json.loads(out.read_text())["traceEvents"]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from support.paths import NATIVE, ROOT
+from support.processes import ran
 
 RUNTIME = """
 #pragma once
@@ -35,8 +35,5 @@ def test_virtual_devices_are_told_apart_and_found(tmp_path: Path) -> None:
     folders = (tmp_path, csrc / "base", csrc / "observe", csrc / "weave", csrc / "weave" / "cuda", ggml / "include")
     sources = (NATIVE / "virtual_devices.cpp", csrc / "observe" / "op_timer_cuda.cpp")
     program = tmp_path / "devices"
-    command = ["c++", "-std=c++17", *(f"-I{folder}" for folder in folders), *map(str, sources), "-o", str(program)]
-    made = subprocess.run(command, capture_output=True, text=True)
-    assert made.returncode == 0, made.stderr
-    done = subprocess.run([str(program)], capture_output=True, text=True)
-    assert (done.returncode, done.stdout.split()) == (0, ["CUDA1"]), done.stderr
+    ran("c++", "-std=c++17", *(f"-I{folder}" for folder in folders), *sources, "-o", program)
+    assert ran(program).stdout.split() == ["CUDA1"]

@@ -50,7 +50,7 @@ from oallama.cli.app import app
 from oallama.engine.rpc import free_port
 from oallama.errors import OallamaError
 from support.processes import process_of, until
-from support.servers import OALLAMA
+from support.servers import OALLAMA, is_open
 
 SHORT = parse_lengths("4:3")
 PROBE = 2  # tokens that the generator asks for before the load; no load here does
@@ -444,61 +444,47 @@ async def whole(request: web.Request, body: dict[str, Any]) -> web.StreamRespons
     return response
 
 
-async def never(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-    response = await begun(request)
-    await write(response, text())
+def says(
+    *events: dict[str, Any], raw: bytes = b"", then: Callable[[web.Request], Awaitable[None]] | None = None
+) -> Reply:
+    """An answer that is not whole."""
+
+    async def reply(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        response = await begun(request)
+        await write(response, *events)
+        await response.write(raw)
+        if then is not None:
+            await then(request)
+        return response
+
+    return reply
+
+
+async def silence(request: web.Request) -> None:
     await asyncio.sleep(60)
-    return response
 
 
-async def cut(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-    response = await begun(request)
-    await write(response, text())
+async def cut_off(request: web.Request) -> None:
     assert request.transport is not None
     request.transport.abort()
-    return response
 
 
-async def early(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-    response = await begun(request)
-    await write(response, text())
-    return response
+def refuses(status: int, text: str, **headers: str) -> Reply:
+    async def reply(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        return web.Response(status=status, text=text, headers=headers)
+
+    return reply
 
 
-async def nothing(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-    return await begun(request)
+def error(message: str, **more: int) -> dict[str, Any]:
+    return {"error": {"message": message, **more}}
 
 
-async def garbage(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-    response = await begun(request)
-    await response.write(b"data: what?\n\n")
-    return response
-
-
-async def error_inside(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-    response = await begun(request)
-    await write(response, text(), {"error": {"message": "out of KV cache", "code": 500}})
-    return response
-
-
-async def too_long(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-    return web.json_response({"error": {"message": "exceeds the context", "code": 400}}, status=400)
-
-
-async def plain_error(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-    return web.Response(status=502, text="bad\ngateway")
-
-
-async def full(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-    return web.json_response({"error": {"message": "queue full"}}, status=503)
-
-
-async def at_once(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-    return web.Response(status=503, headers={"Retry-After": "0"}, text='{"error": {"message": "queue full"}}')
-
-
-async def dies(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-    return await never(request, body)
+never, dies = says(text(), then=silence), says(text(), then=silence)
+full = refuses(503, json.dumps(error("queue full")))
+at_once = refuses(503, json.dumps(error("queue full")), **{"Retry-After": "0"})
+too_long = refuses(400, json.dumps(error("exceeds the context", code=400)))
+plain_error = refuses(502, "bad\ngateway")
 
 
 def a_load(rate: float = 40.0, duration_s: float = 0.5, **more: Any) -> Load:
@@ -594,11 +580,11 @@ def test_refusals_are_counted_and_obeyed() -> None:
 @pytest.mark.parametrize(
     "reply, error",
     [
-        (cut, ""),
-        (early, "the answer ended before its end"),
-        (nothing, "no answer came"),
-        (garbage, "the server sent what is no event: what?"),
-        (error_inside, "out of KV cache"),
+        (says(text(), then=cut_off), ""),
+        (says(text()), "the answer ended before its end"),
+        (says(), "no answer came"),
+        (says(raw=b"data: what?\n\n"), "the server sent what is no event: what?"),
+        (says(text(), error("out of KV cache", code=500)), "out of KV cache"),
         (too_long, "400: exceeds the context"),
         (plain_error, "502: bad gateway"),
     ],
@@ -747,9 +733,8 @@ def test_ctrl_c_shows_what_there_is(tmp_path: Path) -> None:
 
 def test_a_server_that_ends_is_an_error_after_the_tables() -> None:
     with Fake(dies) as fake:
-        result = oallama(
-            "--url", fake.url, "--model", "big=10", "--lengths", "4:3", "--duration", "500", "--warmup", "0"
-        )
+        options = ("--model", "big=10", "--lengths", "4:3", "--duration", "500", "--warmup", "0")
+        result = oallama("--url", fake.url, *options)
     assert result.exit_code == 2 and "requests" in result.stdout
     assert f"error: the server at {fake.url} was gone after" in result.stderr
 
@@ -784,7 +769,7 @@ def test_a_woven_server_under_load(tiny: Callable[..., Path], tmp_path: Path) ->
     url, path = f"http://127.0.0.1:{port}", tmp_path / "out.jsonl"
     arguments = ["--hot", hot, "--cold", cold, "--parallel", "2", "--ctx", "2048", "--threads", "1", "--port", port]
     with process_of([OALLAMA, "serve", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as server:
-        until(lambda: listens(port))
+        until(lambda: is_open(port))
         models = ("--model", f"{hot.stem}=6", "--model", f"{cold.stem}=2")
         options = ("--lengths", "burstgpt", "--scale", "0.02", "--duration", "2.5", "--warmup", "0.5")
         result = oallama("--url", url, *models, *options, "-o", path)
@@ -798,13 +783,3 @@ def test_a_woven_server_under_load(tiny: Callable[..., Path], tmp_path: Path) ->
         assert of["n_prompt"] == of["asked_prompt"] and of["n_answer"] == of["asked_answer"]
         assert 0 < of["ttft_s"]["p50"] <= of["e2e_s"]["p99"]
     assert all(line["tokens"] == [line["n_prompt"], line["n_answer"]] for line in requests)
-
-
-def listens(port: int) -> bool:
-    import socket
-
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
-    except OSError:
-        return False
-    return True

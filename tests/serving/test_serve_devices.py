@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -28,7 +27,7 @@ from oallama.weave.distance import Distance
 from oallama.weave.gpus import Places, check_places, mps_runs, parse_places, room_for_guests
 from support.cli import oallama
 from support.fake_cuda import needs_headers
-from support.processes import process_of, until
+from support.processes import process_of, ran_python, until
 from support.servers import OALLAMA, PROMPTS, answers, call, children
 
 GIB = 1 << 30
@@ -266,14 +265,9 @@ RUNS = """if True:
 @needs_headers
 def test_the_schedulers_run_begins_once(backend: Path, tiny: Callable[..., Path], tmp_path: Path) -> None:
     """A device without an operator of every layer has many splits in a run; the receiver begins with the run."""
-    environment = os.environ | {
-        "GGML_BACKEND_PATH": str(backend),
-        "OALLAMA_FAKE_WITHOUT": "ROPE",
-        "OALLAMA_WEAVE_CUDA_RECEIVER": f"{tmp_path}/receiver:{1 << 24}",
-    }
-    command = [sys.executable, "-c", RUNS, str(tiny("llama", "F16")), str(backend)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
-    assert done.returncode == 0, done.stderr
+    environment = {"GGML_BACKEND_PATH": str(backend), "OALLAMA_FAKE_WITHOUT": "ROPE"}
+    environment["OALLAMA_WEAVE_CUDA_RECEIVER"] = f"{tmp_path}/receiver:{1 << 24}"
+    done = ran_python(RUNS, tiny("llama", "F16"), backend, env=environment, timeout=60)
     n_graphs, n_waits = map(int, done.stdout.split())
     assert n_graphs >= 5 * 3 and n_waits == 4  # each run but the first follows another one
 

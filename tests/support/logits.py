@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from support.processes import ran
 
 ARCHITECTURES = ("llama", "minicpm3", "qwen2", "qwen3moe")
 # Of the environment of programs that may use AMX where the CPU has it; tests are the same on all machines else.
@@ -35,15 +35,9 @@ def compute_logits(
         job.setdefault("tokens", TOKENS)
         job.setdefault("n_decode", 4)
         job["out"] = str(folder / f"{lib.name}-{i}.npy")
-    result = subprocess.run(
-        [sys.executable, "-m", "support.logits_worker"],
-        input="".join(json.dumps(job) + "\n" for job in jobs),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "LLAMA_CPP_LIB_PATH": str(lib), **(env or {})},
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
+    given = "".join(json.dumps(job) + "\n" for job in jobs)
+    environment = {"LLAMA_CPP_LIB_PATH": str(lib), **(env or {})}
+    result = ran(sys.executable, "-m", "support.logits_worker", input=given, env=environment)
     if log:
         log.write_text(result.stderr)
     return [np.load(job["out"]) for job in jobs]

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+
+def ran(
+    *command: str | Path, env: Mapping[str, str] | None = None, timeout: float = 300.0, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """A program that has ended well. env: beside this process's variables."""
+    options |= {"capture_output": True, "text": True, "timeout": timeout, "env": os.environ | (env or {})}
+    done = subprocess.run([str(word) for word in command], **options)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done
+
+
+def ran_python(source: str, *arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    """As ran()."""
+    return ran(sys.executable, "-c", source, *arguments, **options)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from oallama.cluster.ranks import mpi
+from support.processes import ran
 
 RANK_WORKER = (sys.executable, "-m", "support.rank_worker")
 # Upstream's tensor parallelism leaves MLA (minicpm3) out.
@@ -31,9 +31,6 @@ def rank_logits(
     file.write_text("".join(json.dumps(job) + "\n" for job in jobs))
     program = [*RANK_WORKER, str(file)]
     command = mpi.mpirun([mpi.Host("localhost", n_ranks)], program, {"OALLAMA_RANK_THREADS": "1", **variables})
-    result = subprocess.run(
-        command, capture_output=True, text=True, timeout=600, env={**mpi.environment(), "LLAMA_CPP_LIB_PATH": str(lib)}
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
+    result = ran(*command, timeout=600, env={**mpi.environment(), "LLAMA_CPP_LIB_PATH": str(lib)})
     assert "ranks add up in host memory" not in result.stderr  # refused on a GPU
     return [np.load(job["out"]) for job in jobs]

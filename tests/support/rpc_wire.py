@@ -10,13 +10,14 @@ import socket
 import struct
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 from types import TracebackType
 
 from oallama.engine import runtime
 from oallama.engine.rpc import die_with_parent, free_port
 from support.paths import ROOT
+from support.processes import until
+from support.servers import is_open
 
 MAGIC = b"OARPC\x01\r\n"
 WELCOME, REFUSED, BUSY, QUEUED = range(4)
@@ -61,15 +62,9 @@ class Server:
             env={**clean, **(env or {})},
             preexec_fn=die_with_parent,
         )
-        end = time.monotonic() + 20
-        while wait and time.monotonic() < end and self.process.poll() is None:
-            try:
-                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
-                return
-            except OSError:
-                time.sleep(0.02)
         if wait:
-            raise AssertionError(self.log())
+            until(lambda: self.process.poll() is not None or is_open(self.port), 20)
+            assert self.process.poll() is None, self.log()
 
     def log(self) -> str:
         self._log.seek(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -21,6 +22,15 @@ def call(port: int, path: str, body: dict[str, Any] | None = None) -> Any:
     with urllib.request.urlopen(request, timeout=120) as answer:
         text = answer.read().decode()
     return text if path.startswith("/metrics") else json.loads(text)
+
+
+def is_open(port: int) -> bool:
+    """Whether somebody listens there."""
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
 
 
 def complete(port: int, model: Path, prompt: str, n: int = 24) -> str:

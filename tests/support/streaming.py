@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from oallama.bench.maps import backend_map
+from oallama.data.operators import TensorInfo
 from oallama.engine.load_settings import Settings
 from oallama.loading import autoplan
 from support import logits
@@ -23,16 +25,12 @@ def table(path: Path, device: str, streamed: Callable[[str], int], slots: int = 
     """
     graph = autoplan.read_graph(path, Settings(n_ctx=64))
     targets = {op.weight for op in graph.targets(1)}
-    lines = ["# oallama backend map v1", f"slots {slots}", *["caches stream"] * caches]
-    lines += [f"layer {il} {'CPU' if caches else device}" for il in range(graph.n_layer + 1)]
-    for tensor in graph.tensors:
-        if tensor.name == "token_embd.weight":
-            lines.append(f"tensor {tensor.name} CPU host")
-        elif tensor.name in targets and (tokens := streamed(tensor.name)):
-            lines.append(f"tensor {tensor.name} CPU stream {tokens}")
-        else:
-            lines.append(f"tensor {tensor.name} {device} resident")
-    return "\n".join(lines) + "\n"
+
+    def place(tensor: TensorInfo) -> str:
+        n_tokens = streamed(tensor.name) if tensor.name in targets else 0
+        return f"CPU stream {n_tokens}" if n_tokens else f"{device} resident"
+
+    return backend_map(graph, "CPU" if caches else device, place, [f"slots {slots}", *["caches stream"] * caches])
 
 
 def some(name: str) -> int:

@@ -11,6 +11,7 @@ import pytest
 
 from oallama.engine.cuda_libraries import _advice
 from support.paths import ROOT
+from support.processes import ran, ran_python
 
 MAJOR = 99  # of no CUDA that a machine could have
 ONE_FOLDER = {"cudart": "nvidia/cu13/lib", "cublasLt": "nvidia/cu13/lib", "cublas": "nvidia/cu13/lib"}
@@ -107,11 +108,7 @@ def test_a_broken_library_is_named(tmp_path: Path) -> None:
 
 
 def test_an_engine_without_cuda_needs_nothing(tmp_path: Path) -> None:
-    result = subprocess.run(
-        [sys.executable, "-c", FIND.split("assert")[0], str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "python")}, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert (result.returncode, result.stderr) == (0, "")
+    assert ran_python(FIND.split("assert")[0], tmp_path, env={"PYTHONPATH": str(ROOT / "python")}).stderr == ""
 
 
 @pytest.mark.parametrize(
@@ -128,7 +125,9 @@ def test_advice(name: str, wanted: str) -> None:
 
 
 @pytest.mark.parametrize("layout", [ONE_FOLDER, FOLDER_EACH, TOOLKIT], ids=["cu13", "cu12", "toolkit"])
-def test_the_runpath_of_the_build_finds_them_without_python(layout: dict[str, str], tmp_path: Path) -> None:
+def test_the_runpath_of_the_build_finds_them_without_python(
+    layout: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """cmake/cuda_runpath.cmake in a project of its own: a program in bin/ starts with wheels or with the toolkit."""
     site = tmp_path / "site"
     root = tmp_path / "toolkit" if layout is TOOLKIT else site
@@ -158,11 +157,10 @@ install(TARGETS ggml-cuda LIBRARY DESTINATION oallama/lib)
 install(TARGETS program RUNTIME DESTINATION oallama/bin)
 """)
     build = project / "build"
-    environment = {k: v for k, v in os.environ.items() if k != "LD_LIBRARY_PATH"}
+    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
     for command in (
         ["cmake", "-S", project, "-B", build, "-DCMAKE_C_FLAGS=-L.", f"-DCMAKE_INSTALL_PREFIX={site}"],
         ["cmake", "--build", build, "--target", "install"],
         [site / "oallama/bin/program"],
     ):
-        done = subprocess.run([str(word) for word in command], env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
+        ran(*command)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +20,7 @@ import stock
 
 from oallama.errors import OallamaError
 from support.paths import ROOT
+from support.processes import ran, ran_python
 
 SUITE = (ROOT / "scripts/gpu_suite.sh").read_text()
 BUNDLE = (ROOT / "scripts/bundle.sh").read_text()
@@ -35,7 +35,7 @@ def setting(text: str, name: str) -> int:
 
 
 def limits() -> dict[int, dict[str, int]]:
-    table = subprocess.run([ROOT / "scripts/gpu_suite.sh", "--limits"], capture_output=True, text=True, check=True)
+    table = ran(ROOT / "scripts/gpu_suite.sh", "--limits")
     found: dict[int, dict[str, int]] = {}
     for line in table.stdout.splitlines():
         call, stage, seconds = line.split()
@@ -50,13 +50,8 @@ def test_the_stages_of_a_call_fit_into_it() -> None:
 
 
 def test_what_is_carried_is_below_the_limit() -> None:
-    files = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-    )
-    paths = [ROOT / name.decode() for name in files.stdout.split(b"\0") if name]
+    files = ran("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT)
+    paths = [ROOT / name for name in files.stdout.split("\0") if name]
     tree = sum(path.stat().st_size for path in paths if path.is_file())
     bundle = setting(BUNDLE, "max_bytes")  # bundle.sh makes no larger one
     engine = setting(SUITE, "part_bytes") * setting(SUITE, "max_parts")
@@ -133,9 +128,9 @@ def test_a_stage_that_is_stopped_says_so(tmp_path: Path) -> None:
             log.add("never")
     """
     out = tmp_path / "lines.jsonl"
-    done = subprocess.run([sys.executable, "-c", program, str(out)], cwd=ROOT / "bench/gpu", timeout=60)
+    ran_python(program, out, cwd=ROOT / "bench/gpu")
     first, end = (json.loads(text) for text in out.read_text().splitlines())
-    assert done.returncode == 0 and first["what"] == "first"
+    assert first["what"] == "first"
     assert (end["complete"], end["unfinished"]) == (False, ["stopped at the limit of the stage"])
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from support.processes import ran_python
 
 
 def test_the_command_line_loads_no_engine() -> None:
     program = "import sys, oallama.cli.app; print({'llama_cpp', 'oallama._core'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "set()\n"), done.stderr
+    assert ran_python(program).stdout == "set()\n"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+
+from support.processes import ran_python
 
 
 @pytest.mark.parametrize(
@@ -18,8 +17,7 @@ import pytest
     ],
 )  # fmt: skip
 def test_an_old_name_works_with_one_line_of_notice(program: str, notice: str) -> None:
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = ran_python(program)
     assert done.stderr.count(notice) == 1 and done.stderr.count("FutureWarning") == 1
 
 

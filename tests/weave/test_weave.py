@@ -20,10 +20,12 @@ from oallama.engine import runtime
 from oallama.weave import Receiver, channel_path
 from oallama.weave.sequences import Sequences
 from support.guests import play, tokens
+from support.logits import nmse
 from support.processes import until
 from support.receivers import receiver
 
 MIB = 1 << 20
+BF16 = {"kv_type": 30}  # ggml-cpu adds up f16 in f16, which would hide small errors
 names = count()
 Hot = partial(Sequences, deadline_s=5.0)  # a busy machine is no failure
 
@@ -33,6 +35,13 @@ def path() -> Iterator[str]:
     path = channel_path(f"test-{os.getpid()}-{next(names)}")
     yield path
     Path(path).unlink(missing_ok=True)  # of a receiver that was killed
+
+
+@pytest.fixture(scope="module")
+def at_home(tiny: Callable[..., Path]) -> list[np.ndarray]:
+    """The logits without guests, of sequences that leave."""
+    with Hot(tiny("llama"), **BF16) as hot:
+        return play(hot, leave=True)
 
 
 def same(a: Sequence[np.ndarray], b: Sequence[np.ndarray]) -> bool:
@@ -66,48 +75,38 @@ def test_a_long_prompt_and_a_single_sequence(kv_type: int, tiny: Callable[..., P
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_lost_guests_come_home(number: int, tiny: Callable[..., Path], path: str) -> None:
+def test_lost_guests_come_home(number: int, at_home: list[np.ndarray], tiny: Callable[..., Path], path: str) -> None:
     model = tiny("llama")
-    with Hot(model, **BF16) as hot:
-        expected = play(hot, leave=True)
     with receiver(path) as process, Sequences(model, channels=[path], first_guest=2, **BF16) as hot:
         found = play(hot, 0, 5, leave=True)
         os.kill(process.pid, number)
         found += play(hot, 5, leave=True)
         assert hot.stats["n_lost"] == 2
-    assert close(found, expected)
-
-
-BF16 = {"kv_type": 30}  # ggml-cpu adds up f16 in f16, which would hide small errors
+    assert close(found, at_home)
 
 
 def close(a: Sequence[np.ndarray], b: Sequence[np.ndarray]) -> bool:
     """Tokens that are computed anew, or have other cells, are added up in another order."""
-    x, y = np.concatenate(a), np.concatenate(b)
-    return float(((x - y) ** 2).sum() / (y**2).sum()) < 1e-6
+    return nmse(np.concatenate(a), np.concatenate(b)) < 1e-6
 
 
-def test_sequences_leave_and_others_come(tiny: Callable[..., Path], path: str) -> None:
+def test_sequences_leave_and_others_come(at_home: list[np.ndarray], tiny: Callable[..., Path], path: str) -> None:
     model = tiny("llama")
-    with Hot(model, **BF16) as hot:
-        expected = play(hot, leave=True)
     with Receiver(path, 64 * MIB), Hot(model, channels=[path], first_guest=2, **BF16) as hot:
-        assert close(play(hot, leave=True), expected) and hot.stats["n_guests"] == 3
+        assert close(play(hot, leave=True), at_home) and hot.stats["n_guests"] == 3
 
 
-def test_without_room_sequences_stay(tiny: Callable[..., Path], path: str) -> None:
+def test_without_room_sequences_stay(at_home: list[np.ndarray], tiny: Callable[..., Path], path: str) -> None:
     """A quota of three blocks: the third guest outgrows its own."""
     model = tiny("llama")
-    with Hot(model, **BF16) as hot:
-        expected = play(hot, leave=True)
     with Receiver(path, 0), Hot(model, channels=[path], **BF16) as hot:
-        assert same(play(hot, leave=True), expected)
+        assert same(play(hot, leave=True), at_home)
         assert hot.stats["n_rows"] == 0
     with Receiver(path, 8 * MIB) as one, Hot(model, channels=[path], **BF16) as hot:
         hot.step({0: tokens(40, 1)})
         a_block = 8 * MIB - one.stats()["free_nbytes"]
     with Receiver(path, 3 * a_block), Hot(model, channels=[path], **BF16) as hot:
-        assert close(play(hot, leave=True), expected)
+        assert close(play(hot, leave=True), at_home)
         assert hot.stats["n_guests"] > 0 and hot.stats["n_lost"] > 0
 
 
@@ -124,10 +123,8 @@ def test_a_receiver_on_a_gpu_needs_the_cache_there(
     assert capsys.readouterr().err.count("is on a GPU, so all of the KV cache has to be on one CUDA device") == 1
 
 
-def test_a_receiver_gets_its_memory_back(tiny: Callable[..., Path], path: str) -> None:
+def test_a_receiver_gets_its_memory_back(at_home: list[np.ndarray], tiny: Callable[..., Path], path: str) -> None:
     model = tiny("llama")
-    with Hot(model, **BF16) as hot:
-        expected = play(hot, leave=True)
     with Receiver(path, 64 * MIB) as cold, Hot(model, channels=[path], **BF16) as hot:
         found = play(hot, 0, 6, leave=True)
         assert cold.stats()["n_sequences"] == 3
@@ -139,7 +136,7 @@ def test_a_receiver_gets_its_memory_back(tiny: Callable[..., Path], path: str) -
         hot.remove(7)
         hot.step({7: tokens(5, 1)})
         assert cold.stats()["n_sequences"] == 1
-    assert close(found, expected)
+    assert close(found, at_home)
 
 
 def test_a_receiver_that_is_back_is_used_again(tiny: Callable[..., Path], path: str) -> None:

@@ -21,9 +21,9 @@ from oallama.errors import OallamaError
 from oallama.weave import Receiver, Sender, SequenceRows, channel_path
 from oallama.weave.channel import layout
 from oallama.weave.sequences import Sequences
-from support.logits import tokens
+from support.logits import nmse, tokens
 from support.paths import ROOT
-from support.processes import program, until
+from support.processes import program, ran, ran_python, until
 from support.receivers import receiver
 
 MIB = 1 << 20
@@ -41,18 +41,8 @@ def path() -> Iterator[str]:
 @pytest.mark.slow
 def test_forty_random_faults(tmp_path: Path) -> None:
     out = tmp_path / "soak.jsonl"
-    command: list[str | Path] = [
-        sys.executable,
-        ROOT / "bench/weave_soak.py",
-        "--faults",
-        "40",
-        "--seed",
-        "7",
-        "--deadline",
-        "0.5",
-    ]
-    done = subprocess.run([*command, "--out", out], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
+    options = ("--faults", "40", "--seed", "7", "--deadline", "0.5", "--out", out)
+    ran(sys.executable, ROOT / "bench/weave_soak.py", *options)
     found = json.loads(out.read_text().splitlines()[-1])
     assert found["faults"] == found["back"] == 40 and found["noticed"] >= 16 and found["guests_lost"] > 16
     assert found["wrong"] == found["failed_steps"] == found["hangs"] == found["crashed_receivers"] == 0
@@ -77,7 +67,7 @@ def test_a_lost_guest_leaves_others_alone(tiny: Callable[..., Path], path: str) 
             hot.remove(1, 50)
             found = hot.step({2: [700]})[2]
             assert hot.stats["n_lost"] == 0
-    assert ((found - expected) ** 2).sum() / (expected**2).sum() < 1e-6
+    assert nmse(found, expected) < 1e-6
 
 
 def test_another_receiver_where_there_is_no_room_at_home(tiny: Callable[..., Path], path: str) -> None:
@@ -105,8 +95,7 @@ def test_another_receiver_where_there_is_no_room_at_home(tiny: Callable[..., Pat
                 except OallamaError:
                     time.sleep(0.05)
         hot.step({0: [500]})
-    for one, correct in zip(found, expected, strict=True):
-        assert ((one - correct) ** 2).sum() / (correct**2).sum() < 1e-6
+    assert all(nmse(one, correct) < 1e-6 for one, correct in zip(found, expected, strict=True))
 
 
 def test_sleepers_give_their_memory_back(tiny: Callable[..., Path], path: str) -> None:
@@ -122,7 +111,7 @@ def test_sleepers_give_their_memory_back(tiny: Callable[..., Path], path: str) -
         hot.step({0: [600]})
         assert cold.stats()["n_sequences"] == 0 and cold.stats()["free_nbytes"] == 64 * MIB
         found = hot.step({3: [700]})[3]
-    assert ((found - expected) ** 2).sum() / (expected**2).sum() < 1e-6
+    assert nmse(found, expected) < 1e-6
 
 
 ATTACH = """if True:
@@ -189,8 +178,7 @@ DAMAGE = """if True:
 )
 def test_no_word_keeps_a_receiver_busy(word: str, change: int, path: str) -> None:
     at, nbytes = layout().words[word]
-    command = [sys.executable, "-c", DAMAGE, path, str(at), {4: "<I", 8: "<Q"}[nbytes], str(change)]
-    subprocess.run(command, check=True, timeout=20)
+    ran_python(DAMAGE, path, str(at), {4: "<I", 8: "<Q"}[nbytes], str(change), timeout=20)
 
 
 def test_a_damaged_state_does_not_last(path: str) -> None:
@@ -223,5 +211,5 @@ def test_shared_memory_that_is_full_is_an_error(tmp_path: Path) -> None:
     command = [*mounted, "-", str(tmp_path)]
     if subprocess.run([*command, "true"], capture_output=True).returncode != 0:
         pytest.skip("this user may not mount a small tmpfs")
-    done = subprocess.run([*command, sys.executable, "-c", FILL, tmp_path], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0 and "No space left on device" in done.stdout
+    done = ran(*command, sys.executable, "-c", FILL, tmp_path, timeout=60)
+    assert "No space left on device" in done.stdout

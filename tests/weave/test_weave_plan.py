@@ -74,13 +74,7 @@ def test_receivers_are_told(part: int | None, looks: str) -> None:
 def test_bad_input(made: tuple[Path, dict[str, Any], str], tiny: Callable[..., Path], tmp_path: Path) -> None:
     path, plan, _ = made
     other = tmp_path / "other.json"
-    for content in (
-        "{",
-        "[]",
-        "{}",
-        json.dumps({**plan, "part": -1}),
-        json.dumps({**plan, "schema": "oallama.plan/1"}),
-    ):
+    for content in ("{", "[]", "{}", json.dumps(plan | {"part": -1}), json.dumps(plan | {"schema": "oallama.plan/1"})):
         other.write_text(content)
         with pytest.raises(OallamaError, match="make a new one with `oallama weave plan`"):
             read_looks(other, on_gpus=False)

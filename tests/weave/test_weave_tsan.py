@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.paths import ROOT
+from support.processes import ran
 from support.weave_tsan import run
 
 PROGRAM = ROOT / "build" / "tsan" / "weave_tsan"
@@ -23,8 +24,7 @@ def program() -> Path:
     tried = [compiler, "-fsanitize=thread", "-x", "c++", "-", "-o", os.devnull]
     if subprocess.run(tried, input=b"int main() {}", capture_output=True).returncode != 0:
         pytest.skip("clang++ has no ThreadSanitizer here")
-    built = subprocess.run([ROOT / "scripts" / "tsan_weave.sh", "build"], capture_output=True, text=True)
-    assert built.returncode == 0, built.stdout + built.stderr
+    ran(ROOT / "scripts" / "tsan_weave.sh", "build")
     return PROGRAM
 
 
