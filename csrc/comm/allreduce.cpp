@@ -118,18 +118,18 @@ void oa_allreduce::share_memory(const oa_allreduce_options & options) {
         if (shm_->is_lm()) {
             std::random_device random;
             mine.token = uint64_t(random()) << 32 | random();
-            shm_->segment().create(size, mine.token);
-            mine.descriptor = shm_->segment().descriptor();
+            shm_->memory().create(size, mine.token);
+            mine.descriptor = shm_->memory().descriptor();
         }
     });
     guarded([&] {
         const introduction & lm = all[size_t(host.lm)];
         if (!shm_->is_lm()) {
-            shm_->segment().attach(lm.pid, lm.descriptor, size, lm.token);
+            shm_->memory().attach(lm.pid, lm.descriptor, size, lm.token);
         }
         shm_->attached();
     });
-    shm_->segment().close_descriptor();
+    shm_->memory().close_descriptor();
     const double silence = options.silence > 0 ? options.silence : options.timeout / 2;
     watch_               = std::make_unique<oa_watch>(*shm_, host.ranks, host.id, options.timeout, silence);
 }

@@ -44,7 +44,7 @@ size_t oa_intra_host::segment_size(int n_ranks, size_t area) {
 }
 
 void oa_intra_host::attached() {
-    char * at = segment_.data();
+    char * at = memory_.data();
     header_   = reinterpret_cast<oa_shm_header *>(at); // zeroed memory is a valid state of all of it
     ranks_    = reinterpret_cast<oa_shm_rank *>(at + sizeof(oa_shm_header));
     areas_    = at + padded(sizeof(oa_shm_header) + size_t(n_ranks_) * sizeof(oa_shm_rank));

@@ -28,9 +28,9 @@ class oa_intra_host {
     oa_intra_host(int index, int n_ranks, int lm, size_t area);
 
     static size_t segment_size(int n_ranks, size_t area);
-    // Once, before anything below. Whoever made the segment is one of the ranks.
-    oa_shared_memory & segment() { return segment_; }
-    void               attached(); // the segment is mapped
+    // Once, before anything below. Whoever made the shared memory is one of the ranks.
+    oa_shared_memory & memory() { return memory_; }
+    void               attached(); // it is mapped
 
     int    index() const { return index_; }
     int    n_ranks() const { return n_ranks_; }
@@ -70,7 +70,7 @@ class oa_intra_host {
 
     const int        index_, n_ranks_, lm_;
     const size_t     area_;
-    oa_shared_memory segment_;
+    oa_shared_memory memory_;
     oa_shm_header *  header_            = nullptr;
     oa_shm_rank *    ranks_             = nullptr;
     char *           areas_             = nullptr;
