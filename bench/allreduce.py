@@ -123,18 +123,13 @@ def measure(network: Network, options: argparse.Namespace) -> Iterator[dict[str,
         quartiles = statistics.quantiles(samples, n=4)
         formulas = [network.sent(cell["algorithm"], n_bytes) for cell in found]
         yield {
-            "n_bytes": n_bytes,
-            "engine": engine,
-            "done": found[-1]["done"],
-            "median_s": statistics.median(samples),
-            "q1_s": quartiles[0],
-            "q3_s": quartiles[2],
+            "n_bytes": n_bytes, "engine": engine, "done": found[-1]["done"],
+            "median_s": statistics.median(samples), "q1_s": quartiles[0], "q3_s": quartiles[2],
             "bound_s": network.bound_s(n_bytes),
             "sent_bytes": statistics.median(cell["sent_bytes"] for cell in found),
             "sent_formula": statistics.median(formulas) if None not in formulas else None,
-            "links": found[-1]["links"],
-            "samples_s": samples,
-        }
+            "links": found[-1]["links"], "samples_s": samples,
+        }  # fmt: skip
 
 
 def run(lab: Any, network: Network, engine: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:

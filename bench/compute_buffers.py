@@ -35,17 +35,14 @@ FFN = r"\.ffn_.*"
 
 def placements(device: str, n_layer: int) -> dict[str, dict[str, Any]]:
     """llama.cpp's ways to place a model on one device."""
+    everything: dict[str, Any] = {"devices": (device,), "n_gpu_layers": n_layer + 1}
+    half = {"devices": (device,), "n_gpu_layers": n_layer // 2}
     return {
         "cpu": {"devices": ()},
-        "all": {"devices": (device,), "n_gpu_layers": n_layer + 1},
-        "half": {"devices": (device,), "n_gpu_layers": n_layer // 2, "op_offload": False},
-        "half, uploads": {"devices": (device,), "n_gpu_layers": n_layer // 2},
-        "ffn on the CPU": {
-            "devices": (device,),
-            "n_gpu_layers": n_layer + 1,
-            "override_tensor": ((FFN, "CPU"),),
-            "op_offload": False,
-        },
+        "all": everything,
+        "half": {**half, "op_offload": False},
+        "half, uploads": half,
+        "ffn on the CPU": {**everything, "override_tensor": ((FFN, "CPU"),), "op_offload": False},
     }
 
 
@@ -58,25 +55,14 @@ def cells(shape: str, path: Path, device: str) -> Iterator[dict[str, Any]]:
         settings = Settings(n_ctx=N_CTX, n_ubatch=n_ubatch, flash_attn=flash, n_outputs_max=n_outputs, **place)
         arenas = [Arena.from_engine(raw) for raw in skeleton.read_arenas(path, settings, graphs_of(settings))]
         yield {
-            "shape": shape,
-            "placement": name,
-            "device": device,
-            "flash_attn": flash,
-            "n_ctx": N_CTX,
-            "n_ubatch": n_ubatch,
-            "logits": logits,
+            "shape": shape, "placement": name, "device": device, "flash_attn": flash, "n_ctx": N_CTX,
+            "n_ubatch": n_ubatch, "logits": logits,
             "arenas": [
-                {
-                    "graph": "decode" if a.n_tokens == 1 else "prefill",
-                    "device": a.device,
-                    "bound": a.bound,
-                    "online": a.online,
-                    "offline": a.offline,
-                    "blocks": len(a.blocks),
-                }
+                {"graph": "decode" if a.n_tokens == 1 else "prefill", "device": a.device, "bound": a.bound,
+                 "online": a.online, "offline": a.offline, "blocks": len(a.blocks)}
                 for a in arenas
             ],
-        }
+        }  # fmt: skip
 
 
 def main() -> None:

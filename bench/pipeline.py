@@ -95,19 +95,8 @@ def measure(
 
 
 def _command(lab: NetLab, model: Path, plan: Path, options: Any) -> list[str]:
-    command = [
-        OALLAMA,
-        "cluster",
-        "run",
-        str(model),
-        prompt_text(options.prompt),
-        "--plan",
-        str(plan),
-        "--json",
-        "--temperature",
-        "0",
-    ]
-    command += ["--n-generate", str(options.generate), "--ssh-agent", str(lab.ssh_agent())]
+    command = [OALLAMA, "cluster", "run", str(model), prompt_text(options.prompt), "--plan", str(plan), "--json"]
+    command += ["--n-generate", str(options.generate), "--ssh-agent", str(lab.ssh_agent()), "--temperature", "0"]
     return [*command, "--threshold", "1000"]  # the plan as it is
 
 

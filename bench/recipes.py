@@ -74,13 +74,9 @@ def against(search: Search, score: Laboratory, lines: list[dict[str, Any]], budg
     def told(trial: Trial) -> dict[str, Any]:
         scored = score.measure(trial.types)
         return {
-            "name": trial.name,
-            "file_bytes": trial.file_bytes,
-            "kld_searched": trial.kld,
-            "kld_scored": scored.kld,
-            "kld_scored_error": scored.kld_error,
-            "perplexity_scored": scored.perplexity,
-        }
+            "name": trial.name, "file_bytes": trial.file_bytes, "kld_searched": trial.kld,
+            "kld_scored": scored.kld, "kld_scored_error": scored.kld_error, "perplexity_scored": scored.perplexity,
+        }  # fmt: skip
 
     mixes = [r for r in lines if r.get("kind") == MIX and r.get("file_bytes", budget + 1) <= budget]
     mix = min(mixes, key=lambda r: r["kld"], default=None)

@@ -136,14 +136,8 @@ def hot(mode: str, path: str, options: argparse.Namespace) -> None:
     """Decodes its steps; prints their seconds."""
     channels = [] if mode == "home" else [path]
     first = options.hot_sequences - options.guests
-    with Sequences(
-        options.model,
-        channels=channels,
-        first_guest=first,
-        n_seq=options.hot_sequences,
-        n_ctx=8192,
-        deadline_s=options.deadline,
-    ) as model:
+    sizes = {"n_seq": options.hot_sequences, "n_ctx": 8192}
+    with Sequences(options.model, channels=channels, first_guest=first, deadline_s=options.deadline, **sizes) as model:
         numbers = range(options.hot_sequences)
         fill(model, numbers)
         before, begin, seconds = model.stats["waited_s"], time.monotonic(), []

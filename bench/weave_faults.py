@@ -129,13 +129,8 @@ def show(lines: list[dict[str, Any]], deadline_s: float) -> None:
     from rich.table import Table
 
     table = Table(box=SIMPLE_HEAD, title=f"deadline {1e3 * deadline_s:.0f} ms; times in ms: median / 99 % / max")
-    columns = {
-        "kind": "fault",
-        "faults": "n",
-        "noticed": "noticed",
-        "noticed_ms": "in",
-        "longest_call_ms": "longest call",
-    }
+    columns = {"kind": "fault", "faults": "n", "noticed": "noticed", "noticed_ms": "in"}
+    columns |= {"longest_call_ms": "longest call"}
     columns |= {"guests_lost": "guests lost", "wrong": "wrong", "failed_steps": "failed", "hangs": "hangs"}
     columns |= {"crashed_receivers": "crashed", "false_alarms": "alarms", "back": "back", "back_ms": "in"}
     for name in columns.values():

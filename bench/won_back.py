@@ -73,10 +73,7 @@ def _lines(name: str, how: str, found: dict[tuple[int, str], dict[str, dict[str,
     first = found[N_UBATCH[0], "before"]
     return [
         {
-            "model": name,
-            "how": how,
-            "device": device,
-            "n_ubatch": n_ubatch,
+            "model": name, "how": how, "device": device, "n_ubatch": n_ubatch,
             "before": found[n_ubatch, "before"][device]["compute"],
             "after": found[n_ubatch, "after"][device]["compute"],
             # Against llama.cpp's defaults: the largest micro-batch with all logits.
@@ -84,7 +81,7 @@ def _lines(name: str, how: str, found: dict[tuple[int, str], dict[str, dict[str,
         }
         for n_ubatch in N_UBATCH
         for device in first
-    ]
+    ]  # fmt: skip
 
 
 def main() -> None:

@@ -45,19 +45,8 @@ def loads(lines: list[dict[str, Any]], what: str) -> list[str]:
     for line in lines:
         if line.get("what") == what and "error" not in line:
             groups.setdefault((line["model"], line.get("budget"), line["depth"], line["name"]), []).append(line)
-    head = (
-        "model",
-        "engine",
-        "depth",
-        "prompt",
-        "loads",
-        "first TTFT ms",
-        "TTFT ms",
-        "predicted",
-        "TPOT ms",
-        "predicted",
-    )
-    out = [f"## {what}", "", row(head), row(["---"] * len(head))]
+    head = "| model | engine | depth | prompt | loads | first TTFT ms | TTFT ms | predicted | TPOT ms | predicted |"
+    out = [f"## {what}", "", head, row(["---"] * 10)]
     for (model, budget, depth, name), group in groups.items():
         for prompt in group[0]["ttft_s"]:
             at = int(prompt) == group[0]["prompt"]

@@ -56,16 +56,8 @@ class LocalRpcServer:
         self._register = register
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the server)
         host, port = self.endpoint.split(":")
-        command = [
-            str(runtime.program("ggml-rpc-server")),
-            "--host",
-            host,
-            "--port",
-            port,
-            "--device",
-            device,
-            "--isolate",
-        ]
+        program = str(runtime.program("ggml-rpc-server"))
+        command = [program, "--host", host, "--port", port, "--device", device, "--isolate"]
         self._process = subprocess.Popen(
             [*command, "--threads", str(threads or len(os.sched_getaffinity(0)))],
             stdin=subprocess.DEVNULL,
