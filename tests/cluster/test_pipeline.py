@@ -89,6 +89,15 @@ def plan_for(model: Model, cluster: ClusterFile, **flops: float) -> ClusterPlan:
     return ClusterPlan(graph.model, context, cluster.client, cluster.devices, problem, found.layers, found.bound_s)
 
 
+def saved_plan(model: Path, cluster: ClusterFile, path: Path, n_ctx: int = 1024, on_a: float = 0.5) -> ClusterPlan:
+    """A plan in a file: that share of the layers on a, the rest on b."""
+    made = plan_for(read_model(model, Settings(n_ctx=n_ctx, n_threads=1)), cluster)
+    n = int(on_a * len(made.layers))
+    made = made.allocated(made.problem, ("a",) * n + ("b",) * (len(made.layers) - n), 0.0)
+    made.save(path)
+    return made
+
+
 def expected(model: Path, n_generate: int, n_ctx: int = 1024) -> list[int]:
     """Tokens that one process generates greedily."""
     code = (
@@ -206,10 +215,7 @@ def complete_on_lab(lab: NetLab, model: Path, plan: Path, n_generate: int) -> su
 def test_a_cut_cable_ends_within_five_seconds(tiny: Callable[..., Path], tmp_path: Path) -> None:
     model, plan = tiny("llama"), tmp_path / "plan.json"
     with NetLab(3, Conditions(rate_bit=1e9, delay_s=0.2e-3)) as lab:
-        cluster = load_devices(cluster_file(tmp_path, on_lab(lab)))
-        made = plan_for(read_model(model, Settings(n_ctx=1024, n_threads=1)), cluster)
-        n = len(made.layers)
-        made.allocated(made.problem, halves(n), 0.0).save(plan)
+        saved_plan(model, load_devices(cluster_file(tmp_path, on_lab(lab))), plan)
         with complete_on_lab(lab, model, plan, 400) as client:
             lab.cut(2)
             cut = time.monotonic()
@@ -228,9 +234,7 @@ def test_a_cut_cable_ends_within_five_seconds(tiny: Callable[..., Path], tmp_pat
 def test_a_slower_link_moves_layers_with_their_kv_cache(tiny: Callable[..., Path], tmp_path: Path) -> None:
     model, plan = tiny("llama"), tmp_path / "plan.json"
     with NetLab(3, Conditions(rate_bit=1e9, delay_s=5e-3)) as lab:  # 2000 tokens take 20 s
-        cluster = load_devices(cluster_file(tmp_path, on_lab(lab)))
-        made = plan_for(read_model(model, Settings(n_ctx=4096, n_threads=1)), cluster)
-        made.allocated(made.problem, ("a",) * len(made.layers), 0.0).save(plan)
+        saved_plan(model, load_devices(cluster_file(tmp_path, on_lab(lab))), plan, 4096, on_a=1.0)
         more = [PROMPT, "--temperature", "0", "--n-generate", "2000", "--threshold", "3"]
         with run_on_lab(lab, model, plan, *more) as client:
             assert client.stdout is not None and client.stderr is not None
@@ -250,9 +254,7 @@ def test_weights_are_sent_once(tiny: Callable[..., Path], tmp_path: Path) -> Non
     model, plan = tiny("llama", "F16"), tmp_path / "plan.json"
     with NetLab(2, Conditions(rate_bit=1e9)) as lab:
         lines = f'host = "h1"\naddress = "{lab.address(1)}:50052"\nmemory = "1GiB"'
-        cluster = load_devices(cluster_file(tmp_path, {"a": lines}))
-        made = plan_for(read_model(model, Settings(n_ctx=512, n_threads=1)), cluster)
-        made.save(plan)
+        made = saved_plan(model, load_devices(cluster_file(tmp_path, {"a": lines})), plan, 512, on_a=1.0)
         sent = []
         for _ in range(2):
             with lab.traffic() as traffic:
@@ -279,9 +281,7 @@ def answers(port: int) -> bool:
 def test_a_server_goes_on_without_a_killed_device(tiny: Callable[..., Path], tmp_path: Path) -> None:
     model, plan, port = tiny("llama"), tmp_path / "plan.json", free_port()
     cluster = load_devices(cluster_file(tmp_path, {"a": local("1GiB"), "b": local("1GiB")}))
-    made = plan_for(read_model(model, Settings(n_ctx=1024, n_threads=1)), cluster)
-    n = len(made.layers)
-    made.allocated(made.problem, halves(n), 0.0).save(plan)
+    saved_plan(model, cluster, plan)
     command = [OALLAMA, "cluster", "run", str(model), "--plan", str(plan), "--serve", "--port", str(port)]
     with process_of(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as server:
         until(lambda: answers(port), 60)
@@ -373,16 +373,15 @@ def test_a_plan_file_that_is_wrong_is_refused(
 ) -> None:
     cluster = load_devices(cluster_file(tmp_path, {"a": local("1GiB")}))
     path = tmp_path / "plan.json"
-    plan_for(read_model(tiny("llama"), Settings(n_ctx=512)), cluster).save(path)
+    saved_plan(tiny("llama"), cluster, path, 512, on_a=1.0)
     path.write_text(change(path.read_text()))
     with pytest.raises(OallamaError, match=message):
         ClusterPlan.load(path)
 
 
 def test_a_plan_is_for_its_model(tiny: Callable[..., Path], tmp_path: Path) -> None:
-    cluster = load_devices(cluster_file(tmp_path, {"a": local("1GiB")}))
     path = tmp_path / "plan.json"
-    plan_for(read_model(tiny("llama"), Settings(n_ctx=512)), cluster).save(path)
+    saved_plan(tiny("llama"), load_devices(cluster_file(tmp_path, {"a": local("1GiB")})), path, 512, on_a=1.0)
     done = oallama("cluster", "run", tiny("qwen2"), PROMPT, "--plan", path)
     assert done.returncode == 2 and "this plan is for another model (arch 'llama' against 'qwen2'" in done.stderr
 

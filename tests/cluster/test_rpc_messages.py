@@ -76,13 +76,9 @@ RANGES = [(1, 16), (16, 1), (17, 0), (0, 17), (BIG, 1), (BIG - 3, 8), (2**63, 2*
 
 
 @pytest.mark.parametrize(("offset", "size"), RANGES)
-def test_ranges_outside_of_a_tensor(client: Client, offset: int, size: int) -> None:
-    refuses(client, rpc_wire.GET_TENSOR, client.tensor(1, F32, (4,), 64) + TWO.pack(offset, size))
-
-
-@pytest.mark.parametrize(("offset", "size"), RANGES)
-def test_memset_outside_of_a_tensor(client: Client, offset: int, size: int) -> None:
-    refuses(client, rpc_wire.MEMSET_TENSOR, client.tensor(1, F32, (4,), 64) + TWO.pack(offset, size) + b"\7")
+@pytest.mark.parametrize(("command", "value"), [(rpc_wire.GET_TENSOR, b""), (rpc_wire.MEMSET_TENSOR, b"\7")])
+def test_ranges_outside_of_a_tensor(client: Client, command: int, value: bytes, offset: int, size: int) -> None:
+    refuses(client, command, client.tensor(1, F32, (4,), 64) + TWO.pack(offset, size) + value)
 
 
 @pytest.mark.parametrize("offset", [1, 16, BIG, BIG - 15, 2**63])

@@ -20,6 +20,7 @@ import pytest
 from oallama.errors import OallamaError
 from oallama.weave import Receiver, SequenceRows, channel_path, remove_abandoned
 from oallama.weave import Sender as AnySender
+from oallama.weave.channel import Handle
 from support.attention import Reference, floats, steps
 from support.foreign_array import ForeignArray
 from support.logits import nmse
@@ -74,6 +75,13 @@ def path() -> Iterator[str]:
     path = channel_path(f"test-{os.getpid()}-{next(names)}")
     yield path
     assert not Path(path).exists()
+
+
+def opened(sender: AnySender, n_tokens: int = 64, **types: str) -> Handle:
+    """A sequence of one layer, 64 values wide, with room for so many tokens."""
+    handle = sender.open(n_layers=1, max_tokens=n_tokens, k_width=64, v_width=64, **types)
+    assert handle is not None and sender.reserve(handle, n_tokens)
+    return handle
 
 
 @pytest.mark.parametrize("kv", ["f32", "f16", "bf16", "q8_0"])
@@ -201,8 +209,7 @@ def test_one_receiver_of_several_takes_an_abandoned_path(path: str) -> None:
 
 def test_wrong_shapes_are_refused(path: str) -> None:
     with Receiver(path, MIB), Sender(path) as sender:
-        handle = sender.open(n_layers=1, max_tokens=64, k_width=64, v_width=64)
-        assert handle is not None
+        handle = opened(sender)
         q, kv = floats(2, 2, 32), floats(2, 2, 32)
         for bad in ((q[:1], kv, kv), (floats(2, 3, 32), kv, kv), (q, floats(2, 2, 16), kv), (q[0], kv, kv)):
             with pytest.raises(ValueError, match=r"q, k, v: \[rows, heads, width\]"):
@@ -215,8 +222,7 @@ def test_wrong_shapes_are_refused(path: str) -> None:
 
 def test_arrays_of_other_libraries(path: str) -> None:
     with Receiver(path, MIB), Sender(path) as sender:
-        handle = sender.open(n_layers=1, max_tokens=64, k_width=64, v_width=64)
-        assert handle is not None and sender.reserve(handle, 2)
+        handle = opened(sender)
         arrays = [floats(2, 4, 32), floats(2, 2, 32), floats(2, 2, 32)]
         given = [SequenceRows(handle, 0, 2)]
         expected = sender.attend(0, given, *arrays, scale=1.0)
@@ -227,8 +233,7 @@ def test_arrays_of_other_libraries(path: str) -> None:
 
 def test_a_sequence_twice_is_refused(path: str) -> None:
     with Receiver(path, MIB), Sender(path) as sender:
-        handle = sender.open(n_layers=1, max_tokens=64, k_width=64, v_width=64)
-        assert handle is not None and sender.reserve(handle, 2)
+        handle = opened(sender)
         q, kv = floats(2, 2, 32), floats(2, 2, 32)
         with pytest.raises(OallamaError, match="refuses: the task is malformed"):
             sender.attend(0, [SequenceRows(handle, 0, 1), SequenceRows(handle, 1, 1)], q, kv, kv, scale=1.0)
@@ -253,8 +258,7 @@ SCRIBBLE = """if True:
 def test_a_receiver_that_is_gone_is_noticed(path: str, number: int) -> None:
     with receiver(path) as process:
         sender = AnySender(path, deadline_s=1.0)
-        handle = sender.open(n_layers=1, max_tokens=64, k_width=64, v_width=64)
-        assert handle is not None and sender.reserve(handle, 64)
+        handle = opened(sender)
         q = floats(1, 2, 32)
         out = sender.attend(0, [SequenceRows(handle, 0, 1)], q, q, q, scale=1.0)
         os.kill(process.pid, number)
@@ -269,8 +273,7 @@ def test_a_receiver_that_is_gone_is_noticed(path: str, number: int) -> None:
     with Receiver(path, MIB):  # in its place
         sender.close()
         with Sender(path) as other:
-            handle = other.open(n_layers=1, max_tokens=64, k_width=64, v_width=64)
-            assert handle is not None and other.reserve(handle, 64)
+            handle = opened(other)
             again = other.attend(0, [SequenceRows(handle, 0, 1)], q, q, q, scale=1.0)
             assert np.array_equal(again, out)
 
@@ -288,8 +291,7 @@ def test_a_damaged_slot_is_noticed(path: str) -> None:
             try:
                 with Sender(path) as sender:
                     reference = Reference()
-                    handle = sender.open(n_layers=1, max_tokens=200, k_width=64, v_width=64, k_type="f32", v_type="f32")
-                    assert handle is not None and sender.reserve(handle, 200)
+                    handle = opened(sender, 200, k_type="f32", v_type="f32")
                     for at in range(0, 200, 5):
                         q, k, v = floats(5, 2, 32), floats(5, 2, 32), floats(5, 2, 32)
                         out = sender.attend(0, [SequenceRows(handle, at, 5)], q, k, v, scale=0.2)

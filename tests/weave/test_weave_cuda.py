@@ -27,7 +27,7 @@ from oallama.weave.sequences import Sequences
 from support.attention import Reference, floats, steps
 from support.guests import play
 from support.logits import nmse
-from support.processes import process_of, program
+from support.processes import process_of, program, ran
 from support.weave_cuda import KV_TYPES, Handle, OpenTask, build, build_fake, has_gpu, headers, load, nvcc, task_of
 
 NMSE = {"f32": 1e-7, "f16": 1e-6, "bf16": 1e-4, "q8_0": 5e-4}
@@ -316,16 +316,18 @@ def hooks(library: Path, n_graphs: int = 20, n_splits: int = 1, n_nodes: int = 5
     return [sys.executable, "-c", HOOKS, str(library), *sizes]
 
 
-def fake_counts(library: Path, path: str, given: str = "", *, working: str | None = None, **graphs: int) -> list[int]:
-    """Looks, works and waits of a stream for another one, of a process with a receiver and no sender."""
+def computed(library: Path, receiver: str, *, working: str = "", **graphs: int) -> subprocess.CompletedProcess[str]:
+    """A process that computes graphs once, with a receiver and no sender."""
+    environment = {"OALLAMA_WEAVE_CUDA_RECEIVER": receiver, "OALLAMA_WEAVE_CUDA_WORK": working}
+    return ran(*hooks(library, **graphs), input="graphs\n", env=environment, timeout=60)
+
+
+def fake_counts(library: Path, path: str, given: str = "", **more: Any) -> list[int]:
+    """Looks, works and waits of a stream for another one."""
     if "fake" not in library.name:
         pytest.skip("only the fake counts them")
-    environment = os.environ | {"OALLAMA_WEAVE_CUDA_RECEIVER": f"{path}:{1 << 28}{given}"}
-    environment |= {"OALLAMA_WEAVE_CUDA_WORK": working} if working else {}
-    done = subprocess.run(
-        hooks(library, **graphs), input="graphs\n", capture_output=True, text=True, env=environment, timeout=60
-    )
-    assert done.returncode == 0 and done.stderr == "", done.stderr
+    done = computed(library, f"{path}:{1 << 28}{given}", **more)
+    assert done.stderr == "", done.stderr
     return [int(count) for count in done.stdout.split()[1:]]
 
 
@@ -373,17 +375,9 @@ def test_graphs_without_conditional_nodes(library: Path, path: str, monkeypatch:
     if "fake" not in library.name:
         pytest.skip("a GPU has what it has")
     monkeypatch.setenv("OALLAMA_FAKE_WAYS", "mapped")
-    environment = os.environ | {"OALLAMA_WEAVE_CUDA_RECEIVER": f"{path}:{1 << 28}"}
     for working, said, works in (("", "every look launches", "70"), ("conditional", "no guests on this GPU", "0")):
-        done = subprocess.run(
-            hooks(library, n_graphs=10),
-            input="graphs\n",
-            capture_output=True,
-            text=True,
-            env=environment | {"OALLAMA_WEAVE_CUDA_WORK": working},
-            timeout=60,
-        )
-        assert done.returncode == 0 and done.stdout.split()[2] == works
+        done = computed(library, f"{path}:{1 << 28}", working=working, n_graphs=10)
+        assert done.stdout.split()[2] == works
         assert done.stderr.count("oallama: ") == 1 and said in done.stderr and "not in this fake" in done.stderr
 
 
@@ -412,11 +406,8 @@ def test_hooks_of_ggml(library: Path, path: str) -> None:
 )
 def test_hooks_without_a_receiver(library: Path, path: str, given: str, said: str) -> None:
     """Graphs are computed, and why there are no guests is said once."""
-    environment = os.environ | {"OALLAMA_WEAVE_CUDA_RECEIVER": given.format(path=path)}
-    process = subprocess.run(
-        hooks(library), input="graphs\n", capture_output=True, text=True, env=environment, timeout=60
-    )
-    assert process.returncode == 0 and process.stdout.startswith("done")
+    process = computed(library, given.format(path=path))
+    assert process.stdout.startswith("done")
     assert process.stderr.count("oallama: no guests on this GPU: ") == 1 and said in process.stderr
 
 
