@@ -106,7 +106,8 @@ RPC_HASH_BYTES = Variable("OALLAMA_RPC_HASH_BYTES", "bytes", "`10485760`", "csrc
     "Larger weights are looked for in the RPC server's cache (`-c`) before they are sent. "
     "Values above the default do nothing.")
 WEAVE_RECEIVER = Variable("OALLAMA_WEAVE_RECEIVER",
-    "`path:bytes[:graphs, operators, parts or a number of multiply-adds]`", "unset", "csrc/weave/cpu/receiver_of_process.cpp",
+    "`path:bytes[:graphs, operators, parts or a number of multiply-adds]`", "unset",
+    "csrc/weave/cpu/receiver_of_process.cpp",
     "This process keeps guests' sequences and computes their attention ([weave.md](weave.md)). "
     "`oallama serve --hot` sets it.")
 WEAVE_CUDA_RECEIVER = Variable("OALLAMA_WEAVE_CUDA_RECEIVER", "`path:bytes[:decode:prompt:few]`", "unset; `8:2:16`",
