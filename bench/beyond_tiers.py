@@ -4,7 +4,7 @@ python bench/beyond_tiers.py [--out FILE.jsonl] [--device CPU] [--threads 2] [--
 
 "log-log": the last segment goes on, as between tiers. "share": in proportion to the tokens. "per token": each token
 costs what it did in the last segment (`data/curves.py`, what plans are made with). Attention is "pieces" of 512 tokens
-(`planning/cost.py`) or "log-log". One JSON line per operator and token count, with each way's error.
+(`planning/cost.py`, fused) or "log-log" (unfused). One JSON line per operator and token count, with each way's error.
 """
 
 from __future__ import annotations

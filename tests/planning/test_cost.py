@@ -213,14 +213,15 @@ def test_many_placements_are_predicted_as_one_by_one():
     assert predictor.request(placements[0], work) == ttft + steps
 
 
-def test_attention_to_more_tokens_than_were_measured_is_attention_to_their_pieces():
+def test_fused_attention_of_more_tokens_than_were_measured_is_that_of_their_pieces():
     shape = costs().graph.attention[0]
     for flash in (True, False):
         model = graph(replace(SMALL, fused=flash))
         machine = profile(model, flash=(flash,))
         whole = CostModel(model, machine, [DEVICE], CONTEXT).attention_s(shape, 1536, 2048)
-        rows = (2048, 1536, 1024) if flash else (2048, 2048, 2048)  # what a mask hides is skipped by fused kernels
-        pieces = sum(machine.attention_time(DEVICE, shape, 512, n, flash=flash).seconds for n in rows)
+        # What a mask hides is skipped by fused kernels.
+        parts = ((512, 2048), (512, 1536), (512, 1024)) if flash else ((1536, 2048),)
+        pieces = sum(machine.attention_time(DEVICE, shape, n, rows, flash=flash).seconds for n, rows in parts)
         assert whole[1] == pytest.approx(pieces)
 
 

@@ -154,10 +154,10 @@ class CostModel:
             copies = self.cache_s(shape, depth, self.ids[name], "d2h")
             return copies + self._attention_seconds(self.names[0], shape, n_tokens, depth)
         pads = not flash or self.profile.device(name).backend.startswith(_PADDED)
-        # More tokens than were measured are attention to their pieces; what masks hide is computed, too, where it pads.
-        seconds, piece = 0.0, self.prefill_tier
+        # Fused, more tokens than were measured are those of their pieces (bench/beyond_tiers.py).
+        seconds, piece = 0.0, self.prefill_tier if flash else n_tokens
         for start in range(0, n_tokens, piece):
-            rows = padded_rows(depth) if pads else max(1, depth - start)
+            rows = padded_rows(depth) if pads else max(1, depth - start)  # what a mask hides is skipped
             n = min(piece, n_tokens - start)
             seconds += self.profile.attention_time(name, shape, n, rows, *types, flash).seconds
         return seconds
