@@ -25,10 +25,11 @@ from .exact import exact
 from .fitting import Fitted
 from .greedy import oato
 from .largest import largest
-from .plan_builder import DryRunPlan, PlanBuilder
+from .plan_builder import HIDES, DryRunPlan, PlanBuilder
 from .pool import pool_bytes
 from .space import Space
 from .stock import StockFlags, family
+from .streams import for_longer_prompts
 from .uncertainty import cannot_win, ranked, request_range
 
 PlannerName = Literal[
@@ -134,14 +135,14 @@ def _uses_accelerator(plan: PlacementPlan) -> bool:
 def _makers(space: Space) -> dict[str, Callable[[], PlacementPlan]]:
     best = cache(lambda: exact(space))
     makers: dict[str, Callable[[], PlacementPlan]] = {
-        "exact": lambda: _finish("exact", best()),
+        "exact": lambda: _finish(space, "exact", best()),
         "layers": lambda: _layers(space),
         "fewer-layers": lambda: _fewer_layers(space),
     }
     if len(space.accelerators) <= 1:
-        makers["oato"] = lambda: _finish("oato", oato(space))
+        makers["oato"] = lambda: _finish(space, "oato", oato(space))
         if _computes_beside(space):
-            makers["divided"] = lambda: _finish("divided", exact(space, divides=True))
+            makers["divided"] = lambda: _finish(space, "divided", exact(space, divides=True))
     if space.fit is not None:
         makers["fit"] = lambda: _fit(space)
     experts = any(op.op == "MUL_MAT_ID" for op in space.graph.targets(min(space.graph.tiers)))
@@ -159,11 +160,28 @@ def _computes_beside(space: Space) -> bool:
     return bool(space.accelerators) and space.profile.concurrent(space.accelerators[0]) >= BESIDE
 
 
-def _finish(name: str, found: tuple[PlanBuilder, Fitted]) -> PlacementPlan:
+def _finish(space: Space, name: str, found: tuple[PlanBuilder, Fitted]) -> PlacementPlan:
     builder, fitted = found
     context = builder.costs.context
-    used = {"n_ubatch": context.n_ubatch, "flash_attn": context.flash_attn}
-    return builder.finish(fitted.dry_run, name, {**fitted.proposal.params, **used})
+    dry_run, later = _for_longer_prompts(space, builder, fitted)
+    used = {"n_ubatch": context.n_ubatch, "flash_attn": context.flash_attn, **later}
+    return builder.finish(dry_run, name, {**fitted.proposal.params, **used})
+
+
+def _for_longer_prompts(space: Space, builder: PlanBuilder, fitted: Fitted) -> tuple[DryRunPlan, dict[str, int]]:
+    """With weights streamed for prompts above the workload's, if their slots fit beside it; else as it was."""
+    costs, homes = builder.costs, fitted.proposal.homes
+    hides = costs.overlap >= HIDES or not costs.uploader
+    if space.paper or not (space.streams and hides and builder.accelerators) or homes.upload.any():
+        return fitted.dry_run, {}
+    more = for_longer_prompts(builder.predictor, homes, space.workload)
+    if more is homes or more.stream is None:
+        return fitted.dry_run, {}
+    dry_run = builder.dry_run(builder.by_homes(more, fitted.proposal.affinity))
+    if not builder.fits(dry_run) or dry_run.seconds > fitted.dry_run.seconds * (1 + 1e-9):
+        return fitted.dry_run, {}
+    before = 0 if homes.stream is None else homes.stream
+    return dry_run, {"streams_later": int(more.stream[more.stream != before].min())}
 
 
 def _checked(space: Space, plan: PlacementPlan) -> PlacementPlan:
