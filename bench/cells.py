@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from cells_tables import CPU_ALONE, is_stock, rounds, summary, tables
+
 from oallama.bench import Engine, LoadParams, cpu_only, ffn_on_cpu, find_baseline_lib, fitted
 from oallama.bench.machine import describe
 from oallama.bench.planned import planned

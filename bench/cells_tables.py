@@ -19,7 +19,7 @@ def is_stock(engine: str) -> bool:
 
 
 def form_of(engine: Line) -> str:
-    """"off", or "auto" for fused where there is such an operator."""
+    """ "off", or "auto" for fused where there is such an operator."""
     flash = engine.get("flash_attn") or (engine.get("params") or {}).get("flash_attn", "auto")
     return "off" if flash == "off" else "auto"
 
@@ -78,8 +78,8 @@ def _never_slower(lines: list[Line]) -> list[str]:
         "## Never slower",
         "",
         f"Request = TTFT of {n_prompt} tokens + {n_generate - 1} x TPOT, medians of interleaved rounds. Above 1x the "
-        "chosen plan is faster. The first rival has the chosen plan's form of attention, so its ratio is what placement "
-        "gains; the second has the other form.",
+        "chosen plan is faster. The first rival has the chosen plan's form of attention, so its ratio is what "
+        "placement gains; the second has the other form.",
         "",
         _row(head),
         _row(["---"] * len(head)),

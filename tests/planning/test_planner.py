@@ -511,7 +511,9 @@ def test_families_of_the_last_layers_are_made_on_request_alone():
     first, last = (plan(budget=budget, planner=name) for name in ("cpu-ffn", "cpu-ffn-last"))
     n = last.planner["params"]["n"]
     assert n == first.planner["params"]["n"] and 0 < n < 4
-    assert on(last, HOST) == {f"blk.{il}.ffn_{kind}.weight" for il in range(4 - n, 4) for kind in ("up", "gate", "down")}
+    assert on(last, HOST) == {
+        f"blk.{il}.ffn_{kind}.weight" for il in range(4 - n, 4) for kind in ("up", "gate", "down")
+    }
     assert "cpu-ffn-last" not in make_plans(space(MODEL)).plans
 
 

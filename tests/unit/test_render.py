@@ -11,7 +11,15 @@ from rich.console import Console
 from oallama.cli.profile import profile_table
 from oallama.data.plan import HOST, PlacementPlan, TensorPlacement
 from oallama.data.workload import Workload
-from oallama.views.plan_table import ASCII, UNICODE, render_layers, render_plan, render_request, render_summary, render_times
+from oallama.views.plan_table import (
+    ASCII,
+    UNICODE,
+    render_layers,
+    render_plan,
+    render_request,
+    render_summary,
+    render_times,
+)
 from support import synthetic
 from support.planned import plan, smallest
 from support.plans import make

@@ -27,9 +27,9 @@ DEPTHS = (1024, 4096, 16384)
 class OperatorKind:
     """All operators of one kind in one pass.
 
-    kind: of the weights ("ffn_up"), "attention fused, 1024" (positions), "small operators", or "less in one piece": what
-    devices save that compute chains of operators at once, as negative seconds. type, ne: of the weights; "" and () of
-    other kinds. nbytes: of all weights, or of what all layers have in their KV caches. seconds: by device, of all of
+    kind: of the weights ("ffn_up"), "attention fused, 1024" (positions), "small operators", or "less in one piece":
+    what devices save that compute chains of operators at once, as negative seconds. type, ne: of the weights; "" and ()
+    of other kinds. nbytes: of all weights, or of what all layers have in their KV caches. seconds: by device, of all of
     them together; devices on which it was not measured are left out. saved: seconds per 1e9 bytes moved to the first
     accelerator. affinity: OATO's, 0 to 1, before transfers are counted. None: there is nothing to move, or to move to.
     """

@@ -29,7 +29,11 @@ def render_kinds(title: str, kinds: Sequence[OperatorKind]) -> Table:
         shown.add_column(column, justify="right", no_wrap=True)
     for kind in kinds:
         shape = "x".join(map(str, kind.ne)) if alike[kind.kind, kind.type] > 1 else ""
-        cells = [_words(kind.kind, kind.type, shape), str(kind.number), format_bytes(kind.nbytes) if kind.nbytes else "-"]
+        cells = [
+            _words(kind.kind, kind.type, shape),
+            str(kind.number),
+            format_bytes(kind.nbytes) if kind.nbytes else "-",
+        ]
         cells += [_time(kind.seconds.get(name)) for name in devices]
         if saves:
             cells.append("-" if kind.saved is None else f"{1e3 * kind.saved:.1f}")
@@ -46,7 +50,14 @@ def render_in_place(title: str, rows: Sequence[InPlace]) -> Table:
         shown.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         error = "-" if row.error_percent is None else f"{row.error_percent:+.0f} %"
-        shown.add_row(_words(row.kind, row.type), row.device, str(row.number), _time(row.predicted_s), _time(row.measured_s), error)
+        shown.add_row(
+            _words(row.kind, row.type),
+            row.device,
+            str(row.number),
+            _time(row.predicted_s),
+            _time(row.measured_s),
+            error,
+        )
     return shown
 
 
