@@ -64,7 +64,9 @@ def time_operators(
 def _medians(passes: Sequence[Sequence[tuple[str, str, str, str, float]]]) -> list[TimedOperator]:
     """Passes are of the same graph; a graph that grew with the cache is compared as far as the last one goes."""
     alike = [records for records in passes if [r[:4] for r in records] == [r[:4] for r in passes[-1]]]
-    return [TimedOperator(*same[0][:4], statistics.median(r[4] for r in same)) for same in zip(*alike, strict=True)]
+    medians = [statistics.median(record[4] for record in same) for same in zip(*alike, strict=True)]
+    names = [record[:4] for record in alike[0]]
+    return [TimedOperator(*name, seconds=each) for name, each in zip(names, medians, strict=True)]
 
 
 @contextmanager
