@@ -25,7 +25,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,7 @@ from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices
 from oallama.modelmaker import make_model
-from oallama.planning import Workload
+from oallama.planning import Space, Workload, make_plans
 from oallama.profiling.profiler import forget
 
 # Larger than twice the last-level cache, as real models are: weights are timed cold.
@@ -133,15 +132,26 @@ def cell(
     if budget is not None:
         whole = graph.weights_bytes + sum(_kv_bytes(graph, n_ctx))
         vram = int(whole * float(budget.rstrip("%")) / 100)
-    found = autoplan.candidates(model, graph, vram, settings, choices)
+    considered = autoplan.consider(model, graph, vram, settings, choices)
+    found, space = considered.found, considered.space
     chosen = next(iter(found.plans))
     plans, failed = {chosen: found.plans[chosen]}, {n: str(e) for n, e in found.failed.items()}
     for planner in options.also:
-        _add(plans, failed, planner, model, vram, settings, replace(choices, **_asked(planner)))
+        paper = replace(space, paper=True, _builders={}, _whole={})
+        _add(plans, failed, planner, *((paper, "oato") if planner == PAPER else (space, planner)))
     forms = _forms(plans[chosen].context.flash_attn)
-    for planner, form in product(options.stock if budget is not None else (), forms):
-        asked = replace(choices, **_asked(planner))
-        _add(plans, failed, f"{planner} -fa {form}", model, vram, replace(settings, flash_attn=form), asked)
+    for form in forms if budget is not None else ():
+        if form != settings.flash_attn:
+            asked = replace(settings, flash_attn=form)
+            other = autoplan.consider(
+                model, autoplan.read_graph(model, asked), vram, asked, replace(choices, planner="cpu")
+            )
+            # All plans of a cell are from the same times.
+            space = replace(other.space, profile=considered.space.profile, _builders={}, _whole={})
+        else:
+            space = considered.space
+        for planner in options.stock:
+            _add(plans, failed, f"{planner} -fa {form}", space, planner)
     with ExitStack() as stack, tempfile.TemporaryDirectory() as states:
         engines = []
         for label, plan in _distinct(plans).items():
@@ -190,31 +200,17 @@ def cell(
     return line
 
 
-def _asked(planner: str) -> dict[str, Any]:
-    """The choices of a planner, or of Algorithm 1 as published."""
-    return {"planner": "oato", "paper": True} if planner == PAPER else {"planner": planner}
-
-
 def _forms(chosen: str) -> tuple[str, str]:
     """llama.cpp's -fa as the chosen plan has it, then the other one."""
     return chosen, "auto" if chosen == "off" else "off"
 
 
-def _add(
-    plans: dict[str, PlacementPlan],
-    failed: dict[str, str],
-    label: str,
-    model: Path,
-    vram: int | None,
-    settings: Settings,
-    choices: Choices,
-) -> None:
+def _add(plans: dict[str, PlacementPlan], failed: dict[str, str], label: str, space: Space, planner: Any) -> None:
     """One plan more; why there is none, where it does not apply or does not fit."""
     if label in plans:
         return
     try:
-        graph = autoplan.read_graph(model, settings)
-        plans[label] = autoplan.plan_graph(model, graph, vram, settings, choices)
+        plans[label] = make_plans(space, planner).best
     except OallamaError as error:
         failed[label] = str(error)
 
