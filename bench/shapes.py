@@ -5,7 +5,8 @@ python bench/shapes.py --datasheet NAME --from FILE.jsonl
 
 Times every distinct matrix of the models at one token and at 512, from cold memory; two minutes on two cores. One JSON
 line per shape: bytes/s of one token, flop/s of 512, both also as shares of the best of all shapes. With --datasheet
-nothing is measured: prints the "shapes" of that datasheet's CPU, its own efficiencies times these shares.
+nothing is measured: prints the "shapes" of that datasheet's CPU, its own efficiencies times these shares. It refuses
+times that were taken beside other work.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from typing import Any
 
 from oallama.bench.machine import describe
 from oallama.bench.script import arguments, note, read, record, words
+from oallama.data.entries import CLEAN
 from oallama.data.plan import HOST
 from oallama.engine.load_settings import Settings
+from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.modelmaker import make_sparse_model
 from oallama.profiling.datasheet import Datasheet
@@ -69,8 +72,13 @@ def measured(models: list[str], file_type: str, n_threads: int, seconds: float) 
 
 
 def shapes(sheet: Datasheet, lines: list[dict[str, Any]]) -> str:
-    """The datasheet's own efficiencies hold for the best shape; the output matrix computes like the best one."""
+    """The datasheet's own efficiencies hold for the best shape; the output matrix computes like the best one.
+
+    Raises OallamaError for times that were taken beside other work.
+    """
     cpu = sheet.cpu
+    if doubtful := [line for line in lines if min(line["clean_1"], line.get("clean_512", 1.0)) < CLEAN]:
+        raise OallamaError(f"{len(doubtful)} of {len(lines)} shapes were timed beside other work: measure them again")
     rows = [
         {
             "type": line["type"],
