@@ -10,7 +10,7 @@ plan, and with the other one, so that what placement gains is told from what the
 per model and device, just before. One JSON line per cell; --tables FILE.jsonl prints the tables of a recorded file
 instead. --rounds FILE.jsonl compares the predictions of two commits whose runs took turns on a machine that drifts.
 
-All cells, on a quiet machine (the two calls append to one file):
+All cells, on a quiet machine: about six hours on two cores (the two calls append to one file):
   python bench/cells.py --reload --archs llama,qwen2,minicpm3,qwen3moe --devices CPU,RPC
   python bench/cells.py --reload --archs llama,qwen2,minicpm3,qwen3moe --devices RPC --threads 1 --depths 0,2048
 """

@@ -9,7 +9,7 @@ the longest prompt and 64 tokens; "resident", "minimal" and "host" know no budge
 computing: streams are predicted and measured one after the other there. Writes one JSON line per engine and budget;
 --tables prints a recorded file.
 
-The full run, about 100 minutes on two cores (7 plans, 5 rounds):
+The full run, about an hour on two cores (9 plans, 5 rounds):
   python bench/streamed_plans.py --threads 1
 """
 
