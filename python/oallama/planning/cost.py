@@ -294,7 +294,7 @@ class CostModel:
         rows = padded_rows(min(depth, self.context.n_ctx))
         types = ((shape.head_dim_k, self.context.type_k), (shape.head_dim_v, self.context.type_v))
         return sum(
-            self.link_s(device, direction, rows * shape.n_head_kv * width * bytes_per_value(type), "pageable")
+            self.link_s(device, direction, rows * shape.n_head_kv * width * _bytes_per_value(type), "pageable")
             for width, type in types
         )
 
@@ -395,7 +395,6 @@ def _divided(tensor: TensorPlacement) -> int:
     return max((s.rows[1] - s.rows[0] for s in tensor.segments[1:] if s.rows is not None), default=0)
 
 
-def bytes_per_value(type: str) -> float:
-    """Of a ggml type, blocks' scales included."""
+def _bytes_per_value(type: str) -> float:
     block, size = GGML_QUANT_SIZES[GGMLQuantizationType[type.upper()]]
     return float(size) / float(block)

@@ -16,7 +16,8 @@ import numpy as np
 
 from ..data.entries import padded_rows
 from ..data.operators import AttentionShape, TensorInfo
-from .cost import CostModel, StageCosts, bytes_per_value
+from ..profiling.roofline import CACHE_BYTES
+from .cost import CostModel, StageCosts
 from .oato import normalised
 
 SMALL, IN_ONE_PIECE = "small operators", "less in one piece"
@@ -102,10 +103,8 @@ def _attention(costs: CostModel, at: StageCosts, flash: bool, depth: int) -> lis
         name: times * sum(costs.profile.attention_time(name, s, one, rows, *types, flash).seconds for s in shapes)
         for name in devices
     }
-    values = sum(
-        s.n_head_kv * (s.head_dim_k * bytes_per_value(types[0]) + s.head_dim_v * bytes_per_value(types[1]))
-        for s in shapes
-    )
+    k, v = (CACHE_BYTES[type] for type in types)
+    values = sum(s.n_head_kv * (s.head_dim_k * k + s.head_dim_v * v) for s in shapes)
     nbytes = round(times * depth * values)
     kind = f"attention {'fused' if flash else 'unfused'}, {depth}"
     return [OperatorKind(kind, "", (), len(shapes), nbytes, seconds, _saved(costs, seconds, nbytes))]
