@@ -3,10 +3,16 @@
 python bench/cells.py [--out FILE] [--devices CPU,RPC,Vulkan0] [--archs ...] [--budgets 40%,80%] [--depths 0,2048,8192]
 
 A cell is a model, a device, a budget and a depth. In each one the planner makes its candidates: the chosen plan, those
-of --also and the stock rivals (-ngl, llama.cpp's own --fit, the CPU) run interleaved in processes of their own, the
-rivals on unpatched llama.cpp where it has the device. The machine is profiled once per model and device, just before.
-One JSON line per cell and engine; --tables FILE.jsonl prints the tables of a recorded file instead. --rounds FILE.jsonl
-compares the predictions of two commits whose runs took turns on a machine that drifts.
+of --also (oato-paper: Algorithm 1 as published) and the stock rivals of --stock (-ngl, llama.cpp's own --fit, --n-cpu-*
+of the first and of the last layers, the CPU) run interleaved in processes of their own, the rivals on unpatched
+llama.cpp where it has the device. Every rival is planned and measured twice: with the form of attention of the chosen
+plan, and with the other one, so that what placement gains is told from what the form does. The machine is profiled once
+per model and device, just before. One JSON line per cell; --tables FILE.jsonl prints the tables of a recorded file
+instead. --rounds FILE.jsonl compares the predictions of two commits whose runs took turns on a machine that drifts.
+
+All cells, on a quiet machine: about six hours on two cores (the two calls append to one file):
+  python bench/cells.py --reload --archs llama,qwen2,minicpm3,qwen3moe --devices CPU,RPC
+  python bench/cells.py --reload --archs llama,qwen2,minicpm3,qwen3moe --devices RPC --threads 1 --depths 0,2048
 """
 
 from __future__ import annotations
@@ -16,14 +22,15 @@ import os
 import statistics
 import tempfile
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from oallama.bench import Engine, LoadParams, cpu_only, find_baseline_lib, fitted
+from cells_tables import CPU_ALONE, is_stock, rounds, summary, tables
+
+from oallama.bench import Engine, LoadParams, cpu_only, ffn_on_cpu, find_baseline_lib, fitted
 from oallama.bench.machine import describe
 from oallama.bench.planned import planned
 from oallama.bench.script import arguments, note, numbers, read, record, words
@@ -36,7 +43,7 @@ from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices
 from oallama.modelmaker import make_model
-from oallama.planning import Workload
+from oallama.planning import Space, Workload, make_plans
 from oallama.profiling.profiler import forget
 
 # Larger than twice the last-level cache, as real models are: weights are timed cold.
@@ -49,7 +56,8 @@ MODELS: dict[str, dict[str, Any]] = {
 # As large, of the narrow matrices of the shape "small": for a device as slow as Vulkan on lavapipe.
 NARROW = {"llama": 72, "qwen2": 48, "minicpm3": 48, "qwen3moe": 24}
 N_PROMPT, N_GENERATE = 128, 32
-STOCK = ("layers", "fewer-layers", "fit")
+STOCK = ("layers", "fewer-layers", "fit", "cpu-moe", "cpu-ffn", "cpu-moe-last", "cpu-ffn-last")
+PAPER = "oato-paper"
 # Read into memory, not mapped: where the kernel takes back pages of files that rest, a mapped model decodes slower
 # after a while than when it was loaded, whatever the engine.
 LOAD = LoadParams(load_mode="none")
@@ -65,8 +73,9 @@ def main() -> None:
     parser.add_argument("--depths", type=numbers, default="0,2048,8192")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument(
-        "--also", type=words, default=["exact"], help="planners measured beside the chosen plan and the stock rivals"
+        "--also", type=words, default=["exact", "oato", PAPER], help="planners measured beside the chosen plan"
     )
+    parser.add_argument("--stock", type=words, default=STOCK, help="stock rivals, in both forms of attention")
     parser.add_argument("--threads", type=int, default=0, help="of the host; the RPC server always has all")
     parser.add_argument("--narrow", action="store_true", help="many narrow layers, for a device as slow as lavapipe")
     parser.add_argument("--reload", action="store_true", help="one engine in memory at a time, as in use")
@@ -123,19 +132,37 @@ def cell(
     if budget is not None:
         whole = graph.weights_bytes + sum(_kv_bytes(graph, n_ctx))
         vram = int(whole * float(budget.rstrip("%")) / 100)
-    found = autoplan.candidates(model, graph, vram, settings, choices)
+    considered = autoplan.consider(model, graph, vram, settings, choices)
+    found, space = considered.found, considered.space
     chosen = next(iter(found.plans))
+    plans, failed = {chosen: found.plans[chosen]}, {n: str(e) for n, e in found.failed.items()}
+    for planner in options.also:
+        paper = replace(space, paper=True, _builders={}, _whole={})
+        _add(plans, failed, planner, *((paper, "oato") if planner == PAPER else (space, planner)))
+    forms = _forms(plans[chosen].context.flash_attn)
+    for form in forms if budget is not None else ():
+        if form != settings.flash_attn:
+            asked = replace(settings, flash_attn=form)
+            other = autoplan.consider(
+                model, autoplan.read_graph(model, asked), vram, asked, replace(choices, planner="cpu")
+            )
+            # All plans of a cell are from the same times.
+            space = replace(other.space, profile=considered.space.profile, _builders={}, _whole={})
+        else:
+            space = considered.space
+        for planner in options.stock:
+            _add(plans, failed, f"{planner} -fa {form}", space, planner)
     with ExitStack() as stack, tempfile.TemporaryDirectory() as states:
-        engines = {}
-        for planner, plan in _distinct(found.plans).items():
-            if planner not in (chosen, *options.also, *STOCK):
-                continue
+        engines = []
+        for label, plan in _distinct(plans).items():
             server = stack.enter_context(LocalRpcServer(register=False)) if device == "RPC" else None
             base = replace(LOAD, n_threads=options.threads, rpc_servers=(server.endpoint,) if server else ())
-            engines[planner] = _stock(plan, base, device) if planner in STOCK else planned(
-                plan, runtime.lib_dir(), base, name=planner
-            )  # fmt: skip
-        engines["llama.cpp CPU"] = cpu_only(replace(LOAD, n_ctx=settings.n_ctx, n_threads=settings.n_threads))
+            stock = is_stock(label)
+            engine = _stock(plan, base, device, graph.n_layer) if stock else planned(plan, runtime.lib_dir(), base)
+            engines.append(replace(engine, name=label))
+        for form in forms:
+            cpu = cpu_only(replace(LOAD, n_ctx=settings.n_ctx, n_threads=settings.n_threads, flash_attn=form))
+            engines.append(replace(cpu, name=f"{CPU_ALONE} -fa {form}"))
         sweep = Sweep(
             (N_PROMPT,),
             (depth,),
@@ -145,15 +172,15 @@ def cell(
             state_dir=states,
         )
         start = time.monotonic()
-        results = run_bench(model, [replace(e, name=n) for n, e in engines.items()], sweep)
+        results = run_bench(model, engines, sweep)
     line: dict[str, Any] = {
         "arch": arch, "device": device, "budget": budget, "vram": vram, "depth": depth, "n_ctx": n_ctx,
         "n_threads": options.threads or len(os.sched_getaffinity(0)),
-        "n_prompt": N_PROMPT, "n_generate": N_GENERATE, "chosen": chosen,
-        "failed": {n: str(e) for n, e in found.failed.items()}, "engines": {}, "seconds": time.monotonic() - start,
+        "n_prompt": N_PROMPT, "n_generate": N_GENERATE, "chosen": chosen, "flash_attn": forms[0],
+        "failed": failed, "engines": {}, "seconds": time.monotonic() - start,
     }  # fmt: skip
     for result in results:
-        plan = found.plans.get(result.engine)
+        plan = plans.get(result.engine)
         requests = [
             t + (N_GENERATE - 1) * (p or 0.0)
             for t, p in zip(result.values("ttft_s"), result.values("tpot_s"), strict=True)
@@ -163,13 +190,29 @@ def cell(
             "tpot_s": statistics.median(result.values("tpot_s")),
             "request_s": statistics.median(requests),
             "requests_s": requests,
+            "flash_attn": result.params["flash_attn"],
             "predicted": _predicted(plan) if plan else None,
             "params": dict(plan.planner["params"]) if plan else None,
             "device_bytes": result.device_bytes(),
         }
-    line["same_as"] = {n: k for n, k in _alike(found.plans).items() if n != k}
-    print(f"{arch} {device} {budget} depth {depth}: chosen {chosen}, {_ratio(line):.3f}x of the best stock", flush=True)
+    line["same_as"] = {n: k for n, k in _alike(plans).items() if n != k}
+    print(f"{arch} {device} {budget} depth {depth}: {summary(line)}", flush=True)
     return line
+
+
+def _forms(chosen: str) -> tuple[str, str]:
+    """llama.cpp's -fa as the chosen plan has it, then the other one."""
+    return chosen, "auto" if chosen == "off" else "off"
+
+
+def _add(plans: dict[str, PlacementPlan], failed: dict[str, str], label: str, space: Space, planner: Any) -> None:
+    """One plan more; why there is none, where it does not apply or does not fit."""
+    if label in plans:
+        return
+    try:
+        plans[label] = make_plans(space, planner).best
+    except OallamaError as error:
+        failed[label] = str(error)
 
 
 def _predicted(plan: PlacementPlan) -> dict[str, float]:
@@ -186,7 +229,7 @@ def _alike(plans: dict[str, PlacementPlan] | Any) -> dict[str, str]:
     seen: dict[tuple[str, str, bool], str] = {}
     result = {}
     for name, plan in plans.items():
-        key = (plan.to_backend_map(), str((plan.context, plan.devices)), name in STOCK)
+        key = (plan.to_backend_map(), str((plan.context, plan.devices)), is_stock(name))
         result[name] = seen.setdefault(key, name)
     return result
 
@@ -196,12 +239,14 @@ def _distinct(plans: Any) -> dict[str, PlacementPlan]:
     return {name: plan for name, plan in plans.items() if alike[name] == name}
 
 
-def _stock(plan: PlacementPlan, base: LoadParams, device: str) -> Engine:
+def _stock(plan: PlacementPlan, base: LoadParams, device: str, n_layer: int) -> Engine:
     """Unpatched llama.cpp with a stock candidate's flags; Vulkan is in our build only, upstream's without a map."""
-    params = plan.planner["params"]
+    name, params = plan.planner["name"], plan.planner["params"]
     lib = runtime.lib_dir() if device.startswith("Vulkan") else find_baseline_lib()
     names = tuple(name for name in plan.devices if name != HOST)
-    flags = replace(base, n_ctx=plan.context.n_ctx, devices=names)
+    flags = replace(base, n_ctx=plan.context.n_ctx, devices=names, flash_attn=plan.context.flash_attn)
+    if "n" in params:
+        return ffn_on_cpu(flags, name, int(params["n"]), n_layer, lib_dir=lib)
     return fitted(flags, int(params["n_gpu_layers"]), params.get("overrides", ()), lib_dir=lib)
 
 
@@ -216,114 +261,6 @@ def _rpc_device() -> str:
 
 def _kv_bytes(graph: Any, n_ctx: int) -> list[int]:
     return [2 * n_ctx * s.n_head_kv * (s.head_dim_k + s.head_dim_v) if s else 0 for s in graph.attention]
-
-
-WHERE = ("model", "device", "host threads", "budget", "depth")
-
-# ---- tables --------------------------------------------------------------------------------------------------------
-
-
-def _best_stock(line: dict[str, Any]) -> tuple[str, float]:
-    """The fastest of llama.cpp's own ways; where no accelerator is used, its CPU."""
-    rivals = {n: e["request_s"] for n, e in line["engines"].items() if n in STOCK}
-    if not rivals:
-        rivals = {"llama.cpp CPU": line["engines"]["llama.cpp CPU"]["request_s"]}
-    return min(rivals.items(), key=lambda item: item[1])
-
-
-def _chosen(line: dict[str, Any]) -> dict[str, Any]:
-    return line["engines"][line["same_as"].get(line["chosen"], line["chosen"])]
-
-
-def _ratio(line: dict[str, Any]) -> float:
-    return _best_stock(line)[1] / _chosen(line)["request_s"]
-
-
-def tables(lines: list[dict[str, Any]]) -> str:
-    """Both tables as markdown."""
-    return "\n".join([*_never_slower(lines), "", *_errors(lines)]) + "\n"
-
-
-def _never_slower(lines: list[dict[str, Any]]) -> list[str]:
-    head = (*WHERE, "chosen", "request s", "best stock", "request s", "ratio", "its CPU alone s")
-    out = ["## Never slower", "", f"Request = TTFT of {N_PROMPT} tokens + {N_GENERATE - 1} x TPOT, medians of"]
-    out[-1] += " interleaved rounds; above 1x the chosen plan is faster."
-    out += ["", _row(head), _row(["---"] * len(head))]
-    for line in lines:
-        stock, seconds = _best_stock(line)
-        own = _chosen(line)["request_s"]
-        cpu = line["engines"]["llama.cpp CPU"]["request_s"]
-        cells = (line["chosen"], f"{own:.3f}", stock, f"{seconds:.3f}", f"{_ratio(line):.3f}x", f"{cpu:.3f}")
-        out.append(_row((*_where(line), *cells)))
-    ratios = sorted(map(_ratio, lines))
-    losing = sum(r < 0.98 for r in ratios)
-    middle = statistics.median(ratios)
-    out += [
-        "",
-        f"{len(ratios)} cells, {losing} below 0.98x; min {ratios[0]:.3f}x, median {middle:.3f}x, "
-        f"max {ratios[-1]:.3f}x.",
-    ]
-    return out
-
-
-def _errors(lines: list[dict[str, Any]]) -> list[str]:
-    head = (*WHERE, "plan", "TTFT ms", "predicted", "error", "TPOT ms", "predicted", "error")
-    out = ["## Prediction error", "", "Predicted against the measured median, in percent of it.", ""]
-    out += [_row(head), _row(["---"] * len(head))]
-    every: dict[str, list[float]] = {kind: [] for kind in ("TTFT", "TPOT", "chosen TTFT", "chosen TPOT")}
-    for line in lines:
-        for name, e in line["engines"].items():
-            if not e["predicted"]:
-                continue
-            cells = []
-            for kind in ("TTFT", "TPOT"):
-                key = f"{kind.lower()}_s"
-                error = 100 * (e["predicted"][key] / e[key] - 1)
-                cells += [f"{1e3 * e[key]:.2f}", f"{1e3 * e['predicted'][key]:.2f}", f"{error:+.1f} %"]
-                every[kind].append(abs(error))
-                if e is _chosen(line):
-                    every[f"chosen {kind}"].append(abs(error))
-            out.append(_row((*_where(line), name, *cells)))
-    out.append("")
-    for kind, values in every.items():
-        ordered = sorted(values)
-        p90 = ordered[min(len(ordered) - 1, int(0.9 * len(ordered)))]
-        middle = statistics.median(ordered)
-        out.append(f"- {kind}: {len(values)} values, median {middle:.1f} %, p90 {p90:.1f} %, max {ordered[-1]:.1f} %")
-    return out
-
-
-def rounds(lines: list[dict[str, Any]]) -> str:
-    """Mean errors by commit: of each prediction against the median of all measurements of that plan, of any commit.
-
-    Plans are taken to be one where the cell, the planner, and the form of attention are. "own run" compares with the
-    measurement right after it instead, which the drift of the machine is part of.
-    """
-    measured, found = defaultdict(list), defaultdict(list)
-    for line in lines:
-        for name, e in line["engines"].items():
-            for kind in ("ttft_s", "tpot_s"):
-                plan = (*_where(line), name, (e["params"] or {}).get("flash_attn"), kind)
-                measured[plan].append(e[kind])
-                if e["predicted"]:
-                    found[line["device"], kind, line["machine"]["commit"][:7]].append((plan, e))
-    head = ("device", "time", "commit", "predictions", "mean error, pooled", "own run", "signed, pooled")
-    out = [_row(head), _row(["---"] * len(head))]
-    for (device, kind, commit), some in sorted(found.items()):
-        pooled = [100 * (e["predicted"][kind] / statistics.median(measured[plan]) - 1) for plan, e in some]
-        own = [100 * abs(e["predicted"][kind] / e[kind] - 1) for _, e in some]
-        means = (statistics.mean(map(abs, pooled)), statistics.mean(own))
-        cells = (*(f"{m:.1f} %" for m in means), f"{statistics.mean(pooled):+.1f} %")
-        out.append(_row((device, kind[:4].upper(), commit, str(len(some)), *cells)))
-    return "\n".join(out)
-
-
-def _where(line: dict[str, Any]) -> tuple[str, ...]:
-    return line["arch"], line["device"], str(line["n_threads"]), line["budget"] or "-", str(line["depth"])
-
-
-def _row(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

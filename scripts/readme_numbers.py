@@ -22,7 +22,7 @@ RESULTS = ROOT / "bench" / "results"
 BEGIN, END = "<!-- numbers: scripts/readme_numbers.py --write -->", "<!-- end of numbers -->"
 MACHINES = {"Intel(R) Xeon(R) Processor": "Xeon", "AMD EPYC": "EPYC"}
 CPU = "llama.cpp CPU"
-STOCK = ("layers", "fewer-layers", "fit")  # as in bench/cells.py
+STOCK = ("layers", "fewer-layers", "fit", "cpu-moe", "cpu-ffn")  # as in bench/cells_tables.py
 Lines = list[dict[str, Any]]
 
 
@@ -53,8 +53,17 @@ def span(values: list[float], form: str) -> str:
 def ratio(line: dict[str, Any]) -> float:
     """How much faster the chosen plan of a cell is than the fastest of llama.cpp's own ways."""
     engines = line["engines"]
-    rivals = [engines[name]["request_s"] for name in STOCK if name in engines]
-    return float(min(rivals or [engines[CPU]["request_s"]]) / chosen(line)["request_s"])
+    rivals = [e["request_s"] for name, e in engines.items() if own_name(name).removesuffix("-last") in STOCK]
+    return float(min(rivals or cpu_alone(line)) / chosen(line)["request_s"])
+
+
+def own_name(engine: str) -> str:
+    """Without its form of attention: newer cells have every rival in both."""
+    return engine.partition(" -fa ")[0]
+
+
+def cpu_alone(line: dict[str, Any]) -> list[float]:
+    return [engine["request_s"] for name, engine in line["engines"].items() if own_name(name) == CPU]
 
 
 def chosen(line: dict[str, Any]) -> dict[str, Any]:
@@ -83,9 +92,7 @@ def losing(lines: Lines) -> str:
 
 def vulkan_unused(lines: Lines) -> str:
     found = [line for line in lines if line["device"].startswith("Vulkan")]
-    return span(
-        [line["engines"]["llama.cpp CPU"]["request_s"] / chosen(line)["request_s"] for line in found], "{:.2f}x"
-    )
+    return span([min(cpu_alone(line)) / chosen(line)["request_s"] for line in found], "{:.2f}x")
 
 
 def all_errors(lines: Lines) -> str:

@@ -131,6 +131,23 @@ def test_plan_for_a_machine_that_is_elsewhere(model: Path, planning: tuple[str |
     assert any("in place of CUDA0" in note for note in plan.predicted.notes)
 
 
+def test_kinds_of_operators(model: Path) -> None:
+    """Of a datasheet's machine, and of this one beside the times in the model's own graphs."""
+    shown = oallama("profile", model, "--datasheet", "h200", "--operators", *SMALL).stdout
+    assert max(map(len, shown.splitlines())) <= 80 and "affinity" in shown and "computed from a datasheet" in shown
+    here = oallama("profile", model, "--device", "CPU", "--operators", "--in-place", "--json", *SMALL).stdout
+    content = json.loads(here)
+    rows = {row["kind"]: row for row in content["in_place"]["decode"]}
+    assert {"attn_q", "ffn_down", "output", "small operators"} <= {*rows}
+    for kind in content["decode"]:
+        if kind["type"]:
+            row = rows[kind["kind"]]
+            assert row["number"] == kind["number"] and row["predicted_s"] == kind["seconds"]["CPU"]
+            assert kind["saved"] is None and row["error_percent"] is not None
+    refused = cli.oallama("profile", model, "--in-place", *SMALL)
+    assert refused.returncode == 2 and "--in-place needs --operators" in refused.stderr
+
+
 def test_plan_script(model: Path, planning: tuple[str | Path, ...]) -> None:
     result = ran(sys.executable, ROOT / "scripts" / "plan.py", model, *planning, "--format", "map")
     assert result.stdout == oallama("plan", model, *planning, "--format", "map").stdout

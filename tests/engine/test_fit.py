@@ -103,6 +103,11 @@ def test_homes_of_the_cpu_families(tiny: Callable[..., Path], moe: Path, rpc) ->
             moved = {name for name, home in found.items() if home == HOST} - {"token_embd.weight"}
             assert moved == {f"blk.{il}.{kind}.weight" for il in range(min(n, graph.n_layer)) for kind in kinds}
             check_homes(path, graph, flags, [device])
+        last = StockFlags(-1, overrides=family(1, graph.n_layer - 1))
+        found, _ = stock_homes(graph, last, [device])
+        moved = {name for name, home in found.items() if home == HOST} - {"token_embd.weight"}
+        assert moved == {f"blk.{graph.n_layer - 1}.{kind}.weight" for kind in kinds}
+        check_homes(path, graph, last, [device])
 
 
 @pytest.mark.parametrize("arch", ["llama", "minicpm3"])  # minicpm3 has a tied output

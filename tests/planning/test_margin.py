@@ -71,7 +71,9 @@ def test_the_reserve_is_that_of_llama_cpp_and_more_on_large_cards() -> None:
     assert gpu_reserve(100 * GIB) == 5 * GIB
 
 
-@pytest.mark.parametrize("planner", [name for name in PLANNERS if name not in ("cpu", "cpu-moe", "divided")])
+@pytest.mark.parametrize(
+    "planner", [name for name in PLANNERS if name not in ("cpu", "cpu-moe", "cpu-moe-last", "divided")]
+)
 def test_auto_leaves_the_reserve_free(planner: Any, free: int, model: Path, times: Profile, rpc: Any) -> None:
     device = rpc.devices[0]
     choices = Choices(device=device, profile=times, planner=planner, workload=Workload(64, 16))

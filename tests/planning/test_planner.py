@@ -506,6 +506,17 @@ def test_families_leave_out_as_little_as_they_must():
     assert plan(planner="cpu-ffn").planner["params"]["n"] == 0
 
 
+def test_families_of_the_last_layers_are_made_on_request_alone():
+    budget = smallest() + 200_000
+    first, last = (plan(budget=budget, planner=name) for name in ("cpu-ffn", "cpu-ffn-last"))
+    n = last.planner["params"]["n"]
+    assert n == first.planner["params"]["n"] and 0 < n < 4
+    assert on(last, HOST) == {
+        f"blk.{il}.ffn_{kind}.weight" for il in range(4 - n, 4) for kind in ("up", "gate", "down")
+    }
+    assert "cpu-ffn-last" not in make_plans(space(MODEL)).plans
+
+
 def test_fewer_layers_can_be_faster():
     slow = profile(MODEL, gpu=Speed(1e9, 1e10), cpu=GPU)
     most, fewer = (plan(machine=slow, planner=name) for name in ("layers", "fewer-layers"))

@@ -19,7 +19,7 @@ from oallama.planning.predict import Predictor
 from oallama.planning.stage import Homes
 from oallama.planning.streams import NEVER, break_even, stream_pays
 from support.layered_costs import TINY, random_machine
-from support.synthetic import CONTEXT, DEVICE, QWQ_32B, SMALL, FakeMemory, Shape, graph, profile, space
+from support.synthetic import CONTEXT, DEVICE, QWQ_32B, SMALL, FakeMemory, Shape, Speed, graph, profile, space
 
 MODEL = graph(SMALL)
 QWQ = graph(QWQ_32B)
@@ -268,3 +268,53 @@ def test_a_model_without_an_output_matrix_of_its_own_is_streamed() -> None:
     model = graph(Shape(tied=True))
     plan = make_plans(space(model, "100%", machine=profile(model), memory=FakeMemory(model)), "minimal").best
     assert plan.tensors["output.weight"].mode == "stream"
+
+
+# ---- prompts that are longer than the workload's --------------------------------------------------------------------
+
+SHORT = Workload(64, 32)
+SLOW_CPU = profile(QWQ, link=10e9, overlap=1.0, cpu=Speed(50e9, 3e12))
+
+
+def short_plan(budget: str | int, **more) -> PlacementPlan:
+    request = space(QWQ, budget, machine=SLOW_CPU, memory=QWQ_MEMORY, workload=SHORT, **more)
+    return make_plans(request, "exact").best
+
+
+def test_a_plan_for_short_prompts_streams_for_long_ones() -> None:
+    """As fast for its own request as without. A plan for the long prompt would have more KV caches on the device."""
+    plan, without = short_plan("50%"), short_plan("50%", streams=False)
+    own = make_plans(space(QWQ, "50%", machine=SLOW_CPU, memory=QWQ_MEMORY, workload=Workload(512, 32)), "exact").best
+    assert plan.predicted.request_s <= without.predicted.request_s * 1.001
+    assert plan.predicted.ttft_s[512] < 0.5 * without.predicted.ttft_s[512]
+    assert plan.predicted.ttft_s[512] <= 1.5 * own.predicted.ttft_s[512]
+    later = plan.planner["params"]["streams_later"]
+    assert later in (128, 256, 512)
+    starts = {t.stream_from for t in plan.tensors.values() if t.mode == "stream"}
+    assert later in starts and all(n <= 64 or n in (128, 256, 512) for n in starts)
+    for n in (128, 256, 512):
+        assert plan.predicted.ttft_s[n] <= without.predicted.ttft_s[n] * 1.001
+
+
+def test_the_slots_of_long_prompts_take_no_room_from_the_request() -> None:
+    """Where they do not fit beside the plan, it is the plan as it was; beside a share of the weights they fit."""
+    memory, tiny = FakeMemory(QWQ, compute=300 << 20), Workload(16, 32)
+    fast = profile(QWQ, link=10e9, overlap=1.0, cpu=Speed(50e9, 20e12))
+    for budget, fits in ((QWQ.weights_bytes // 2 + (2 << 30), False), ("50%", True)):
+        made, without = (
+            make_plans(space(QWQ, budget, machine=fast, memory=memory, workload=tiny, streams=streams), "exact").best
+            for streams in (True, False)
+        )
+        assert ("streams_later" in made.planner["params"]) == fits == ("stream" in modes(made))
+        assert made.predicted.request_s == pytest.approx(without.predicted.request_s)
+
+
+def test_a_plan_for_full_micro_batches_and_oato_as_published_stay_as_they_are() -> None:
+    full = make_plans(space(QWQ, "50%", machine=SLOW_CPU, memory=QWQ_MEMORY, workload=Workload(512, 32)), "exact").best
+    assert "streams_later" not in full.planner["params"]
+    paper = make_plans(
+        space(QWQ, "50%", machine=SLOW_CPU, memory=QWQ_MEMORY, workload=SHORT, paper=True, fraction=1.0), "oato"
+    ).best
+    assert "stream" not in modes(paper)
+    oato = make_plans(space(QWQ, "50%", machine=SLOW_CPU, memory=QWQ_MEMORY, workload=SHORT), "oato").best
+    assert "streams_later" in oato.planner["params"] or "upload" in modes(oato)

@@ -17,7 +17,7 @@ from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
 from oallama.loading import autoplan, start
 from oallama.loading.dry_run import LocalAllocators, stand_ins
-from oallama.profiling.datasheet import FOLDER, Accelerator, Cpu, Datasheet, Link, make_profile
+from oallama.profiling.datasheet import FOLDER, Accelerator, Cpu, Datasheet, Link, ShapeEfficiency, make_profile
 from support.hand_plan import hand_plan
 from support.synthetic import SMALL, graph
 
@@ -52,6 +52,25 @@ def test_an_operator_by_hand():
     assert made.op_time("CPU", *wide, 1).seconds == pytest.approx(one_row / 25e9 + 3e-6)
     # 512 rows: 2 * 64 * 128 * 512 flops on 4 cores * 2 GHz * 32 * 0.5 are slower than their bytes.
     assert made.op_time("CPU", *wide, 512).seconds == pytest.approx(2 * 64 * 128 * 512 / 128e9 + 3e-6)
+
+
+def test_a_shape_of_the_cpu_has_efficiencies_of_its_own():
+    """Of the weight's type the nearest shape's; other types and the accelerator keep the general ones."""
+    shapes = (ShapeEfficiency("f16", 64, 120, 0.25, 0.1), ShapeEfficiency("f16", 64, 40, 0.4, 0.2))
+    shapes += (ShapeEfficiency("q8_0", 64, 64, 0.01, 0.01),)
+    made = make_profile(graph(), replace(SHEET, cpu=replace(SHEET.cpu, shapes=shapes)))
+    plain = make_profile(graph(), SHEET)
+    wide, narrow, square = (64, 128), (64, 32), (64, 64)
+    one_row = 16384 + 4 * (64 + 128)
+    assert made.op_time("CPU", "MUL_MAT", "f16", wide, 1).seconds == pytest.approx(one_row / 12.5e9 + 3e-6)
+    at_512 = made.op_time("CPU", "MUL_MAT", "f16", wide, 512).seconds
+    assert at_512 == pytest.approx(2 * 64 * 128 * 512 / 25.6e9 + 3e-6)
+    for ne in (narrow, square):
+        rows = 2 * 64 * ne[1] + 4 * (64 + ne[1])
+        assert made.op_time("CPU", "MUL_MAT", "f16", ne, 1).seconds == pytest.approx(rows / 20e9 + 3e-6)
+    assert made.op_time("CUDA0", "MUL_MAT", "f16", wide, 1) == plain.op_time("CUDA0", "MUL_MAT", "f16", wide, 1)
+    types = make_profile(graph(replace(SMALL, type="q4_K")), replace(SHEET, cpu=replace(SHEET.cpu, shapes=shapes)))
+    assert types.operators == make_profile(graph(replace(SMALL, type="q4_K")), SHEET).operators
 
 
 def test_token_counts_between_the_tiers_lie_on_the_roofline():
@@ -187,6 +206,8 @@ def test_unknown_name_lists_the_shipped_ones():
         (("cpu", "ghz", 0), "cpu needs ghz"),
         (("cpu", "bandwidth_efficiency", 1.5), "at most 1"),
         (("cpu", "turbo", 4), "cpu.turbo is not known"),
+        (("cpu", "shapes", [{"type": "f16", "k": 64, "m": 64}]), r"cpu.shapes\[0\] has no bandwidth_efficiency"),
+        (("cpu", "shapes", 3), "datasheet"),
         (("cpu", None), "'cpu'"),
         (("cpu", [1]), "cpu"),
         (("accelerators", 0, "memory_gb_s", float("inf")), r"accelerators\[0\].memory_gb_s is inf"),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from oallama.planning import Workload, make_plans
 from oallama.studies.paper import flexgen, reported, study
-from support.synthetic import DEVICE, graph, profile
+from support.synthetic import DEVICE, graph, profile, space
 
 MODEL = graph()
 PROFILE = profile(MODEL)
@@ -56,3 +57,14 @@ def test_report_puts_the_gain_beside_the_claim():
     assert "| llama3-8b | 50% | end to end | llama.cpp | +17.4 % | +50.0 / +33.3 |" in text
     assert "| llama3-8b | 50% | end to end | FlexGen | +46.2 % | +300.0 / +75.0 |" in text
     assert "exact" not in text and "25%" not in text
+
+
+def test_a_plan_per_prompt_is_read_at_its_own_prompt():
+    machine = profile(MODEL, overlap=1.0)
+    made = {
+        n: make_plans(space(MODEL, "50%", machine=machine, workload=Workload(n, 32)), planner).best
+        for n, planner in ((64, "exact"), (512, "layers"))
+    }
+    row = study.from_plans("llama3-8b", 0.5, made)
+    assert row.ttft_s == {n: each.predicted.ttft_s[n] for n, each in made.items()}
+    assert (row.engine, row.planner, row.request_s) == (study.EACH, "exact, layers", made[64].predicted.request_s)

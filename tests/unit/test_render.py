@@ -10,7 +10,16 @@ from rich.console import Console
 
 from oallama.cli.profile import profile_table
 from oallama.data.plan import HOST, PlacementPlan, TensorPlacement
-from oallama.views.plan_table import ASCII, UNICODE, render_layers, render_plan, render_summary, render_times
+from oallama.data.workload import Workload
+from oallama.views.plan_table import (
+    ASCII,
+    UNICODE,
+    render_layers,
+    render_plan,
+    render_request,
+    render_summary,
+    render_times,
+)
 from support import synthetic
 from support.planned import plan, smallest
 from support.plans import make
@@ -101,3 +110,21 @@ def test_summary_numbers():
 def test_times():
     text = show(render_times(make()))
     assert "333.3 ms" in text and "100.0" in text and "10.0 ms" in text
+
+
+@pytest.mark.parametrize("planner", ["exact", "minimal", "cpu"])
+def test_every_plan_says_how_fast_its_request_is(planner):
+    made = plan(planner=planner, workload=Workload(64, 17, depth=100))
+    (line,) = render_request(made)
+    prefill, decode = (sum(made.predicted.parts[stage].values()) for stage in ("prefill", "decode"))
+    assert line.plain.startswith("predicted for 64 + 17 tokens behind 100: TTFT ")
+    assert line.plain.endswith(f", then {16 / decode:.1f} tokens/s") and line.plain in show(render_plan(made))
+    assert made.predicted.request_s == pytest.approx(prefill + decode)
+    assert render_request(replace(made, predicted=replace(made.predicted, parts={}))) == []
+
+
+def test_a_plan_without_a_prompt_or_an_answer_says_what_it_knows():
+    (only,) = render_request(plan(workload=Workload(0, 17)))
+    assert "TTFT" not in only.plain and only.plain.endswith(" tokens/s")
+    (one,) = render_request(plan(workload=Workload(64, 1)))
+    assert "tokens/s" not in one.plain and "TTFT " in one.plain

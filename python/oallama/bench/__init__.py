@@ -1,7 +1,7 @@
 """TTFT and TPOT of engines side by side: interleaved runs, reports, and unpatched llama.cpp as the baseline."""
 
 from ..views.bench_plot import write_plot
-from .baselines import all_on_device, baselines, cpu_only, find_baseline_lib, fitted, layer_split
+from .baselines import all_on_device, baselines, cpu_only, ffn_on_cpu, find_baseline_lib, fitted, layer_split
 from .engines import Engine, LoadParams
 from .planned import planned
 from .report import csv_text, jsonl, markdown, print_table, write_reports
@@ -20,6 +20,7 @@ __all__ = [
     "compare",
     "cpu_only",
     "csv_text",
+    "ffn_on_cpu",
     "find_baseline_lib",
     "first_prompts",
     "fitted",

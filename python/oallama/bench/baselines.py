@@ -9,7 +9,9 @@ from pathlib import Path
 
 from oallama.base.environment import BASELINE_DIR
 
+from ..data.plan import HOST
 from ..errors import OallamaError
+from ..planning.stock import FAMILIES, family
 from .engines import Engine, LoadParams
 from .machine import REPOSITORY
 
@@ -63,6 +65,25 @@ def fitted(
             params, n_gpu_layers=n_gpu_layers, override_tensor=tuple((pattern, "CPU") for pattern, _ in overrides)
         ),
         placement=f"--fit: -ngl {n_gpu_layers}{tensors}",
+        predicted_bytes=predicted_bytes,
+    )
+
+
+def ffn_on_cpu(
+    params: LoadParams,
+    planner: str,
+    n: int,
+    n_layer: int,
+    predicted_bytes: dict[str, int] | None = None,
+    lib_dir: str | os.PathLike[str] | None = None,
+) -> Engine:
+    """--n-cpu-moe or --n-cpu-ffn n by its planner's name; with "-last" the same of the last n layers, by -ot."""
+    overrides = tuple((pattern, HOST) for pattern, _ in family(planner, n, n_layer))
+    return Engine(
+        name=f"llama.cpp {planner}",
+        lib_dir=lib_dir or find_baseline_lib(),
+        params=replace(params, n_gpu_layers=ALL_LAYERS, override_tensor=overrides),
+        placement=f"--n-{planner} {n}" if planner in FAMILIES else f"-ot as --n-{planner} {n} would",
         predicted_bytes=predicted_bytes,
     )
 

@@ -15,6 +15,7 @@ from oallama.data.entries import OTHER, OperatorTime
 from oallama.data.profile import Profile as MachineProfile
 from oallama.engine.load_settings import Settings
 from oallama.engine.runtime import quiet
+from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices
 from oallama.planning import OperatorGraph
@@ -23,6 +24,7 @@ from oallama.profiling.profiler import forget
 from oallama.views.style import table
 
 from .groups import grouped
+from .operators import show_operators
 from .options import Ctx, Device, Json, Kernels, LocalRpc, Model, Rpc, Sizes, Threads, TypeK, TypeV, connect, settings
 from .terminal import out, progress_bar, warn_if_busy
 
@@ -60,6 +62,13 @@ def profile(
         str | None,
         typer.Option(help="Measure nothing: compute the profile of the machine in this datasheet (a name or a file)."),
     ] = None,
+    operators: Annotated[
+        bool, typer.Option("--operators", help="Show each kind of operator: bytes, seconds, what a GB of it saves.")
+    ] = False,
+    in_place: Annotated[
+        bool,
+        typer.Option("--in-place", help="With --operators: load the model and show how far the times are off in it."),
+    ] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the profile to this file.")] = None,
     json: Json = False,
 ) -> None:
@@ -67,36 +76,38 @@ def profile(
 
     Only what the cache (~/.cache/oallama) lacks is measured; Ctrl-C keeps what was.
     """
-    if datasheet is not None:
-        _from_datasheet(model, datasheet, loaded.settings(), output, json)
-        return
-    connection = connect(accelerator.rpc, accelerator.local_rpc, accelerator.device)
-    chosen = connection.device or autoplan.find_accelerator()
+    if in_place and (datasheet is not None or not operators):
+        raise OallamaError("--in-place needs --operators, and times of this machine: leave out --datasheet")
     wanted = loaded.settings()
-    graph = autoplan.read_graph(model, wanted)
-    resolved = autoplan.resolve(wanted, graph.n_ctx_train)
-    warn_if_busy()
-    if fresh:
-        forget([chosen] if chosen else [], resolved.n_threads)
-    with progress_bar("profiling") as report:
-        measured = autoplan.profile_for(graph, Choices(device=chosen), resolved, report)
-    _show(measured, graph, output, json)
-
-
-def _from_datasheet(model: Path, source: str, wanted: Settings, output: Path | None, json: bool) -> None:
-    quiet()
-    sheet = Datasheet.load(source)
-    graph = autoplan.read_graph(model, wanted)
-    _show(make_profile(graph, sheet, wanted.type_k, wanted.type_v), graph, output, json)
-
-
-def _show(made: MachineProfile, graph: OperatorGraph, output: Path | None, json: bool) -> None:
+    if datasheet is not None:
+        quiet()
+        sheet = Datasheet.load(datasheet)
+        graph = autoplan.read_graph(model, wanted)
+        made = make_profile(graph, sheet, wanted.type_k, wanted.type_v)
+        resolved = autoplan.resolve(wanted, graph.n_ctx_train, elsewhere=True)
+    else:
+        connection = connect(accelerator.rpc, accelerator.local_rpc, accelerator.device)
+        chosen = connection.device or autoplan.find_accelerator()
+        graph = autoplan.read_graph(model, wanted)
+        resolved = autoplan.resolve(wanted, graph.n_ctx_train)
+        warn_if_busy()
+        if fresh:
+            forget([chosen] if chosen else [], resolved.n_threads)
+        with progress_bar("profiling") as report:
+            made = autoplan.profile_for(graph, Choices(device=chosen), resolved, report)
     if output:
         made.save(output)
-    if json:
+    if operators:
+        show_operators(made, graph, resolved, model if in_place else None, json)
+    elif json:
         print_json(asdict(made))
-        return
-    out.print(profile_table(made, graph))
+    else:
+        out.print(profile_table(made, graph))
+    if not json:
+        _remarks(made, output)
+
+
+def _remarks(made: MachineProfile, output: Path | None) -> None:
     if made.source != "measured":
         out.print(f"computed from a {made.source}, not measured", soft_wrap=True)
     for remark in made.remarks([device.name for device in made.devices]):

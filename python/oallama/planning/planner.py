@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Literal, get_args
 
 import numpy as np
@@ -25,10 +25,11 @@ from .exact import exact
 from .fitting import Fitted
 from .greedy import oato
 from .largest import largest
-from .plan_builder import DryRunPlan, PlanBuilder
+from .plan_builder import HIDES, DryRunPlan, PlanBuilder
 from .pool import pool_bytes
 from .space import Space
-from .stock import StockFlags, cpu_ffn, cpu_moe
+from .stock import StockFlags, family
+from .streams import for_longer_prompts
 from .uncertainty import cannot_win, ranked, request_range
 
 PlannerName = Literal[
@@ -45,6 +46,8 @@ PlannerName = Literal[
     "all",
     "stream-all",
     "minimal",
+    "cpu-moe-last",
+    "cpu-ffn-last",
 ]
 DEFAULT_WORKLOAD = Workload()
 PLANNERS: tuple[str, ...] = get_args(PlannerName)
@@ -52,7 +55,7 @@ PLANNERS: tuple[str, ...] = get_args(PlannerName)
 BESIDE = 0.05
 # Candidates that may stream or divide weights, or are what others are measured against at first use.
 ALWAYS = ("exact", "divided", "layers", "cpu")
-ON_REQUEST = ("all", "stream-all", "minimal")
+ON_REQUEST = ("all", "stream-all", "minimal", "cpu-moe-last", "cpu-ffn-last")
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,8 @@ def make_plans(space: Space, planner: PlannerName = "auto") -> Candidates:
     "cpu-ffn", the fewest layers of --n-cpu-moe / --n-cpu-ffn that fit; "cpu", no device. Never chosen by "auto":
     "all", everything but the embedding on the device; "stream-all", the most layers that fit resident, all other
     weights streamed for every token (FlexGen's strategy); "minimal", all weights and KV caches on the host, streamed
-    for every token through two slots.
+    for every token through two slots; "cpu-moe-last" and "cpu-ffn-last", those of the last layers in place of the
+    first.
 
     Raises:
         BudgetTooSmall: when no plan that uses the accelerator fits; says the minimum.
@@ -131,20 +135,19 @@ def _uses_accelerator(plan: PlacementPlan) -> bool:
 def _makers(space: Space) -> dict[str, Callable[[], PlacementPlan]]:
     best = cache(lambda: exact(space))
     makers: dict[str, Callable[[], PlacementPlan]] = {
-        "exact": lambda: _finish("exact", best()),
+        "exact": lambda: _finish(space, "exact", best()),
         "layers": lambda: _layers(space),
         "fewer-layers": lambda: _fewer_layers(space),
     }
     if len(space.accelerators) <= 1:
-        makers["oato"] = lambda: _finish("oato", oato(space))
+        makers["oato"] = lambda: _finish(space, "oato", oato(space))
         if _computes_beside(space):
-            makers["divided"] = lambda: _finish("divided", exact(space, divides=True))
+            makers["divided"] = lambda: _finish(space, "divided", exact(space, divides=True))
     if space.fit is not None:
         makers["fit"] = lambda: _fit(space)
-    if any(op.op == "MUL_MAT_ID" for op in space.graph.targets(min(space.graph.tiers))):
-        makers["cpu-moe"] = lambda: _family(space, "cpu-moe", cpu_moe)
-    else:
-        makers["cpu-ffn"] = lambda: _family(space, "cpu-ffn", cpu_ffn)
+    experts = any(op.op == "MUL_MAT_ID" for op in space.graph.targets(min(space.graph.tiers)))
+    for name in ("cpu-moe", "cpu-moe-last") if experts else ("cpu-ffn", "cpu-ffn-last"):
+        makers[name] = partial(_family, space, name)
     makers["cpu"] = lambda: _cpu(space)
     makers["all"] = lambda: _all(space)
     makers["stream-all"] = lambda: stream_all(space)
@@ -157,11 +160,28 @@ def _computes_beside(space: Space) -> bool:
     return bool(space.accelerators) and space.profile.concurrent(space.accelerators[0]) >= BESIDE
 
 
-def _finish(name: str, found: tuple[PlanBuilder, Fitted]) -> PlacementPlan:
+def _finish(space: Space, name: str, found: tuple[PlanBuilder, Fitted]) -> PlacementPlan:
     builder, fitted = found
     context = builder.costs.context
-    used = {"n_ubatch": context.n_ubatch, "flash_attn": context.flash_attn}
-    return builder.finish(fitted.dry_run, name, {**fitted.proposal.params, **used})
+    dry_run, later = _for_longer_prompts(space, builder, fitted)
+    used = {"n_ubatch": context.n_ubatch, "flash_attn": context.flash_attn, **later}
+    return builder.finish(dry_run, name, {**fitted.proposal.params, **used})
+
+
+def _for_longer_prompts(space: Space, builder: PlanBuilder, fitted: Fitted) -> tuple[DryRunPlan, dict[str, int]]:
+    """With weights streamed for prompts above the workload's, if their slots fit beside it; else as it was."""
+    costs, homes = builder.costs, fitted.proposal.homes
+    hides = costs.overlap >= HIDES or not costs.uploader
+    if space.paper or not (space.streams and hides and builder.accelerators) or homes.upload.any():
+        return fitted.dry_run, {}
+    more = for_longer_prompts(builder.predictor, homes, space.workload)
+    if more is homes or more.stream is None:
+        return fitted.dry_run, {}
+    dry_run = builder.dry_run(builder.by_homes(more, fitted.proposal.affinity))
+    if not builder.fits(dry_run) or dry_run.seconds > fitted.dry_run.seconds * (1 + 1e-9):
+        return fitted.dry_run, {}
+    before = 0 if homes.stream is None else homes.stream
+    return dry_run, {"streams_later": int(more.stream[more.stream != before].min())}
 
 
 def _checked(space: Space, plan: PlacementPlan) -> PlacementPlan:
@@ -246,12 +266,14 @@ def _fit(space: Space) -> PlacementPlan:
     return builder.finish(dry_run, "fit", params)
 
 
-def _family(space: Space, name: str, overrides: Callable[[int], tuple[tuple[str, str], ...]]) -> PlacementPlan:
-    """All layers on the devices but for the experts (feed-forwards) of the first N, with the smallest N that fits."""
+def _family(space: Space, name: str) -> PlacementPlan:
+    """All layers on the devices but for the experts (feed-forwards) of the first (last) N, the smallest that fits."""
     builder = space.builder(space.context)
     n_layer = builder.costs.graph.n_layer
     flags = _split(builder)(-1)
-    kept, dry_run = _most_stock(builder, lambda n: replace(flags, overrides=overrides(n_layer - n)), n_layer)
+    kept, dry_run = _most_stock(
+        builder, lambda n: replace(flags, overrides=family(name, n_layer - n, n_layer)), n_layer
+    )
     return builder.finish(dry_run, name, {"n": n_layer - kept})
 
 

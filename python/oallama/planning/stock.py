@@ -7,7 +7,7 @@ src/llama-model-loader.cpp (overrides), "FFN offload utils" in common/common.h (
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -19,6 +19,8 @@ from ..errors import OallamaError
 
 Overrides = tuple[tuple[str, str], ...]  # (pattern, device name)
 
+# At the end of a planner's name: the last layers in place of the first.
+LAST = "-last"
 _EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 _DENSE = r"\.ffn_(up|down|gate)\."
 
@@ -38,14 +40,32 @@ class StockFlags:
     overrides: Overrides = ()
 
 
-def cpu_moe(n: int) -> Overrides:
-    """Overrides of `--n-cpu-moe n`: the experts of the first n layers on the CPU. Raises OallamaError if n < 0."""
-    return _first_layers(n, _EXPERTS)
+def cpu_moe(n: int, first: int = 0) -> Overrides:
+    """Overrides of `--n-cpu-moe n`: the experts of n layers on the CPU, from layer `first` on.
+
+    Raises OallamaError if n < 0.
+    """
+    return _layers(n, first, _EXPERTS)
 
 
-def cpu_ffn(n: int) -> Overrides:
-    """Overrides of `--n-cpu-ffn n`: the dense FFN of the first n layers on the CPU. Raises OallamaError if n < 0."""
-    return _first_layers(n, _DENSE)
+def cpu_ffn(n: int, first: int = 0) -> Overrides:
+    """Overrides of `--n-cpu-ffn n`: the dense FFN of n layers on the CPU, from layer `first` on.
+
+    Raises OallamaError if n < 0.
+    """
+    return _layers(n, first, _DENSE)
+
+
+# By the name of the planner that places their layers.
+FAMILIES: Mapping[str, Callable[[int, int], Overrides]] = {"cpu-moe": cpu_moe, "cpu-ffn": cpu_ffn}
+
+
+def family(planner: str, n: int, n_layer: int) -> Overrides:
+    """Overrides of "cpu-moe" or "cpu-ffn" with n layers on the CPU; of "cpu-moe-last" and "cpu-ffn-last" the last n.
+
+    llama.cpp has flags for the first n alone; the last ones need -ot.
+    """
+    return FAMILIES[planner.removesuffix(LAST)](n, n_layer - n if planner.endswith(LAST) else 0)
 
 
 def stock_homes(
@@ -108,10 +128,10 @@ def _layer_homes(n_layer: int, flags: StockFlags, accelerators: Sequence[str]) -
     return (HOST,) * (everything - n_device) + tuple(accelerators[i] for i in chosen)
 
 
-def _first_layers(n: int, regex: str) -> Overrides:
+def _layers(n: int, first: int, regex: str) -> Overrides:
     if n < 0:
         raise OallamaError(f"expected a number of layers, 0 or more, got {n}")
-    return tuple((rf"blk\.{il}{regex}", HOST) for il in range(n))
+    return tuple((rf"blk\.{il}{regex}", HOST) for il in range(first, first + n))
 
 
 @lru_cache(maxsize=1024)

@@ -105,6 +105,36 @@ def _spread(n: int) -> Ints:
     return np.array([int(f"{i:0{bits}b}"[::-1], 2) for i in range(n)], dtype=np.intp)
 
 
+def for_longer_prompts(predictor: Predictor, homes: Homes, workload: Workload) -> Homes:
+    """The homes with more weights on the host streamed in micro-batches that are larger than the workload's.
+
+    What the host computes fast enough for the workload it may compute too slowly for a longer prompt. So for each power
+    of two of tokens up to a full micro-batch, as many of the others are streamed from there on as its pass likes best.
+    The workload's own seconds stay: so do realisations.
+    """
+    costs = predictor.costs
+    n_ubatch = costs.context.n_ubatch
+    largest = max((n for n, _ in workload.chunks(n_ubatch)), default=0)
+    found = replace(homes, realisation=costs.realised(homes))
+    for n in sorted({*(2**i for i in range(n_ubatch.bit_length())), n_ubatch}):
+        if n <= largest:
+            continue
+        stream = np.zeros(len(costs.targets), dtype=np.intp) if found.stream is None else found.stream
+        gain = costs.stream_gain(n)
+        left = np.flatnonzero((gain > 0) & (homes.targets == 0) & (stream == 0) & ~homes.upload)
+        if not len(left):
+            continue
+        per_copy = (gain / costs.stream_copies())[left].round(3)
+        order = left[np.lexsort((_spread(len(left)), -per_copy))]
+        tried = [found]
+        for share in SHARES:
+            more = stream.copy()
+            more[order[: max(1, round(share * len(order)))]] = n
+            tried.append(replace(found, stream=more))
+        found = min(tried, key=lambda candidate: _pass(predictor, candidate, n, n))
+    return homes if found.stream is homes.stream else found
+
+
 def not_too_early(predictor: Predictor, homes: Homes, workload: Workload) -> Homes:
     """No weight is streamed below the size from which the whole pass gains; at the workload's it is known to."""
     if homes.stream is None:

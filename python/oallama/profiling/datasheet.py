@@ -20,6 +20,7 @@ from ..data.entries import AttentionTime, Concurrency, DeviceInfo, OperatorTime,
 from ..data.operators import OperatorGraph
 from ..data.plan import HOST
 from ..data.profile import Profile
+from ..data.shapes import distance
 from ..data.shipped import HERE, find
 from ..errors import OallamaError
 from . import roofline
@@ -31,6 +32,20 @@ DEPTHS = (1, 128, 1024, 4096, 16384, 65536)
 
 
 @dataclass(frozen=True)
+class ShapeEfficiency:
+    """What a CPU's kernels reach on weights of one type and shape (k, m), as shares of the peak.
+
+    bandwidth_efficiency: of one token. compute_efficiency: of a full micro-batch.
+    """
+
+    type: str
+    k: int
+    m: int
+    bandwidth_efficiency: float
+    compute_efficiency: float
+
+
+@dataclass(frozen=True)
 class Cpu:
     """The host. Give `fp32_gflops`, or `ghz` and `flops_per_cycle` of one core.
 
@@ -39,6 +54,7 @@ class Cpu:
     compute_efficiency: ggml-cpu's F16 and Q8_0 products of 512 tokens reach 0.6 to 0.7 of one AVX-512 core (tried on a
         Xeon at 2.3 GHz); all cores together clock lower.
     overhead_s: the barrier of all threads after an operator.
+    shapes: efficiencies of single weights; of those of a weight's type the nearest shape's hold for it.
     """
 
     description: str
@@ -51,6 +67,7 @@ class Cpu:
     bandwidth_efficiency: float = 0.8
     compute_efficiency: float = 0.5
     overhead_s: float = 3e-6
+    shapes: tuple[ShapeEfficiency, ...] = ()
 
     @property
     def flops(self) -> float:
@@ -60,8 +77,20 @@ class Cpu:
     @property
     def roofline(self) -> Roofline:
         """What kernels reach of the peaks."""
-        bytes_s = self.dram_gb_s * 1e9 * self.bandwidth_efficiency
-        return Roofline(bytes_s, self.flops * self.compute_efficiency, self.overhead_s)
+        return self._roofline(self.bandwidth_efficiency, self.compute_efficiency)
+
+    def roofline_of(self, type: str, ne: tuple[int, ...]) -> Roofline:
+        """What kernels reach on a weight of this type and shape (k, m, ..)."""
+        k, m = ne[:2]
+        alike = [shape for shape in self.shapes if shape.type == type]
+        if not alike:
+            return self.roofline
+        nearest = min(alike, key=lambda shape: distance((k, m, 1, 1), (shape.k, shape.m, 1, 1)))
+        return self._roofline(nearest.bandwidth_efficiency, nearest.compute_efficiency)
+
+    def _roofline(self, bandwidth_efficiency: float, compute_efficiency: float) -> Roofline:
+        bytes_s = self.dram_gb_s * 1e9 * bandwidth_efficiency
+        return Roofline(bytes_s, self.flops * compute_efficiency, self.overhead_s)
 
 
 @dataclass(frozen=True)
@@ -112,6 +141,10 @@ class Accelerator:
         bytes_s = self.memory_gb_s * 1e9 * self.bandwidth_efficiency
         return Roofline(bytes_s, self.fp16_tflops * 1e12 * self.compute_efficiency, self.launch_s)
 
+    def roofline_of(self, type: str, ne: tuple[int, ...]) -> Roofline:
+        """The same for every weight."""
+        return self.roofline
+
 
 @dataclass(frozen=True)
 class Datasheet:
@@ -141,7 +174,11 @@ class Datasheet:
             names = [a.name for a in accelerators]
             if HOST in names or len({*names}) < len(names):
                 raise ValueError(f"accelerators are called {', '.join(names)}; expected different names, none {HOST}")
-            cpu = _build(Cpu, content["cpu"], "cpu")
+            row = content["cpu"]
+            if not isinstance(row, dict):
+                raise ValueError(f"cpu is {row!r}, expected an object")
+            shapes = [_build(ShapeEfficiency, r, f"cpu.shapes[{i}]") for i, r in enumerate(row.get("shapes", ()))]
+            cpu = _build(Cpu, {**row, "shapes": tuple(shapes)}, "cpu")
             if not cpu.flops:
                 raise ValueError("cpu needs ghz (and flops_per_cycle), or fp32_gflops")
             return cls(str(content["name"]), cpu, tuple(accelerators), tuple(content.get("sources", ())))
@@ -151,7 +188,7 @@ class Datasheet:
             raise OallamaError(f"datasheet {path}: {e}; see the shipped ones in {FOLDER}") from None
 
 
-Part = TypeVar("Part", Cpu, Link, Accelerator)
+Part = TypeVar("Part", ShapeEfficiency, Cpu, Link, Accelerator)
 # Zero says that a number is not known or not used.
 _MAY_BE_ZERO = {"memory_bytes", "ghz", "fp32_gflops", "overhead_s", "launch_s", "latency_s", "switch_s"}
 
@@ -202,7 +239,7 @@ def make_profile(
     operators: list[OperatorTime] = []
     attention: list[AttentionTime] = []
     for name, part in parts.items():
-        operators += roofline.targets(graph, name, part.roofline)
+        operators += roofline.targets(graph, name, part.roofline_of)
         operators += roofline.small_operators(graph, name, part.roofline)
         attention += roofline.attention(graph, name, part.roofline, type_k, type_v, depths)
     cpu, accelerators = datasheet.cpu, datasheet.accelerators

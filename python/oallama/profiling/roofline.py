@@ -6,7 +6,7 @@ their quantised size), cache rows and activations, each moved once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..data.entries import OTHER, AttentionTime, LinkTime, OperatorTime
@@ -36,7 +36,11 @@ class Roofline:
         return max(nbytes / self.bytes_s, flops / self.flops) + self.overhead_s
 
 
-def targets(graph: OperatorGraph, device: str, roofline: Roofline) -> Iterator[OperatorTime]:
+# Of a weight's type and shape (k, m, ..).
+RooflineOf = Callable[[str, tuple[int, ...]], Roofline]
+
+
+def targets(graph: OperatorGraph, device: str, roofline_of: RooflineOf) -> Iterator[OperatorTime]:
     """Target operators at the graph's token counts and the powers of two between: both sides of the roofline's bend.
 
     Bytes: the weights of the active experts, the rows in and out. Flops: a multiplication and an addition per weight
@@ -53,6 +57,7 @@ def targets(graph: OperatorGraph, device: str, roofline: Roofline) -> Iterator[O
             counts.setdefault((op.op, tensor.type, ne, op.n_used), set()).add(op.n_tokens)
     for (name, kind, ne, n_used), tokens in counts.items():
         k, m, n_expert = ne
+        roofline = roofline_of(kind, ne)
         for n in _with_powers_of_two(tokens):
             # A batched weight (one matrix per head) is read whole; of experts only those that some token chose.
             active = min(n_expert, n * n_used) if name == "MUL_MAT_ID" else n_expert

@@ -44,9 +44,9 @@ _STYLES = ("bold green", "bold cyan", "bold magenta")
 
 
 def render_plan(plan: PlacementPlan, symbols: Symbols = UNICODE) -> RenderableType:
-    """Everything `oallama plan` shows: summary, picture, predicted times and notes."""
+    """Everything `oallama plan` shows: summary, picture, the planned request, predicted times and notes."""
     parts: list[RenderableType] = [render_summary(plan), *render_unseen(plan), render_layers(plan, symbols)]
-    parts += [render_times(plan), *render_range(plan)]
+    parts += [*render_request(plan), render_times(plan), *render_range(plan)]
     parts += [Text(f"note: {note}", style="dim") for note in plan.predicted.notes]
     return Group(*parts)
 
@@ -106,6 +106,24 @@ def render_layers(plan: PlacementPlan, symbols: Symbols = UNICODE) -> Renderable
         reader = next(device for device in plan.devices if device != HOST)
         parts.append(Text(f"attention runs on {reader}; KV caches on the CPU are copied there layer by layer"))
     return Group(*parts)
+
+
+def render_request(plan: PlacementPlan) -> list[Text]:
+    """A line with the predicted speed of the request that the plan is for; none for a plan without a prediction."""
+    parts, (n_prompt, n_generate) = plan.predicted.parts, plan.predicted.workload
+    if not parts:
+        return []
+    words = f"{n_prompt} + {n_generate} tokens"
+    if depth := plan.planner["params"].get("depth"):
+        words += f" behind {depth}"
+    speed = []
+    if n_prompt:
+        speed.append(f"TTFT {seconds(sum(parts['prefill'].values()))}")
+    if (decode := sum(parts["decode"].values())) > 0:
+        parallel = plan.planner["params"].get("n_parallel", 1)
+        each = " each" if parallel > 1 else ""
+        speed.append(f"{(n_generate - 1) / decode:.1f} tokens/s{each}")
+    return [Text(f"predicted for {words}: {', then '.join(speed)}")] if speed else []
 
 
 def render_times(plan: PlacementPlan) -> Table:

@@ -1,8 +1,9 @@
 """Predicts the OATO paper's study on the paper's machine and prints it beside the reported numbers.
 
-python -m oallama.studies.paper.study [--out STEM] [--planners oato-paper,oato,exact,auto] [--models qwq-32b,...]
-    [--shares 0.25,0.5,0.75] [--datasheet rtx4090-xeon4314]
+python -m oallama.studies.paper.study [--out STEM] [--planners oato-paper,oato,exact,divided,stream-all,auto,auto-each]
+    [--models qwq-32b,...] [--shares 0.25,0.5,0.75] [--datasheet rtx4090-xeon4314]
 
+There is one plan per model and share, for 64 + 32 tokens; "auto-each" is auto with a plan per prompt length.
 Nothing is measured: the profile is computed from a datasheet, and memory is dry-run on a stand-in device of this
 machine. Writes STEM.jsonl, one line per model, share and engine, and STEM.md. See docs/paper.md.
 """
@@ -13,7 +14,7 @@ import math
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,8 @@ PROMPTS = (32, 64, 128, 256, 512)
 GENERATED = (32, 64, 128)
 SETTINGS = Settings(n_ctx=1024)  # the paper's requests have at most 1024 tokens
 PAPER = "oato-paper"  # OATO literally as published; every other name is a planner of ours
-PLANNERS = (PAPER, "oato", "exact", "auto")
+EACH = "auto-each"  # auto, with a plan for each prompt length
+PLANNERS = (PAPER, "oato", "exact", "divided", "stream-all", "auto", EACH)
 
 
 @dataclass(frozen=True)
@@ -95,16 +97,28 @@ def study(model: str, path: Path, sheet: Datasheet, shares: Iterable[float], pla
         same_bytes = gpu_bytes(layers)
         for name in planners:
             try:
-                yield from_plan(model, share, name, plan(path, graph, profile, same_bytes, name))
+                if name == EACH:
+                    each = {n: plan(path, graph, profile, same_bytes, "auto", n) for n in PROMPTS}
+                    yield from_plans(model, share, each)
+                else:
+                    yield from_plan(model, share, name, plan(path, graph, profile, same_bytes, name))
             except OallamaError as error:
                 print(f"{name}: {error}", file=sys.stderr)
 
 
-def plan(path: Path, graph: OperatorGraph, profile: Profile, weights: int, name: str) -> PlacementPlan:
+def plan(
+    path: Path,
+    graph: OperatorGraph,
+    profile: Profile,
+    weights: int,
+    name: str,
+    n_prompt: int = REQUEST.n_prompt,
+) -> PlacementPlan:
     """A planner's plan with at most `weights` bytes of weights on the GPU; KV cache and compute buffers come on top."""
     planner: Any = "oato" if name == PAPER else name
+    workload = replace(REQUEST, n_prompt=n_prompt)
     choices = Choices(
-        profile=profile, planner=planner, paper=name == PAPER, workload=REQUEST, fraction=1.0, elsewhere=True
+        profile=profile, planner=planner, paper=name == PAPER, workload=workload, fraction=1.0, elsewhere=True
     )
     percent = 100 * Fraction(weights, graph.weights_bytes)
     budget = f"{math.ceil(percent * 10**9) / 10**9:.9f}%"  # rounded up, by less than a byte
@@ -124,6 +138,14 @@ def from_plan(model: str, share: float, engine: str, made: PlacementPlan) -> Row
     ttft = {n: predicted.ttft_s[n] for n in PROMPTS}
     planner = made.planner["name"]
     return Row(model, share, engine, planner, gpu_bytes(made), predicted.request_s, ttft, tpot, predicted.notes)
+
+
+def from_plans(model: str, share: float, made: Mapping[int, PlacementPlan]) -> Row:
+    """Each prompt length by its own plan; request and TPOT by that of the request's prompt."""
+    row = from_plan(model, share, EACH, made[REQUEST.n_prompt])
+    names = dict.fromkeys(str(each.planner["name"]) for each in made.values())
+    ttft = {n: each.predicted.ttft_s[n] for n, each in made.items()}
+    return replace(row, planner=", ".join(names), ttft_s=ttft)
 
 
 def flexgen(model: str, share: float, graph: OperatorGraph, profile: Profile, layers: PlacementPlan) -> Row:
