@@ -5,6 +5,7 @@
 #include "llama-impl.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
@@ -12,6 +13,7 @@
 #include <set>
 #include <sstream>
 #include <stdexcept>
+#include <vector>
 
 namespace {
 
@@ -41,12 +43,24 @@ table_ptr parse(const std::string & text) {
     return std::make_shared<const oa_backend_table>(oa_backend_table_parse(text));
 }
 
+// Several tables, separated by ':', are for loads that follow each other: a model, its draft, and both again.
+std::string next_path(const char * paths) {
+    static std::atomic<size_t> loads{ 0 };
+    std::vector<std::string>   each;
+    std::stringstream          text(paths);
+    for (std::string path; std::getline(text, path, ':');) {
+        each.push_back(path);
+    }
+    return each[loads++ % each.size()];
+}
+
 table_ptr from_environment() {
-    const char * path = std::getenv(table_variable);
-    if (path == nullptr || *path == '\0') {
+    const char * paths = std::getenv(table_variable);
+    if (paths == nullptr || *paths == '\0') {
         return nullptr;
     }
-    std::ifstream file(path);
+    const std::string path = next_path(paths);
+    std::ifstream     file(path);
     if (!file) {
         fail(std::string(table_variable) + " names a file that cannot be read: " + path);
     }
@@ -55,7 +69,7 @@ table_ptr from_environment() {
     try {
         return parse(text.str());
     } catch (const std::invalid_argument & err) {
-        fail(std::string(path) + ": " + err.what());
+        fail(path + ": " + err.what());
     }
 }
 

@@ -2,7 +2,8 @@
 // Source of the idea: OATO's operator placer (a table operator -> backend). Format: docs/architecture.md.
 //
 // The table is either set for this thread (oa_backend_map_set) or named by OALLAMA_BACKEND_MAP. With neither, every
-// hook returns at once and upstream's own rules hold.
+// hook returns at once and upstream's own rules hold. The variable may name several files, separated by ':', which the
+// process's loads take in turns: llama-server loads a model and then its draft.
 #pragma once
 
 #include "backend_table.h"

@@ -25,7 +25,7 @@ LEVELS = (
     {"bench"},
     {"loading"},
     {"llama"},
-    {"quantizing", "studies", "weave"},
+    {"drafts", "quantizing", "studies", "weave"},
     {"serving"},
     {"cluster"},
     {"cli"},

@@ -38,8 +38,10 @@ class Variable:
 
 
 # fmt: off
-BACKEND_MAP = Variable("OALLAMA_BACKEND_MAP", "path of a table", "unset", "csrc/map/backend_map.cpp",
-    "Every llama.cpp program of this build loads by the table. Pass `-fit off` to programs that fit by themselves.")
+BACKEND_MAP = Variable("OALLAMA_BACKEND_MAP", "path of a table, or several with `:`", "unset",
+    "csrc/map/backend_map.cpp",
+    "Every llama.cpp program of this build loads by the table. Several take turns, load by load: a model, its draft. "
+    "Pass `-fit off` to programs that fit by themselves.")
 LIB_DIR = Variable("OALLAMA_LIB_DIR", "folder", "the installed one", "python/oallama/engine/runtime.py",
     "`libllama.so` and `libggml*.so` are taken from there.")
 BASELINE_DIR = Variable("OALLAMA_BASELINE_DIR", "folder", "`build/baseline/bin`", "python/oallama/bench/baselines.py",

@@ -17,6 +17,7 @@ from oallama.engine.runtime import quiet
 from oallama.errors import OallamaError
 from oallama.loading.trial import Trial
 from oallama.planning.planner import ON_REQUEST, PLANNERS
+from oallama.planning.speculation import LONGEST
 
 DEFAULT_CTX = 4096
 
@@ -135,6 +136,21 @@ class Kernels:
     type_v: TypeV = "f16"
     flash_attn: FlashAttn = "auto"
     threads: Threads = 0
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """A draft model beside the model, in the same budget."""
+
+    draft: Annotated[
+        Path | None, typer.Option(help="Smaller model of the same vocabulary that guesses; used where that is faster.")
+    ] = None
+    draft_max: Annotated[
+        int, typer.Option("--draft-max", min=1, max=LONGEST, help="Most tokens it guesses at a time.")
+    ] = LONGEST
+    acceptance: Annotated[
+        float | None, typer.Option(min=0.0, max=1.0, help="Share of its guesses that are right; default: as measured.")
+    ] = None
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,9 @@ from oallama.views.candidates import render_candidates
 from oallama.views.plan_table import render_plan
 
 from ..views.verification import render_verification
+from .drafts import plan_pair, refuse_what_shows_one_model, show_pair
 from .groups import grouped
-from .options import Hardware, Kernels, Model, Planner, Sizes, Vram, settings
+from .options import Drafts, Hardware, Kernels, Model, Planner, Sizes, Vram, settings
 from .terminal import err, out, progress_bar, warn_if_busy
 
 FORMATS = ("table", "json", "llama.cpp", "llama-bench", "map")
@@ -73,7 +74,12 @@ class Shown:
         False
     )
     verify: Annotated[
-        int, typer.Option(min=0, help="Load and measure the N best candidates; take the fastest.", metavar="N")
+        int,
+        typer.Option(
+            min=0,
+            help="Load and measure the N best candidates; take the fastest. With --draft: count its right guesses.",
+            metavar="N",
+        ),
     ] = 0
     memory: Annotated[
         bool, typer.Option("--memory", help="Show what the compute buffers hold and what they need at least.")
@@ -107,6 +113,7 @@ def plan(
     kernels: Kernels,
     request: Request,
     ways: Ways,
+    drafts: Drafts,
     shown: Shown,
 ) -> None:
     """Plan a model under a memory budget and show the plan."""
@@ -130,6 +137,11 @@ def plan(
         margin=hardware.margin,
         **vars(ways),
     )
+    if drafts.draft:
+        refuse_what_shows_one_model(printed, shown.memory)
+        joint = plan_pair(model, drafts, vram, wanted, choices, connection, measures=shown.verify > 0)
+        show_pair(joint, printed, shown.explain, shown.output)
+        return
     with progress_bar("profiling") as report:
         considered = autoplan.consider(model, graph, vram, wanted, choices, report)
     found = considered.found

@@ -18,13 +18,14 @@ from oallama.loading import autoplan, given_plan
 from oallama.loading.autoplan import Choices
 from oallama.loading.budgets import refuse_margin
 from oallama.loading.start import plan_model
-from oallama.serving.command import planned_environment, planned_server
+from oallama.serving.command import Draft, planned_environment, planned_server
 from oallama.serving.serve_limits import Limits
 from oallama.serving.served_runs import recorded
 
 from ..serving.hot_cold import HotCold, serve_hot_cold
+from .drafts import plan_pair
 from .groups import grouped
-from .options import Hardware, Kernels, Placing, Sizes, settings
+from .options import Connection, Drafts, Hardware, Kernels, Placing, Sizes, settings
 from .terminal import progress_bar
 
 
@@ -69,6 +70,7 @@ def serve(
     sizes: Sizes,
     parallel: Annotated[int | None, typer.Option(min=1, help="Requests served at once, in a shared context.")] = None,
     kernels: Kernels,
+    drafts: Drafts,
     door: Door,
 ) -> None:
     """Serve the OpenAI API with llama-server; arguments after -- go to it unchanged.
@@ -79,6 +81,7 @@ def serve(
     limits = Limits(door.queue, door.drain)
     if several.hot is not None:
         of_one = {"--plan": placing.plan, "--vram": placing.vram, "--profile": hardware.profile, "--rpc": hardware.rpc}
+        of_one |= {"--draft": drafts.draft}
         given = [name for name, value in (of_one | {"--local-rpc": hardware.local_rpc}).items() if value]
         if model is not None or given:
             what = " and ".join(["MODEL"] * (model is not None) + given)
@@ -94,31 +97,52 @@ def serve(
         raise OallamaError("--guests, --lend and --weave are for --hot MODEL with --cold MODEL; leave them out")
     runtime.program("llama-server")  # before minutes of profiling
     connection = hardware.connect()
-    made = wanted = None
+    made = draft = None
     chosen = connection.device or autoplan.find_accelerator()
     if placing.plan:
+        if drafts.draft:
+            raise OallamaError("--draft plans both models in one budget; leave out --plan")
         refuse_margin(hardware.margin)
         made = given_plan.load_plan(placing.plan)
         wanted = _planned_settings(made, sizes, parallel, kernels.threads)
         given_plan.check_plan(made, model, wanted)
     else:
         wanted = settings(sizes, kernels, parallel or 1)
-        if placing.vram or chosen not in (None, HOST):
+        fixed = {"fixed_ubatch": sizes.ubatch is not None, "fixed_batch": sizes.batch is not None}
+        choices = Choices(chosen or HOST, hardware.profile, margin=hardware.margin, **fixed)
+        if drafts.draft:
+            made, draft = _with_draft(model, drafts, placing, wanted, choices, connection)
+        elif placing.vram or chosen not in (None, HOST):
             with progress_bar("preparing") as report:
-                choices = Choices(device=chosen, profile=hardware.profile, margin=hardware.margin)
+                choices = replace(choices, device=chosen)
                 made = plan_model(model, placing.vram, wanted, choices, report, placing.trial())
         else:
             refuse_margin(hardware.margin, "no accelerator is used")
+        if made:  # its micro-batch and form of attention may be others
+            wanted = _planned_settings(made, sizes, parallel, kernels.threads)
     wanted = autoplan.resolve(wanted, autoplan.read_graph(model, wanted).n_ctx_train)
-    command = planned_server(model, wanted, made, connection.endpoints)
+    command = planned_server(model, wanted, made, connection.endpoints, draft)
     command += ["--host", door.host, "--port", str(door.port), *context.args]
     where = f"by plan {made.hash[:8]}" if made else "on the CPU alone"
     say(f"serving {model.name} {where} on http://{door.host}:{door.port} (OpenAI API under /v1)")
     address = f"http://{door.host}:{door.port}"
-    alone = made if wanted.n_seq_max == 1 else None  # sequences beside each other take longer each
-    with planned_environment(made) as environment, recorded(alone, address, wanted.n_threads):
+    # Sequences beside each other take longer each, and a step with a draft is none of the plan's.
+    alone = made if wanted.n_seq_max == 1 and draft is None else None
+    tables = planned_environment(made, draft.plan if draft else None)
+    with tables as environment, recorded(alone, address, wanted.n_threads):
         code = run_server(command, environment | limits.of_server(wanted.n_seq_max))
     raise typer.Exit(code)
+
+
+def _with_draft(
+    model: Path, drafts: Drafts, placing: Placing, wanted: Settings, choices: Choices, connection: Connection
+) -> tuple[PlacementPlan, Draft | None]:
+    """The plan, and the draft where it is predicted to pay; says which."""
+    joint = plan_pair(model, drafts, placing.vram, wanted, choices, connection, measures=placing.verify)
+    say(joint.describe())
+    if joint.draft_plan is None:
+        return joint.plan, None
+    return joint.plan, Draft(joint.draft, joint.draft_plan, joint.best.n)
 
 
 def _planned_settings(plan: PlacementPlan, sizes: Sizes, parallel: int | None, threads: int) -> Settings:

@@ -66,6 +66,7 @@ class Choices:
         recheck: re-measure the heaviest operators of each device (about a second each) before planning from cached
             times; a device that changed by more than 15 % has its times scaled, and the plan says so.
         all_logits: logits of all rows may be wanted (embeddings, drafts, perplexity), not only of each sequence's last.
+        outputs: rows with logits of each sequence in a step: 1, and one for every token that a draft guesses.
         streams: whether weights may be streamed (docs/streaming.md).
         offline_arenas: whether our own plans have their compute buffers laid out offline (docs/compute-buffers.md).
         repack: whether weights on the host may be repacked for faster kernels, which round differently. False: all are
@@ -89,6 +90,7 @@ class Choices:
     fixed_batch: bool = False
     recheck: bool = False
     all_logits: bool = False
+    outputs: int = 1
     streams: bool = True
     offline_arenas: bool = False
     repack: bool = True
@@ -265,7 +267,7 @@ def consider(
         memory=allocators.memory,
         context=context_of(settings),
         workload=choices.workload or default_workload(settings.n_ctx),
-        n_outputs_max=0 if choices.all_logits else settings.n_seq_max,
+        n_outputs_max=0 if choices.all_logits else settings.n_seq_max * choices.outputs,
         free_ubatch=not choices.fixed_ubatch,
         free_batch=not choices.fixed_batch,
         streams=choices.streams,

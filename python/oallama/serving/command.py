@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..base.environment import BACKEND_MAP
@@ -16,6 +17,28 @@ from ..profiling.tuner import tuned_variable
 
 # By llama-server's long names. True stands for a flag without a value.
 Options = Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A draft model, where it lies, and how many tokens it guesses at a time."""
+
+    model: Path
+    plan: PlacementPlan
+    n: int
+
+    def options(self) -> dict[str, object]:
+        """Without the type llama-server would load the draft and never ask it."""
+        devices = [name for name in self.plan.devices if name != HOST]
+        return {
+            "spec-type": "draft-simple",
+            "spec-draft-model": os.fspath(self.model),
+            "spec-draft-n-max": self.n,
+            "spec-draft-type-k": self.plan.context.type_k,
+            "spec-draft-type-v": self.plan.context.type_v,
+            "spec-draft-ngl": "all" if devices else "0",
+            "spec-draft-device": ",".join(devices) or "none",
+        }
 
 
 def model_options(model: str | os.PathLike[str], settings: Settings, devices: Sequence[str]) -> dict[str, object]:
@@ -51,22 +74,37 @@ def preset_section(name: str, options: Options) -> str:
 
 
 def planned_server(
-    model: Path, settings: Settings, plan: PlacementPlan | None, endpoints: Sequence[str] = ()
+    model: Path,
+    settings: Settings,
+    plan: PlacementPlan | None,
+    endpoints: Sequence[str] = (),
+    draft: Draft | None = None,
 ) -> list[str]:
     """The command line that loads a model as planned; without a plan on the CPU alone. endpoints: RPC servers."""
     devices = [name for name in plan.devices if name != HOST] if plan else []
     servers = {"rpc": ",".join(endpoints)} if endpoints else {}
-    return command_line({**servers, **model_options(model, settings, devices), "no-kv-unified": True, "metrics": True})
+    speculation = draft.options() if draft else {}
+    more = {"no-kv-unified": True, "metrics": True, **speculation}
+    return command_line({**servers, **model_options(model, settings, devices), **more})
 
 
 @contextmanager
-def planned_environment(plan: PlacementPlan | None) -> Iterator[dict[str, str]]:
-    """The environment of a llama.cpp program that obeys the plan; its table is a file that is gone afterwards."""
+def planned_environment(plan: PlacementPlan | None, draft: PlacementPlan | None = None) -> Iterator[dict[str, str]]:
+    """The environment of a llama.cpp program that obeys the plan, and loads a draft by its own after that.
+
+    The tables are files that are gone afterwards.
+    """
     environment = {name: value for name, value in os.environ.items() if name != BACKEND_MAP.name}
     if plan is None:
         yield environment
         return
-    with tempfile.NamedTemporaryFile("w", prefix="oallama-", suffix=".map") as table:
-        table.write(plan.to_backend_map())
-        table.flush()
-        yield environment | {BACKEND_MAP.name: table.name} | tuned_variable(plan.devices)
+    plans = [plan, draft] if draft else [plan]
+    with ExitStack() as files:
+        tables = []
+        for each in plans:
+            table = files.enter_context(tempfile.NamedTemporaryFile("w", prefix="oallama-", suffix=".map"))
+            table.write(each.to_backend_map())
+            table.flush()
+            tables.append(table.name)
+        devices = tuple(dict.fromkeys(name for each in plans for name in each.devices))
+        yield environment | {BACKEND_MAP.name: ":".join(tables)} | tuned_variable(devices)

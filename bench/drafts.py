@@ -1,0 +1,153 @@
+"""Drafts: predicted against measured seconds per token, for every place of the draft and every length.
+
+python bench/drafts.py [--out FILE.jsonl] [--acceptance 0.7] [--rounds 3] [--tokens 96] [--longest 4]
+    [--planners auto,layers]
+
+A loopback RPC server with all cores is the accelerator; the host has one thread. Two budgets: "roomy" holds both models
+on the device, "tight" just the target, so that a draft pushes some of it off. llama-server runs every way by its plan
+and accepts guesses at random (--spec-synth-rates), each with the given probability, since random weights guess nothing.
+The ways take turns, round by round. One JSON line per budget and way: medians of the seconds of a step, and those
+per token that they give with the expected tokens of a step. "stock" plans the target by llama.cpp's layers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from oallama.base.children import die_with_parent
+from oallama.bench.machine import describe
+from oallama.bench.script import arguments, note, record, words
+from oallama.data.workload import Workload
+from oallama.drafts import Acceptance, Joint, plan_jointly
+from oallama.engine.load_settings import Settings
+from oallama.engine.rpc import LocalRpcServer, free_port
+from oallama.engine.runtime import quiet
+from oallama.loading.autoplan import Choices
+from oallama.loading.start import plan_model
+from oallama.modelmaker import make_model
+from oallama.planning.speculation import LONGEST, Choice
+from oallama.serving.command import Draft, planned_environment, planned_server
+
+TARGET = {"n_layer": 16, "n_embd": 1024, "n_ff": 4096, "n_head": 16, "n_head_kv": 4, "n_vocab": 8192}
+DRAFT = {"n_layer": 3, "n_embd": 1024, "n_ff": 4096, "n_head": 16, "n_head_kv": 4, "n_vocab": 8192}
+SETTINGS = Settings(n_ctx=1024, n_threads=1)
+N_PROMPT = 128
+
+
+def main() -> None:
+    parser = arguments(__doc__, "drafts")
+    parser.add_argument("--acceptance", type=float, default=0.7)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--longest", type=int, default=LONGEST)
+    parser.add_argument("--planners", type=words, default=["auto", "layers"])
+    options = parser.parse_args()
+    quiet()
+    server = LocalRpcServer()
+    with tempfile.TemporaryDirectory() as folder:
+        models = [Path(folder) / name for name in ("target.gguf", "draft.gguf")]
+        for path, overrides in zip(models, (TARGET, DRAFT), strict=True):
+            make_model(path, arch="llama", shape="tiny", file_type="Q8_0", overrides=overrides)
+        record(measured(models, server, options), options.out, each={"machine": describe()})
+
+
+def measured(models: list[Path], server: LocalRpcServer, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    whole = _whole(models[0], server.devices[0])
+    for budget, vram in (("roomy", 2 * whole), ("tight", whole + (1 << 20))):
+        for planner in options.planners:
+            work = Workload(N_PROMPT, options.tokens)
+            choices = Choices(server.devices[0], planner=planner, workload=work)
+            known = Acceptance(options.acceptance, "given")
+            joint = plan_jointly(*models, vram, SETTINGS, choices, known, options.longest)
+            found = _rounds(joint, server.endpoint, options)
+            for choice, steps in found:
+                step = statistics.median(steps)
+                yield {
+                    "budget": budget, "vram": vram, "planner": "stock" if planner == "layers" else "auto",
+                    "pair": choice.pair, "n": choice.n, "chosen": choice is joint.best,
+                    "acceptance": options.acceptance, "tokens_per_step": choice.tokens, "steps_s": steps,
+                    "step_s": step, "step_predicted_s": choice.step_s, "token_s": step / choice.tokens,
+                    "token_predicted_s": choice.token_s, "bytes": dict(joint.pairs[choice.pair].nbytes),
+                }  # fmt: skip
+
+
+def _whole(target: Path, device: str) -> int:
+    """Bytes of the target with everything on the device."""
+    plan = plan_model(target, 8 << 30, SETTINGS, Choices(device, planner="all"))
+    return plan.predicted.devices[device].total
+
+
+def _rounds(joint: Joint, endpoint: str, options: argparse.Namespace) -> list[tuple[Choice, list[float]]]:
+    found: list[tuple[Choice, list[float]]] = [(choice, []) for choice in joint.choices]
+    for i in range(options.rounds):
+        for choice, steps in found:
+            note(f"round {i + 1} of {options.rounds}: {choice.pair}, n = {choice.n}")
+            steps.append(_step_seconds(joint, choice, endpoint, options))
+    return found
+
+
+def _step_seconds(joint: Joint, choice: Choice, endpoint: str, options: argparse.Namespace) -> float:
+    """Of the second of two equal requests."""
+    with _server(joint, choice, endpoint, options.acceptance) as port:
+        prompt = [300 + 7 * i for i in range(N_PROMPT)]
+        body = {
+            "prompt": prompt,
+            "n_predict": options.tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "cache_prompt": False,
+        }
+        timings = [_post(port, body)["timings"] for _ in range(2)][-1]
+    n_steps = timings["draft_n"] / choice.n if choice.n else timings["predicted_n"]
+    return float(timings["predicted_ms"] / 1e3 / n_steps)
+
+
+@contextmanager
+def _server(joint: Joint, choice: Choice, endpoint: str, acceptance: float) -> Iterator[int]:
+    target, guesser, port = joint.targets[choice.pair], joint.drafts.get(choice.pair), free_port()
+    draft = Draft(joint.draft, guesser, choice.n) if guesser else None
+    context = target.context
+    settings = Settings(context.n_ctx, context.n_batch, context.n_ubatch, flash_attn=context.flash_attn, n_threads=1)
+    command = [*planned_server(joint.target, settings, target, (endpoint,), draft), "--port", str(port)]
+    if choice.n:
+        command += ["--spec-synth-rates", ",".join(f"{acceptance ** (i + 1):.6f}" for i in range(choice.n))]
+    with planned_environment(target, guesser) as environment, tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, preexec_fn=die_with_parent)
+        try:
+            _wait(process, port)
+            yield port
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _wait(process: subprocess.Popen[bytes], port: int) -> None:
+    while process.poll() is None:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
+                return
+        except OSError:
+            time.sleep(0.1)
+    raise RuntimeError("llama-server ended before it answered")
+
+
+def _post(port: int, body: dict[str, Any]) -> Any:
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/completion", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=600) as answer:
+        return json.load(answer)
+
+
+if __name__ == "__main__":
+    main()
