@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,6 @@ from oallama.engine.load_settings import KV_TYPES
 from oallama.engine.runtime import debugging
 from oallama.errors import OallamaError
 from oallama.loading import autoplan, given_plan
-from oallama.loading.autoplan import Choices
 from oallama.loading.budgets import refuse_margin
 from oallama.loading.start import plan_model
 
@@ -49,7 +48,8 @@ def open_llama(source: Source) -> Llama:
         return _load(source, given_plan.load_plan(source.placing.plan), _given(source))
     wanted = settings(source.sizes, source.kernels)
     if source.placing.vram or (chosen and chosen != HOST):
-        choices = Choices(device=chosen, profile=source.hardware.profile, margin=source.hardware.margin)
+        hardware = source.hardware
+        choices = replace(source.sizes.choices(), device=chosen, profile=hardware.profile, margin=hardware.margin)
         with progress_bar("preparing") as report:
             plan = plan_model(source.model, source.placing.vram, wanted, choices, report, source.placing.trial())
         return _load(source, plan, {"n_threads": source.kernels.threads} if source.kernels.threads else {})

@@ -15,6 +15,7 @@ from oallama.engine.load_settings import FLASH_ATTN, KV_TYPES, Settings
 from oallama.engine.rpc import LocalRpcServer, share_processor
 from oallama.engine.runtime import quiet
 from oallama.errors import OallamaError
+from oallama.loading.autoplan import Choices
 from oallama.loading.trial import Trial
 from oallama.planning.planner import ON_REQUEST, PLANNERS
 from oallama.planning.speculation import LONGEST
@@ -126,6 +127,10 @@ class Sizes:
     ctx: Ctx = None
     batch: Batch = None
     ubatch: Ubatch = None
+
+    def choices(self) -> Choices:
+        """A plan may choose the batches that were not given."""
+        return Choices(fixed_ubatch=self.ubatch is not None, fixed_batch=self.batch is not None)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +12,6 @@ import typer
 from oallama.data.plan import PlacementPlan
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
-from oallama.loading.autoplan import Choices
 from oallama.loading.verify import verify as run_verify
 from oallama.planning import Workload
 from oallama.views.arenas import render_arenas
@@ -125,14 +124,13 @@ def plan(
     graph = autoplan.read_graph(model, wanted)
     wanted = autoplan.resolve(wanted, graph.n_ctx_train, elsewhere)
     depth = autoplan.default_workload(wanted.n_ctx).depth if request.n_depth is None else request.n_depth
-    choices = Choices(
+    choices = replace(
+        sizes.choices(),
         device=connection.device or hardware.device,
         profile=hardware.profile,
         planner=planner,  # type: ignore[arg-type]  # make_plan names the planners there are
         workload=Workload(request.n_prompt, request.n_generate, depth, parallel),
         elsewhere=elsewhere,
-        fixed_ubatch=sizes.ubatch is not None,
-        fixed_batch=sizes.batch is not None,
         all_candidates=shown.verify > 0,
         margin=hardware.margin,
         **vars(ways),

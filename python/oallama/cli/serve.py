@@ -108,8 +108,7 @@ def serve(
         given_plan.check_plan(made, model, wanted)
     else:
         wanted = settings(sizes, kernels, parallel or 1)
-        fixed = {"fixed_ubatch": sizes.ubatch is not None, "fixed_batch": sizes.batch is not None}
-        choices = Choices(chosen or HOST, hardware.profile, margin=hardware.margin, **fixed)
+        choices = replace(sizes.choices(), device=chosen or HOST, profile=hardware.profile, margin=hardware.margin)
         if drafts.draft:
             made, draft = _with_draft(model, drafts, placing, wanted, choices, connection)
         elif placing.vram or chosen not in (None, HOST):
