@@ -40,8 +40,8 @@ class StageCosts:
     on the host; seconds[0] has the chosen ones. upload: copying the weight to the uploader and
     computing there, infinite where that never happens. stream: copying the weight to the first accelerator, infinite
     without one. move: (from, to, operators) seconds to move the result.
-    small_upload: (small weights,) copying one to the uploader. other: (devices,) one small operator. fusions: chains of
-    operators that a device may compute in one piece.
+    small_upload: (small weights,) copying one to the uploader. other: (devices, operators) of those that are neither
+    targets nor attention. fusions: chains of operators that a device may compute in one piece.
     """
 
     graph: StageGraph
@@ -201,15 +201,28 @@ class CostModel:
             self.link_s(self.uploader, "h2d", self.graph.tensor[name].nbytes, "pageable") if self.uploader else 0.0
             for name in self.small
         ]
-        other = [self.profile.other_op_time(name, n_tokens, self.width) or 0.0 for name in self.names]
-        rest = (move, np.array(uploads), np.array(other), self._fusions(graph, tokens, seconds, np.array(other)))
+        other = self._others(graph, n_tokens)
+        rest = (move, np.array(uploads), other, self._fusions(graph, tokens, seconds, other))
         return StageCosts(graph, n_tokens, tokens, seconds, host, upload, stream, *rest)
+
+    def _others(self, graph: StageGraph, n_tokens: int) -> Floats:
+        """Small operators, and those that were timed by kind and shape, in proportion to the tokens they process."""
+        small = [self.profile.other_op_time(name, n_tokens, self.width) or 0.0 for name in self.names]
+        other = np.repeat(np.array(small)[:, None], len(graph.operators), axis=1)
+        for op in graph.operators:
+            if op.shape is None:
+                continue
+            share = 1.0 if graph.output_rows[op.index] else n_tokens / graph.tier
+            for d, name in enumerate(self.names):
+                if (seconds := self.profile.shape_time(name, op.shape.key)) is not None:
+                    other[d, op.index] = max(share * seconds, min(seconds, small[d]))
+        return other
 
     def _fusions(self, graph: StageGraph, tokens: Ints, seconds: Floats, other: Floats) -> tuple[Fusion, ...]:
         """Chains that were measured on an accelerator: what one piece takes beyond the prices of its operators."""
         if not self.profile.chains:
             return ()
-        parts = np.where(graph.target >= 0, seconds, other[:, None])
+        parts = np.where(graph.target >= 0, seconds, other)
         found: dict[int, list[tuple[Chain, Floats]]] = {}
         times: dict[tuple[object, ...], list[float | None]] = {}
         for chain in chains(self.graph, graph.tier, self.context.type_k):
