@@ -23,6 +23,7 @@ from ..data.plan import HOST, ContextSettings, PlacementPlan, TensorPlacement
 from ..data.profile import Profile
 from ..data.workload import Workload
 from .oato import Anchor, Edge
+from .others import other_seconds
 from .realisation import NONE, PLAIN, Realisations
 from .reduced import ReducedEdge, reduced_edges
 from .stage import OFFLOAD_MIN_TOKENS, STREAMER, Homes, Ids, Ints, Mask, StageGraph
@@ -201,22 +202,9 @@ class CostModel:
             self.link_s(self.uploader, "h2d", self.graph.tensor[name].nbytes, "pageable") if self.uploader else 0.0
             for name in self.small
         ]
-        other = self._others(graph, n_tokens)
+        other = other_seconds(self.profile, self.names, self.width, graph, n_tokens)
         rest = (move, np.array(uploads), other, self._fusions(graph, tokens, seconds, other))
         return StageCosts(graph, n_tokens, tokens, seconds, host, upload, stream, *rest)
-
-    def _others(self, graph: StageGraph, n_tokens: int) -> Floats:
-        """Small operators, and those that were timed by kind and shape, in proportion to the tokens they process."""
-        small = [self.profile.other_op_time(name, n_tokens, self.width) or 0.0 for name in self.names]
-        other = np.repeat(np.array(small)[:, None], len(graph.operators), axis=1)
-        for op in graph.operators:
-            if op.shape is None:
-                continue
-            share = 1.0 if graph.output_rows[op.index] else n_tokens / graph.tier
-            for d, name in enumerate(self.names):
-                if (seconds := self.profile.shape_time(name, op.shape.key)) is not None:
-                    other[d, op.index] = max(share * seconds, min(seconds, small[d]))
-        return other
 
     def _fusions(self, graph: StageGraph, tokens: Ints, seconds: Floats, other: Floats) -> tuple[Fusion, ...]:
         """Chains that were measured on an accelerator: what one piece takes beyond the prices of its operators."""
