@@ -41,8 +41,8 @@ class StageCosts:
     on the host; seconds[0] has the chosen ones. upload: copying the weight to the uploader and
     computing there, infinite where that never happens. stream: copying the weight to the first accelerator, infinite
     without one. move: (from, to, operators) seconds to move the result.
-    small_upload: (small weights,) copying one to the uploader. other: (devices, operators) of those that are neither
-    targets nor attention. fusions: chains of operators that a device may compute in one piece.
+    small_upload: (small weights,) copying one to the uploader. other: (devices, operators) of all that are no targets.
+    fusions: chains of operators that a device may compute in one piece.
     """
 
     graph: StageGraph
@@ -196,14 +196,13 @@ class CostModel:
                 copy = self.link_s(self.uploader, "h2d", weight_bytes, "pageable")
                 upload[alike] = copy + seconds[self.uploader, alike]
         sizes, size_of = np.unique(graph.bytes_out(n_tokens), return_inverse=True)
-        each = [[[self.move_s(a, b, size) for size in sizes.tolist()] for b in devices] for a in devices]
-        move = np.array(each)[:, :, size_of]
+        each = np.array([[[self.move_s(a, b, size) for size in sizes.tolist()] for b in devices] for a in devices])
         uploads = [
             self.link_s(self.uploader, "h2d", self.graph.tensor[name].nbytes, "pageable") if self.uploader else 0.0
             for name in self.small
         ]
         other = other_seconds(self.profile, self.names, self.width, graph, n_tokens)
-        rest = (move, np.array(uploads), other, self._fusions(graph, tokens, seconds, other))
+        rest = (each[:, :, size_of], np.array(uploads), other, self._fusions(graph, tokens, seconds, other))
         return StageCosts(graph, n_tokens, tokens, seconds, host, upload, stream, *rest)
 
     def _fusions(self, graph: StageGraph, tokens: Ints, seconds: Floats, other: Floats) -> tuple[Fusion, ...]:
