@@ -76,4 +76,8 @@ if (OALLAMA_TOOLS)
         list(APPEND OALLAMA_PROGRAMS ${program})
         list(APPEND OALLAMA_LIBRARIES ${program}-impl)
     endforeach()
+    # Writes tiny models of all architectures, for our tests: built with the other programs, not installed.
+    add_executable(test-llama-archs ${OALLAMA_UPSTREAM}/tests/test-llama-archs.cpp)
+    target_link_libraries(test-llama-archs PRIVATE llama llama-common)
+    set(OALLAMA_TEST_PROGRAMS test-llama-archs)
 endif()

@@ -6,7 +6,7 @@ foreach (target ${OALLAMA_LIBRARIES})
     set_property(TARGET ${target} PROPERTY SOVERSION)
 endforeach()
 
-add_custom_target(oallama-engine ALL DEPENDS ${OALLAMA_LIBRARIES} ${OALLAMA_PROGRAMS})
+add_custom_target(oallama-engine ALL DEPENDS ${OALLAMA_LIBRARIES} ${OALLAMA_PROGRAMS} ${OALLAMA_TEST_PROGRAMS})
 
 foreach (target ${OALLAMA_LIBRARIES})
     install(PROGRAMS $<TARGET_FILE:${target}> DESTINATION oallama/lib COMPONENT oallama)

@@ -29,6 +29,9 @@
 // A weight of a model whose compute buffers are laid out offline.
 #define OA_TENSOR_FLAG_ARENAS_OFFLINE (1 << 25)
 
+// A table of the file whose rows are read when they are wanted: it takes no memory.
+#define OA_TENSOR_FLAG_LAZY (1 << 26)
+
 // A streamed weight's parameters, in its op_params, which ggml leaves alone for tensors that no operator makes.
 #define OA_STREAM_FROM(tensor) ((tensor)->op_params[0])    // tokens
 #define OA_STREAM_SLOTS(tensor) ((tensor)->op_params[1])   // of device memory, the same for all of a model

@@ -10,6 +10,7 @@ py::dict to_dict(const oa_tensor_info & t) {
     d["ne"]     = t.ne;
     d["nb"]     = t.nb;
     d["nbytes"] = t.nbytes;
+    d["lazy"]   = t.lazy;
     return d;
 }
 
@@ -33,6 +34,7 @@ py::dict to_dict(const oa_graph_node & node) {
     d["op"]        = node.op;
     d["op_params"] = node.op_params;
     d["layer"]     = node.layer;
+    d["view_of"]   = node.view_of;
     d["flops"]     = node.flops;
     d["src"]       = sources;
     return d;

@@ -26,6 +26,22 @@ template <typename F> py::dict timed(F && f) {
     return to_dict(timing);
 }
 
+// As data/op_shapes.py has it. Throws std::runtime_error for a missing or wrong entry.
+oa_node_spec node_spec(const py::dict & node, int64_t n_tokens) {
+    oa_node_spec spec;
+    spec.op        = node["op"].cast<std::string>();
+    spec.op_params = node["op_params"].cast<std::vector<int32_t>>();
+    spec.type      = node["type"].cast<std::string>();
+    spec.ne        = node["ne"].cast<std::vector<int64_t>>();
+    spec.view_of   = node["view_of"].cast<int>();
+    spec.n_tokens  = n_tokens;
+    for (const auto & source : node["sources"].cast<std::vector<py::dict>>()) {
+        spec.sources.push_back({ source["type"].cast<std::string>(), source["ne"].cast<std::vector<int64_t>>(),
+                                 source["nb"].cast<std::vector<size_t>>(), source["cold"].cast<bool>() });
+    }
+    return spec;
+}
+
 void register_op_bench(py::module_ & m) {
     py::class_<oa_op_bench>(m, "OpBench", "Times target operators and attention of one device.")
         .def(py::init<const std::string &, int, bool, size_t>(), py::arg("device"), py::arg("n_threads"),
@@ -63,6 +79,13 @@ void register_op_bench(py::module_ & m) {
                 return timed([&] { return self.chain({ chain, type, ne0, ne1, n_tokens }, max_s); });
             },
             py::arg("chain"), py::arg("type"), py::arg("ne0"), py::arg("ne1"), py::arg("n_tokens"), py::arg("max_s"))
+        .def(
+            "node",
+            [](oa_op_bench & self, const py::dict & node, int64_t n_tokens, double max_s) {
+                const oa_node_spec spec = node_spec(node, n_tokens);
+                return timed([&] { return self.node(spec, max_s); });
+            },
+            py::arg("node"), py::arg("n_tokens"), py::arg("max_s"))
         .def_property_readonly("buffer_type", &oa_op_bench::buffer_type)
         .def_property_readonly("warm", &oa_op_bench::warm,
                                "Whether memory was too short for all the copies that keep operands cold.");
@@ -103,6 +126,10 @@ void register_built(py::module_ & m) {
             return built(oa_small_case({ n_embd, n_tokens }));
         },
         py::arg("n_embd"), py::arg("n_tokens"));
+    m.def(
+        "built_node",
+        [](const py::dict & node, int64_t n_tokens) { return built(oa_node_case(node_spec(node, n_tokens))); },
+        py::arg("node"), py::arg("n_tokens"));
     m.def(
         "built_chain",
         [](const std::string & chain, const std::string & type, int64_t ne0, int64_t ne1, int64_t n_tokens) {

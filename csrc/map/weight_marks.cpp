@@ -6,10 +6,15 @@
 
 #include <string>
 
-void oa_backend_map_mark(ggml_tensor * weight, const oa_weight_place & place, int fd, size_t offset) {
+void oa_backend_map_mark(ggml_tensor * weight, const oa_weight_place & place, int fd, size_t offset, bool lazy) {
+    if (lazy) {
+        weight->flags |= OA_TENSOR_FLAG_LAZY;
+    }
     if (!place.home) {
         return;
     }
+    oa_backend_map_require(!lazy || ggml_backend_dev_type(place.home) == GGML_BACKEND_DEVICE_TYPE_CPU, weight->name,
+                           place.home);
     weight->flags |= OA_TENSOR_FLAG_MAPPED;
     if (place.options.offline_arenas) {
         weight->flags |= OA_TENSOR_FLAG_ARENAS_OFFLINE;
@@ -35,6 +40,10 @@ void oa_backend_map_mark(ggml_tensor * weight, const oa_weight_place & place, in
 
 bool oa_backend_map_obeyed(const ggml_tensor * weight) {
     return weight != nullptr && (weight->flags & OA_TENSOR_FLAG_MAPPED) != 0;
+}
+
+bool oa_backend_map_fuses(const ggml_tensor * weight, ggml_backend_dev_t layer, const ggml_tensor * fused) {
+    return oa_backend_map_obeyed(weight) && ggml_backend_dev_supports_op(layer, fused);
 }
 
 void oa_backend_map_mark_cache(const ggml_tensor * embedding, ggml_backend_buffer_type_t buft, ggml_tensor * k,

@@ -4,12 +4,18 @@
 
 #include "backend_map.h"
 
-// Marks a loaded weight, which lies at `offset` of the open file `fd` (-1: in none). Nothing without a map.
-void oa_backend_map_mark(ggml_tensor * weight, const oa_weight_place & place, int fd, size_t offset);
+// Marks a loaded weight, which lies at `offset` of the open file `fd` (-1: in none). Without a map, only whether it is
+// a lazy table: rows are read from the file when they are wanted. Throws where a map has such a table on an
+// accelerator.
+void oa_backend_map_mark(ggml_tensor * weight, const oa_weight_place & place, int fd, size_t offset, bool lazy);
 
 // Whether the model, known by any of its weights, obeys a map. Upstream pins some norms to the device of their layer's
 // KV cache; under a map they run beside what they read and feed, as planned.
 bool oa_backend_map_obeyed(const ggml_tensor * weight);
+
+// Whether an operator that runs elsewhere than its layer's KV cache stays fused: where the model obeys a map and the
+// layer's device has the operator, too. Upstream takes the difference for a device without it.
+bool oa_backend_map_fuses(const ggml_tensor * weight, ggml_backend_dev_t layer, const ggml_tensor * fused);
 
 // Marks the KV cache of a layer (k or v may be null), which will be in memory of type `buft`, if the model obeys a map.
 void oa_backend_map_mark_cache(const ggml_tensor * embedding, ggml_backend_buffer_type_t buft, ggml_tensor * k,

@@ -47,6 +47,26 @@ struct oa_chain_spec {
     int64_t     n_tokens = 1;
 };
 
+// What a node of a graph reads. nb: strides in bytes. cold: a weight or a state, of which every layer has its own.
+struct oa_source_spec {
+    std::string          type;
+    std::vector<int64_t> ne;
+    std::vector<size_t>  nb;
+    bool                 cold = false;
+};
+
+// Any node of a model's graph, as graph_reader.h describes it. view_of: the source that the result is written to, -1
+// for memory of its own.
+struct oa_node_spec {
+    std::string                 op;        // ggml's name of it
+    std::vector<int32_t>        op_params; // ggml's, as whole numbers
+    std::string                 type;
+    std::vector<int64_t>        ne;
+    std::vector<oa_source_spec> sources;
+    int                         view_of  = -1;
+    int64_t                     n_tokens = 1;
+};
+
 using oa_operands = std::vector<ggml_tensor *>;
 
 // Where a repeat stands in its graph.
@@ -93,6 +113,9 @@ std::unique_ptr<oa_bench_case> oa_small_case(const oa_small_spec & spec);
 
 // Throws std::invalid_argument for an unknown kind or type.
 std::unique_ptr<oa_bench_case> oa_chain_case(const oa_chain_spec & spec);
+
+// Throws std::invalid_argument for an unknown operator or type, and for sources that ggml has no room for.
+std::unique_ptr<oa_bench_case> oa_node_case(const oa_node_spec & spec);
 
 // For cases: ggml's type of that name; small valid data of any type; the same data in every weight of every copy.
 ggml_type oa_parse_type(const std::string & name);

@@ -4,6 +4,7 @@
 #include "ggml-impl.h"
 #include "llama-ext.h"
 #include "model_skeleton.h"
+#include "tensor_flags.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -17,7 +18,8 @@ oa_tensor_info describe(const ggml_tensor * t) {
              ggml_type_name(t->type),
              { t->ne, t->ne + GGML_MAX_DIMS },
              { t->nb, t->nb + GGML_MAX_DIMS },
-             ggml_nbytes(t) };
+             ggml_nbytes(t),
+             (t->flags & OA_TENSOR_FLAG_LAZY) != 0 };
 }
 
 bool is_weight(const ggml_tensor * t) {
@@ -38,6 +40,11 @@ int layer_of(const std::string & name) {
         return -1;
     }
     return std::atoi(name.c_str() + dash + 1);
+}
+
+// The tensor whose memory this one has.
+const ggml_tensor * memory_of(const ggml_tensor * t) {
+    return t->view_src ? t->view_src : t;
 }
 
 // Names ggml made up: such a node belongs where its operands do.
@@ -89,6 +96,9 @@ std::vector<oa_graph_node> oa_read_nodes(ggml_cgraph * gf) {
             } else {
                 source.leaf      = describe(src);
                 source.is_weight = is_weight(src);
+            }
+            if (t->view_src && node.view_of < 0 && memory_of(src) == t->view_src) {
+                node.view_of = int(node.sources.size());
             }
             if (anonymous(node.out.name) && node.layer < 0) {
                 node.layer = source.node >= 0 ? nodes[source.node].layer : layer_of(source.leaf.name);

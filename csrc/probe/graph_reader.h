@@ -13,6 +13,7 @@ struct oa_tensor_info {
     std::vector<int64_t> ne;   // as in ggml: ne[0] is the row width
     std::vector<size_t>  nb;   // strides in bytes
     size_t               nbytes;
+    bool                 lazy = false; // a table whose rows are read from the file when they are wanted
 };
 
 struct oa_graph_source {
@@ -25,8 +26,9 @@ struct oa_graph_node {
     oa_tensor_info               out;
     std::string                  op;        // "MUL_MAT"
     std::vector<int32_t>         op_params; // ggml's, as whole numbers
-    int                          layer = -1;
-    double                       flops = 0.0; // of MUL_MAT, MUL_MAT_ID and FLASH_ATTN_EXT; else 0
+    int                          layer   = -1;
+    int                          view_of = -1;  // the source whose memory the result is written to; -1: has its own
+    double                       flops   = 0.0; // of MUL_MAT, MUL_MAT_ID and FLASH_ATTN_EXT; else 0
     std::vector<oa_graph_source> sources;
 };
 

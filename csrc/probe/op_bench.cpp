@@ -155,9 +155,11 @@ oa_op_bench::prepared oa_op_bench::prepare(const oa_bench_case & which, ggml_bac
     }
     made.inputs_context = oa_bench_context(size_t(n_copies) * size_t(std::max<int64_t>(which.n_visits(), 4)) + 16);
     made.inputs         = which.new_inputs(made.inputs_context.get(), n_copies);
-    made.inputs_buffer  = allocate(made.inputs_context.get(), buft);
-    ggml_backend_buffer_clear(made.inputs_buffer.get(), 0);
-    which.fill_inputs(made.inputs, n_copies);
+    if (!made.inputs.empty()) {
+        made.inputs_buffer = allocate(made.inputs_context.get(), buft);
+        ggml_backend_buffer_clear(made.inputs_buffer.get(), 0);
+        which.fill_inputs(made.inputs, n_copies);
+    }
     buffer_type_ = ggml_backend_buft_name(cold_type);
     return made;
 }
@@ -236,4 +238,8 @@ oa_timing oa_op_bench::small(const oa_small_spec & spec, double max_s) {
 
 oa_timing oa_op_bench::chain(const oa_chain_spec & spec, double max_s) {
     return measure(*oa_chain_case(spec), ggml_backend_get_default_buffer_type(backend_.get()), max_s);
+}
+
+oa_timing oa_op_bench::node(const oa_node_spec & spec, double max_s) {
+    return measure(*oa_node_case(spec), ggml_backend_get_default_buffer_type(backend_.get()), max_s);
 }

@@ -39,6 +39,7 @@ class oa_op_bench {
     oa_timing attention(const oa_attention_spec & spec, double max_s);
     oa_timing small(const oa_small_spec & spec, double max_s);
     oa_timing chain(const oa_chain_spec & spec, double max_s);
+    oa_timing node(const oa_node_spec & spec, double max_s);
 
     // Name of the buffer type the last weight lay in ("CPU_REPACK").
     const std::string & buffer_type() const { return buffer_type_; }

@@ -14,6 +14,7 @@ from oallama.data.fusion import chains
 from oallama.engine import native, skeleton
 from oallama.engine.load_settings import Settings
 from oallama.loading import autoplan
+from support.archs import write_models
 from support.logits import ARCHITECTURES
 
 N_CTX, TIERS = 512, (1, 64)
@@ -123,6 +124,41 @@ def test_small_operators_and_chains_are_those_of_the_graph(arch: str, n: int, ti
         assert [node["op"] for node in half] == [node["op"] for node in nodes]
         seen.add(chain.kind)
     assert seen >= {NORM, ROPE_STORE if arch != "minicpm3" else NORM, FEED_FORWARD if arch != "qwen3moe" else NORM}
+
+
+def test_other_operators_are_rebuilt_as_they_are(tmp_path: Path) -> None:
+    """Scans, convolutions, wide activations: the same node, its sources with the same strides, and it can be timed."""
+    core, kinds = native.core(), set()
+    bench = core.OpBench("CPU", 1, True, 1 << 16)
+    for path in write_models(tmp_path, "^(mamba2|lfm2|qwen3next|gemma3n)$"):
+        graph = autoplan.read_graph(path, settings(), TIERS)
+        for n in TIERS:
+            real = raw_graph(path, n)
+            for shape, op in {op.shape: op for op in graph.operators(n) if op.shape is not None}.items():
+                named = [node for node in real if (node["name"], node["op"]) == (op.name, op.op)]
+                node = next(node for node in named if tuple(node["ne"]) == op.ne)  # a name may be that of several
+                made = core.built_node(shape.as_node(), n_tokens=n)["nodes"]
+                found = made[0]
+                assert (found["op"], found["type"], found["op_params"]) == (node["op"], node["type"], node["op_params"])
+                assert (found["ne"], found["nb"], found["view_of"]) == (node["ne"], node["nb"], node["view_of"]), (
+                    op.name
+                )
+                for mine, source in zip(found["src"], node["src"], strict=True):
+                    tensor = real[source["index"]] if source["kind"] == "node" else source
+                    assert [mine[key] for key in ("type", "ne", "nb")] == [tensor[key] for key in ("type", "ne", "nb")]
+                assert bench.node(shape.as_node(), n_tokens=n, max_s=0.001)["median_s"] > 0
+                kinds.add(shape.op)
+    assert kinds >= {"SSM_SCAN", "SSM_CONV", "GATED_DELTA_NET", "GLU"}
+
+
+def test_nodes_that_nobody_can_build_are_refused() -> None:
+    core = native.core()
+    source = {"type": "f32", "ne": [4, 1, 1, 1], "nb": [4, 16, 16, 16], "cold": False}
+    node = {"op": "SCALE", "op_params": [0, 0], "type": "f32", "ne": [4, 1, 1, 1], "sources": [source], "view_of": -1}
+    assert core.built_node(node, n_tokens=1)["nodes"]
+    for wrong in ({"op": "CONJURE"}, {"type": "f3"}, {"view_of": 1}, {"ne": [4]}, {"sources": [source] * 99}):
+        with pytest.raises(ValueError, match=r"CONJURE|f3|no room"):
+            core.built_node({**node, **wrong}, n_tokens=1)
 
 
 def test_graphs_have_a_number_of_their_own() -> None:

@@ -59,7 +59,7 @@ def test_a_chain_costs_what_was_measured() -> None:
     per_layer = {NORM: 2, ROPE_STORE: 1, FEED_FORWARD: 1}
     stage = apart.stage(1, decode=True)
     other, ffn = (
-        float(stage.other[1]),
+        float(stage.other[1, 0]),
         2 * float(stage.seconds[1, stage.graph.target == targets(apart)["blk.0.ffn_up.weight"]][0]),
     )
     gain = {
@@ -93,7 +93,7 @@ def test_a_cut_breaks_a_chain() -> None:
         gain_whole, gain_cut = (a - f for a, f in (whole, cut))
         stage = apart.stage(1, decode=True)
         up = float(stage.seconds[1, stage.graph.target == targets(apart)["blk.1.ffn_up.weight"]][0])
-        lost = 0.0 if "down" in host[0] else 2 * up + float(stage.other[1]) - FUSED[FEED_FORWARD]
+        lost = 0.0 if "down" in host[0] else 2 * up + float(stage.other[1, 0]) - FUSED[FEED_FORWARD]
         assert gain_whole - gain_cut == pytest.approx(lost, abs=1e-15)
 
 

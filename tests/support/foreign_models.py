@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import struct
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType
+from gguf import GGMLQuantizationType, GGUFReader
 
 from oallama.modelmaker.gguf_header import pack_header, padded
 from oallama.modelmaker.vocab import load_vocab
@@ -68,6 +69,31 @@ def minimax_m3(path: Path) -> Path:
     for il, layer in enumerate(layers):
         tensors |= {f"blk.{il}.{name}.weight": ne for name, ne in layer.items()}
     return _write(path, metadata, tensors)
+
+
+def with_long_table(model: Path, path: Path, table: str, n_rows: int) -> Path:
+    """A copy of a model whose table has so many rows, all but the first ones a hole in the file."""
+    reader = GGUFReader(model)
+    tensors = sorted(reader.tensors, key=lambda tensor: tensor.name == table)
+    directory, offset = b"", 0
+    for tensor in tensors:
+        name, ne = tensor.name.encode(), [int(n) for n in tensor.shape]
+        nbytes = tensor.n_bytes
+        if tensor.name == table:
+            ne[1], nbytes = n_rows, tensor.n_bytes // ne[1] * n_rows
+        directory += struct.pack(
+            f"<Q{len(name)}sI{len(ne)}QIQ", len(name), name, len(ne), *ne, tensor.tensor_type, offset
+        )
+        offset += padded(nbytes)
+    metadata = model.read_bytes()[: min(tensor.field.offset for tensor in tensors)]
+    header = metadata + directory
+    with open(path, "wb") as file:
+        file.write(header + bytes(padded(len(header)) - len(header)))
+        for tensor in tensors:
+            file.write(tensor.data.tobytes())
+            file.write(bytes(padded(tensor.n_bytes) - tensor.n_bytes))
+        file.truncate(padded(len(header)) + offset)
+    return path
 
 
 def _metadata(arch: str, n_layer: int, head_dim: int) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from oallama.data.operators import AttentionShape, OperatorGraph, TensorInfo, kind_of, layer_of
@@ -91,3 +93,33 @@ def test_unknown_leaf_order_does_not_matter():
     raw = raw_graph()
     raw["graphs"] = dict(reversed(raw["graphs"].items()))
     assert OperatorGraph.from_engine(raw).to_json() == graph().to_json()
+
+
+@pytest.mark.parametrize("read_before", [False, True])
+def test_a_state_is_made_ready_where_its_layer_begins(read_before: bool) -> None:
+    """llama.cpp makes the next layer's recurrent state ready before a layer has ended."""
+
+    def leaf(name: str, is_weight: bool) -> dict[str, Any]:
+        ne = [4, 4 if is_weight else 1, 1, 1]
+        return {"kind": "leaf", "is_weight": is_weight, "name": name, "type": "f32", "ne": ne, "nbytes": 64}
+
+    def node(op: str, name: str, layer: int, *src: dict[str, Any] | int) -> dict[str, Any]:
+        sources = [{"kind": "node", "index": s} if isinstance(s, int) else s for s in src]
+        return {"op": op, "name": name, "type": "f32", "ne": [4, 1, 1, 1], "nbytes": 16, "layer": layer, "src": sources}
+
+    nodes = [
+        node("GET_ROWS", "embd", -1, leaf("token_embd.weight", True), leaf("inp_tokens", False)),
+        node("MUL_MAT", "node_1", -1, leaf("blk.0.a.weight", True), 0),
+        node("SCALE", "cache_s_l1 (view)", 1, leaf("cache_s_l1", False)),
+        node("GET_ROWS", "node_3", 1, 2),
+        node("ADD", "l_out-0", 0, 1, 3 if read_before else 0),
+        node("MUL_MAT", "node_5", -1, leaf("blk.1.a.weight", True), 4),
+        node("ADD", "l_out-1", 1, 5, 3),
+    ]
+    tensors = [{"name": n, "type": "f32", "ne": [4, 4], "nbytes": 64} for n in ("token_embd.weight", "output.weight")]
+    raw = {"arch": "x", "n_layer": 2, "tensors": tensors, "graphs": {"1": nodes}}
+    ops = OperatorGraph.from_engine(raw).operators(1)
+    order = ["embd", "node_1", "l_out-0", "cache_s_l1 (view)", "node_3", "node_5", "l_out-1"]
+    assert [op.name for op in ops] == ([n["name"] for n in nodes] if read_before else order)
+    assert all(p < op.index for op in ops for p in op.producers)
+    assert all(op.index in ops[p].consumers for op in ops for p in op.producers)

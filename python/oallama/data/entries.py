@@ -86,6 +86,19 @@ class ChainTime:
 
 
 @dataclass(frozen=True)
+class ShapeTime:
+    """An operator that is neither a matrix multiplication with a weight nor attention; shape: `OpShape.key`."""
+
+    device: str
+    shape: str
+    median_s: float
+    spread_s: float = 0.0
+    repeats: int = 1
+    best_s: float = 0.0
+    clean: float = 1.0
+
+
+@dataclass(frozen=True)
 class AttentionTime:
     """Attention of one layer for `n_tokens` queries over `depth` cached positions.
 
@@ -159,10 +172,10 @@ class Concurrency:
 MATRICES, ATTENTION, TRANSFERS, CHANGES, SMALL = KINDS = ("matrices", "attention", "transfers", "changes", "small")
 
 
-def kind_of(entry: OperatorTime | AttentionTime | ChainTime | LinkTime | SwitchTime) -> str:
+def kind_of(entry: OperatorTime | AttentionTime | ChainTime | ShapeTime | LinkTime | SwitchTime) -> str:
     """The kind of work that an entry times."""
     if isinstance(entry, OperatorTime):
         return SMALL if entry.op == OTHER else MATRICES
     if isinstance(entry, ChainTime):
         return MATRICES if entry.kind == FEED_FORWARD else SMALL
-    return {AttentionTime: ATTENTION, LinkTime: TRANSFERS, SwitchTime: CHANGES}[type(entry)]
+    return {AttentionTime: ATTENTION, ShapeTime: SMALL, LinkTime: TRANSFERS, SwitchTime: CHANGES}[type(entry)]

@@ -10,22 +10,23 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from ..base.jsonfile import parse_json_object
 from ..errors import OallamaError
+from .op_shapes import OpShape
 
-SCHEMA = "oallama.graph/1"
+SCHEMA = "oallama.graph/2"
 TOKEN_EMBEDDING = "token_embd.weight"
 OUTPUT = "output.weight"
 
-# Nodes that move no data: ggml only relabels the bytes of their first source (ggml_is_view_op, plus NONE).
-VIEW_OPS = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 TARGET_OPS = frozenset({"MUL_MAT", "MUL_MAT_ID"})
 # llama.cpp names the leaves of its KV (and recurrent state) caches cache_k_l0, cache_v_l0, cache_r_l0, ...
 CACHE_PREFIX = "cache_"
+# Keys that attention multiplies with: not an indexer's, nor a recurrent state.
+KEYS = re.compile(r"^cache_k_l\d+")
 
 _BLOCK = re.compile(r"^blk\.(\d+)\.(.+)$")
 
@@ -53,7 +54,10 @@ class AttentionShape(NamedTuple):
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A weight in the model file. `ne` is ggml's order (ne[0] = row length); `type` a ggml type name ("q4_K")."""
+    """A weight in the model file. `ne` is ggml's order (ne[0] = row length); `type` a ggml type name ("q4_K").
+
+    lazy: a table whose rows are read from the file when they are wanted; it takes no memory.
+    """
 
     name: str
     type: str
@@ -61,11 +65,12 @@ class TensorInfo:
     nbytes: int
     layer: int | None
     kind: str
+    lazy: bool = False
 
     @classmethod
-    def make(cls, name: str, type: str, ne: Sequence[int], nbytes: int) -> TensorInfo:
+    def make(cls, name: str, type: str, ne: Sequence[int], nbytes: int, lazy: bool = False) -> TensorInfo:
         """A tensor whose layer and kind follow from its name."""
-        return cls(name, type, tuple(ne), nbytes, layer_of(name), kind_of(name))
+        return cls(name, type, tuple(ne), nbytes, layer_of(name), kind_of(name), lazy)
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,7 @@ class Operator:
     `index` is the position in execution order within the tier; `producers`/`consumers` are such positions, with views
     seen through. `weight` is the weight it reads and `leaves` the other graph leaves (caches, inputs). `nbytes_out` are
     the bytes of its result: what a transfer to another device costs. `n_tokens` and `n_used` (experts per token, 1 for
-    dense) describe the work of a matrix multiplication.
+    dense) describe the work of a matrix multiplication. `shape` is of an operator that may cost more than a small one.
     """
 
     index: int
@@ -93,6 +98,7 @@ class Operator:
     leaves: tuple[str, ...] = ()
     n_tokens: int = 1
     n_used: int = 1
+    shape: OpShape | None = None
 
     @property
     def touches_cache(self) -> bool:
@@ -130,8 +136,8 @@ class OperatorGraph:
 
     @property
     def weights_bytes(self) -> int:
-        """Bytes of all weights; a tied output counts once, as in the file."""
-        return sum(t.nbytes for t in self.tensors if not (self.tied_output and t.name == OUTPUT))
+        """Bytes of all weights but lazy tables; a tied output counts once, as in the file."""
+        return sum(t.nbytes for t in self.tensors if not (t.lazy or (self.tied_output and t.name == OUTPUT)))
 
     def targets(self, tier: int) -> tuple[Operator, ...]:
         """Target operators (mul_mat / mul_mat_id with a weight) of a tier, in execution order."""
@@ -151,8 +157,13 @@ class OperatorGraph:
 
         `model` is the file's fingerprint; default `raw["model"]` or empty.
         """
+        from .raw_graph import GraphReader  # which makes operators
+
         # An embedding that is the output too is there twice, if it is repacked as the output.
-        by_name = {t["name"]: TensorInfo.make(t["name"], t["type"], t["ne"], t["nbytes"]) for t in raw["tensors"]}
+        infos = (
+            TensorInfo.make(t["name"], t["type"], t["ne"], t["nbytes"], t.get("lazy", False)) for t in raw["tensors"]
+        )
+        by_name = {info.name: info for info in infos}
         tensors, names = list(by_name.values()), by_name.keys()
         tied = OUTPUT not in names and any(
             node["op"] in TARGET_OPS and any(s.get("name") == TOKEN_EMBEDDING for s in node["src"])
@@ -162,7 +173,7 @@ class OperatorGraph:
         if tied:
             embedding = by_name[TOKEN_EMBEDDING]
             tensors.append(TensorInfo.make(OUTPUT, embedding.type, embedding.ne, embedding.nbytes))
-        readers = {int(n): _GraphReader(nodes, tied) for n, nodes in raw["graphs"].items()}
+        readers = {int(n): GraphReader(nodes, tied) for n, nodes in raw["graphs"].items()}
         first = readers[min(readers)]
         return cls(
             arch=raw["arch"],
@@ -204,7 +215,7 @@ class OperatorGraph:
                 arch=content["arch"],
                 n_layer=content["n_layer"],
                 tensors=tuple(TensorInfo(**_tuples(t)) for t in content["tensors"]),
-                tiers={int(n): tuple(Operator(**_tuples(op)) for op in ops) for n, ops in content["tiers"].items()},
+                tiers={int(n): tuple(_operator(op) for op in ops) for n, ops in content["tiers"].items()},
                 model=content["model"],
                 tied_output=content["tied_output"],
                 attention=tuple(None if a is None else AttentionShape(*a) for a in content["attention"]),
@@ -214,127 +225,30 @@ class OperatorGraph:
             raise OallamaError(f"cached operator graph is incomplete ({e}); {remedy}") from None
 
 
+def _operator(fields: Mapping[str, Any]) -> Operator:
+    return Operator(**{**_tuples(fields), "shape": OpShape.from_json(fields["shape"])})
+
+
 def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
 
 
-@dataclass
-class _GraphReader:
-    """Sees through the views of one tier's raw nodes."""
-
-    nodes: Sequence[Mapping[str, Any]]
-    tied: bool
-    position: dict[int, int] = field(init=False)  # raw node index -> operator index
-
-    def __post_init__(self) -> None:
-        computing = [i for i, node in enumerate(self.nodes) if node["op"] not in VIEW_OPS]
-        self.position = {raw: index for index, raw in enumerate(computing)}
-
-    def origin(self, src: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """The computing node or the leaf behind a chain of views; None for a view of nothing."""
-        while src["kind"] == "node" and src["index"] not in self.position:
-            behind = self.nodes[src["index"]]["src"]
-            if not behind:
-                return None
-            src = behind[0]
-        return src
-
-    def operators(self) -> tuple[Operator, ...]:
-        consumers: list[list[int]] = [[] for _ in self.position]
-        builder = []
-        for raw, index in self.position.items():
-            node = self.nodes[raw]
-            origins = [o for src in node["src"] if (o := self.origin(src)) is not None]
-            producers = tuple(dict.fromkeys(self.position[o["index"]] for o in origins if o["kind"] == "node"))
-            for p in producers:
-                consumers[p].append(index)
-            builder.append((node, origins, producers))
-        return tuple(
-            self._operator(index, node, origins, producers, tuple(consumers[index]))
-            for index, (node, origins, producers) in enumerate(builder)
-        )
-
-    def _operator(
-        self,
-        index: int,
-        node: Mapping[str, Any],
-        origins: Sequence[Mapping[str, Any]],
-        producers: tuple[int, ...],
-        consumers: tuple[int, ...],
-    ) -> Operator:
-        leaves = [o for o in origins if o["kind"] == "leaf"]
-        weights = [o for o in leaves if o["is_weight"]]
-        is_target = node["op"] in TARGET_OPS and bool(weights)
-        weight = weights[0]["name"] if weights else None
-        if is_target and self.tied and weight == TOKEN_EMBEDDING:
-            weight = OUTPUT
-        layer = node.get("layer", -1)
-        if layer < 0:
-            # Not every node is named after its layer, but a layer's weight says where it belongs.
-            layer = layer_of(weight) if weight else None
-        ne = tuple(node["ne"])
-        n_tokens, n_used = _work(node["op"], ne, weights[0]["ne"] if weights else ())
-        return Operator(
-            index=index,
-            name=node["name"],
-            op=node["op"],
-            weight=weight,
-            src_types=tuple(self._type(src) for src in node["src"]),
-            ne=ne,
-            nbytes_out=node["nbytes"],
-            flops=float(node.get("flops", 0)),
-            layer=layer,
-            producers=producers,
-            consumers=consumers,
-            is_target=is_target,
-            leaves=tuple(dict.fromkeys(o["name"] for o in leaves if not o["is_weight"])),
-            n_tokens=n_tokens,
-            n_used=n_used,
-        )
-
-    def _type(self, src: Mapping[str, Any]) -> str:
-        return str((src if src["kind"] == "leaf" else self.nodes[src["index"]])["type"])
-
-    def _ne(self, src: Mapping[str, Any]) -> Sequence[int]:
-        return tuple((src if src["kind"] == "leaf" else self.nodes[src["index"]])["ne"])
-
-    @cached_property
-    def of_layer(self) -> dict[int, list[Mapping[str, Any]]]:
-        """Computing nodes by layer, in execution order."""
-        found: dict[int, list[Mapping[str, Any]]] = {}
-        for raw in self.position:
-            found.setdefault(self.nodes[raw].get("layer", -1), []).append(self.nodes[raw])
-        return found
-
-    def attention(self, layer: int) -> AttentionShape | None:
-        """Attention of a layer, from its fused operator or from the two products of the unfused form."""
-        key = value = None
-        for node in self.of_layer.get(layer, ()):
-            if node["op"] == "FLASH_ATTN_EXT":
-                q, k, v = (self._ne(src) for src in node["src"][:3])
-                return AttentionShape(n_head=q[2], n_head_kv=k[2], head_dim_k=k[0], head_dim_v=v[0])
-            if node["op"] == "MUL_MAT":
-                leaves = [o for o in map(self.origin, node["src"]) if o is not None and o["kind"] == "leaf"]
-                # K*q reads the cache and sees K as [head_dim, n_kv, n_head_kv]; the next product without a weight is
-                # V*p, which sees V as [n_kv, head_dim, n_head_kv].
-                if key is None and any(o["name"].startswith(CACHE_PREFIX) for o in leaves):
-                    key = node
-                elif key is not None and value is None and not any(o["is_weight"] for o in leaves):
-                    value = node
-        if key is None or value is None:
-            return None
-        k, q = (self._ne(src) for src in key["src"][:2])
-        v = self._ne(value["src"][0])
-        return AttentionShape(n_head=q[2], n_head_kv=k[2], head_dim_k=k[0], head_dim_v=v[1])
-
-
-def _work(op: str, ne: tuple[int, ...], weight_ne: Sequence[int]) -> tuple[int, int]:
-    """(tokens, experts used per token) of an operator with output shape `ne`."""
-    padded = (*ne, 1, 1, 1, 1)
-    if op == "MUL_MAT_ID":
-        return padded[2], padded[1]
-    if op == "FLASH_ATTN_EXT":
-        return padded[2], 1
-    if op == "MUL_MAT" and len(weight_ne) > 2 and weight_ne[2] > 1:
-        return padded[1], 1  # a batched weight (one matrix per head): ne[2] counts matrices, not tokens
-    return padded[1] * padded[2] * padded[3], 1
+def attention_chains(ops: Sequence[Operator]) -> dict[int, list[int]]:
+    """Layer -> positions of its attention: the fused operator, or all from K*q to V*p."""
+    found: dict[int, list[int]] = {}
+    ended: set[int] = set()
+    for op in ops:
+        if op.op == "FLASH_ATTN_EXT" and op.layer is not None:
+            found.setdefault(op.layer, [op.index])
+            ended.add(op.layer)
+    for op in ops:
+        if op.layer is None or op.layer in ended or op.weight is not None:
+            continue
+        begins = op.op == "MUL_MAT" and any(map(KEYS.match, op.leaves))
+        if op.layer in found:
+            found[op.layer].append(op.index)
+            if op.op == "MUL_MAT":
+                ended.add(op.layer)
+        elif begins:
+            found[op.layer] = [op.index]
+    return found

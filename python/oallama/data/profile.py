@@ -11,7 +11,7 @@ import math
 import os
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
@@ -30,12 +30,13 @@ from .entries import (
     Note,
     OperatorTime,
     Overlap,
+    ShapeTime,
     SwitchTime,
     kind_of,
 )
 from .shapes import Shape, attention_distance, attention_work, distance, n_active, work
 from .shipped import HERE, find
-from .validation import check_entry, check_profile
+from .validation import check_profile, entries
 
 SCHEMA = "oallama.profile/1"
 REMEDY = "record one with `oallama profile MODEL.gguf`"
@@ -51,10 +52,7 @@ class Estimate(NamedTuple):
     source: str
 
 
-Timed = TypeVar("Timed", OperatorTime, AttentionTime, ChainTime, LinkTime, SwitchTime)
-Entry = TypeVar(
-    "Entry", DeviceInfo, OperatorTime, AttentionTime, ChainTime, LinkTime, SwitchTime, Overlap, Concurrency, Note
-)
+Timed = TypeVar("Timed", OperatorTime, AttentionTime, ChainTime, ShapeTime, LinkTime, SwitchTime)
 Curves = dict[tuple[str, str, str], dict[Shape, list[tuple[int, float]]]]  # by device, op and type
 
 
@@ -81,6 +79,7 @@ class Profile:
     overlaps: tuple[Overlap, ...] = ()
     concurrency: tuple[Concurrency, ...] = ()
     chains: tuple[ChainTime, ...] = ()
+    shapes: tuple[ShapeTime, ...] = ()
     schema: str = field(default=SCHEMA)
     source: str = "measured"
     notes: tuple[Note, ...] = ()
@@ -226,6 +225,10 @@ class Profile:
             return None
         return _on_curve(points, n_tokens).seconds
 
+    def shape_time(self, device: str, key: str) -> float | None:
+        """Seconds of the operator with this `OpShape.key`; None for what was not measured: a small operator, then."""
+        return self._shapes.get((device, key))
+
     def is_stale(self, fingerprint: Mapping[str, Any]) -> list[str]:
         """What differs from `fingerprint`, one readable line each; empty when the profile still holds."""
         keys = sorted({*self.fingerprint, *fingerprint})
@@ -272,6 +275,7 @@ class Profile:
             operators=times(self.operators),
             attention=times(self.attention),
             chains=times(self.chains),
+            shapes=times(self.shapes),
             links=times(self.links),
             switches=times(self.switches),
         )
@@ -315,6 +319,10 @@ class Profile:
         return {key: sorted(points.items()) for key, points in index.items()}
 
     @cached_property
+    def _shapes(self) -> dict[tuple[str, str], float]:
+        return {(e.device, e.shape): e.median_s for e in self.shapes}
+
+    @cached_property
     def _links(self) -> dict[tuple[str, str, str], list[tuple[int, float]]]:
         index: dict[tuple[str, str, str], dict[int, float]] = defaultdict(dict)
         for e in self.links:
@@ -343,16 +351,17 @@ class Profile:
             profile = cls(
                 created=content["created"],
                 fingerprint=dict(content["fingerprint"]),
-                devices=_entries(DeviceInfo, "devices", content["devices"]),
-                operators=_entries(OperatorTime, "operators", content.get("operators", ())),
-                attention=_entries(AttentionTime, "attention", content.get("attention", ())),
-                links=_entries(LinkTime, "links", content.get("links", ())),
-                switches=_entries(SwitchTime, "switches", content.get("switches", ())),
-                overlaps=_entries(Overlap, "overlaps", content.get("overlaps", ())),
-                concurrency=_entries(Concurrency, "concurrency", content.get("concurrency", ())),
-                chains=_entries(ChainTime, "chains", content.get("chains", ())),
+                devices=entries(DeviceInfo, "devices", content["devices"]),
+                operators=entries(OperatorTime, "operators", content.get("operators", ())),
+                attention=entries(AttentionTime, "attention", content.get("attention", ())),
+                links=entries(LinkTime, "links", content.get("links", ())),
+                switches=entries(SwitchTime, "switches", content.get("switches", ())),
+                overlaps=entries(Overlap, "overlaps", content.get("overlaps", ())),
+                concurrency=entries(Concurrency, "concurrency", content.get("concurrency", ())),
+                chains=entries(ChainTime, "chains", content.get("chains", ())),
+                shapes=entries(ShapeTime, "shapes", content.get("shapes", ())),
                 source=content.get("source", "measured"),
-                notes=_entries(Note, "notes", content.get("notes", ())),
+                notes=entries(Note, "notes", content.get("notes", ())),
             )
             if profile.source not in SOURCES:
                 raise ValueError(f"source is {profile.source!r}, expected one of {', '.join(SOURCES)}")
@@ -360,21 +369,6 @@ class Profile:
         except (KeyError, TypeError, ValueError) as e:
             raise OallamaError(f"profile {path} is not a valid {SCHEMA} ({e}); correct the entry or {REMEDY}") from None
         return profile
-
-
-def _entries(kind: type[Entry], section: str, rows: Sequence[Mapping[str, Any]]) -> tuple[Entry, ...]:
-    """Rows of the file as dataclasses; unknown keys are dropped so that newer writers may add notes."""
-    known = {f.name for f in fields(kind)}
-    entries = []
-    for i, row in enumerate(rows):
-        if not isinstance(row, Mapping):
-            raise ValueError(f"{section}[{i}] is {row!r}, expected an object")
-        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items() if k in known}
-        check_entry(f"{section}[{i}]", values, may_be_zero=kind is SwitchTime)
-        if missing := [f.name for f in fields(kind) if f.default is MISSING and f.name not in values]:
-            raise ValueError(f"{section}[{i}] has no {', '.join(missing)}")
-        entries.append(kind(**values))
-    return tuple(entries)
 
 
 def _some(names: Sequence[str]) -> str:

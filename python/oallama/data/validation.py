@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from .entries import CHAINS
+from .entries import CHAINS, SwitchTime
 
 if TYPE_CHECKING:
     from .profile import Profile
+
+Entry = TypeVar("Entry")
 
 # Smallest value of each whole number an entry may have.
 _SMALLEST = {
@@ -31,7 +34,7 @@ _CHOICES = {
     "realisation": ("", "plain", "repacked"),
     "kind": CHAINS,
 }
-_SECTIONS = ("operators", "attention", "links", "switches", "overlaps", "concurrency", "chains", "notes")
+_SECTIONS = ("operators", "attention", "links", "switches", "overlaps", "concurrency", "chains", "shapes", "notes")
 
 
 def check_entry(where: str, row: Mapping[str, Any], *, may_be_zero: bool) -> None:
@@ -59,6 +62,24 @@ def check_entry(where: str, row: Mapping[str, Any], *, may_be_zero: bool) -> Non
             raise ValueError(
                 f"{here}: {name} is {row[name]!r}, expected {' or '.join(c or 'nothing' for c in choices)}"
             )
+
+
+def entries(kind: type[Entry], section: str, rows: Sequence[Mapping[str, Any]]) -> tuple[Entry, ...]:
+    """Rows of the file as dataclasses; unknown keys are dropped so that newer writers may add notes.
+
+    Raises ValueError for a row that lacks a field, or that no measurement can give.
+    """
+    known: dict[str, Any] = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
+    found = []
+    for i, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise ValueError(f"{section}[{i}] is {row!r}, expected an object")
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items() if k in known}
+        check_entry(f"{section}[{i}]", values, may_be_zero=kind is SwitchTime)
+        if missing := [f.name for f in known.values() if f.default is MISSING and f.name not in values]:
+            raise ValueError(f"{section}[{i}] has no {', '.join(missing)}")
+        found.append(kind(**values))
+    return tuple(found)
 
 
 def check_profile(profile: Profile) -> None:

@@ -160,7 +160,7 @@ class Block:
             if costs.switch[source, to]:
                 switches += costs.switch[source, to] * ((path[:-1] == source) & (path[1:] == to)).sum(axis=0)
         for device in devices:
-            other += at.other[device] * (own[self._others] == device).sum(axis=0)
+            other += at.other[device, first + self._others] @ (own[self._others] == device)
         for fusion in self._fusions:
             other += fusion.seconds(ids)
         if streamed is None:

@@ -46,13 +46,13 @@ def _by_target(costs: CostModel, step: Step) -> tuple[Floats, Floats]:
 
 
 def _small(step: Step) -> float:
-    """Small operators on the fastest device, and all that chains of operators can save in one piece."""
+    """Other operators on the fastest device, and all that chains of operators can save in one piece."""
     at = step.at
     runs = (at.graph.target < 0) & (at.graph.attention_layer < 0)
     if not step.logits:
         runs &= ~at.graph.output_rows
     saved = sum(float(np.minimum(fusion.gain, 0.0).min(axis=1).sum()) for fusion in at.fusions)
-    return float(at.other.min()) * int(runs.sum()) + saved
+    return float(at.other.min(axis=0)[runs].sum()) + saved
 
 
 def _attention(costs: CostModel, step: Step) -> float:

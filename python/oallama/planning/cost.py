@@ -23,6 +23,7 @@ from ..data.plan import HOST, ContextSettings, PlacementPlan, TensorPlacement
 from ..data.profile import Profile
 from ..data.workload import Workload
 from .oato import Anchor, Edge
+from .others import other_seconds
 from .realisation import NONE, PLAIN, Realisations
 from .reduced import ReducedEdge, reduced_edges
 from .stage import OFFLOAD_MIN_TOKENS, STREAMER, Homes, Ids, Ints, Mask, StageGraph
@@ -40,8 +41,8 @@ class StageCosts:
     on the host; seconds[0] has the chosen ones. upload: copying the weight to the uploader and
     computing there, infinite where that never happens. stream: copying the weight to the first accelerator, infinite
     without one. move: (from, to, operators) seconds to move the result.
-    small_upload: (small weights,) copying one to the uploader. other: (devices,) one small operator. fusions: chains of
-    operators that a device may compute in one piece.
+    small_upload: (small weights,) copying one to the uploader. other: (devices, operators) of all that are no targets.
+    fusions: chains of operators that a device may compute in one piece.
     """
 
     graph: StageGraph
@@ -195,21 +196,20 @@ class CostModel:
                 copy = self.link_s(self.uploader, "h2d", weight_bytes, "pageable")
                 upload[alike] = copy + seconds[self.uploader, alike]
         sizes, size_of = np.unique(graph.bytes_out(n_tokens), return_inverse=True)
-        each = [[[self.move_s(a, b, size) for size in sizes.tolist()] for b in devices] for a in devices]
-        move = np.array(each)[:, :, size_of]
+        each = np.array([[[self.move_s(a, b, size) for size in sizes.tolist()] for b in devices] for a in devices])
         uploads = [
             self.link_s(self.uploader, "h2d", self.graph.tensor[name].nbytes, "pageable") if self.uploader else 0.0
             for name in self.small
         ]
-        other = [self.profile.other_op_time(name, n_tokens, self.width) or 0.0 for name in self.names]
-        rest = (move, np.array(uploads), np.array(other), self._fusions(graph, tokens, seconds, np.array(other)))
+        other = other_seconds(self.profile, self.names, self.width, graph, n_tokens)
+        rest = (each[:, :, size_of], np.array(uploads), other, self._fusions(graph, tokens, seconds, other))
         return StageCosts(graph, n_tokens, tokens, seconds, host, upload, stream, *rest)
 
     def _fusions(self, graph: StageGraph, tokens: Ints, seconds: Floats, other: Floats) -> tuple[Fusion, ...]:
         """Chains that were measured on an accelerator: what one piece takes beyond the prices of its operators."""
         if not self.profile.chains:
             return ()
-        parts = np.where(graph.target >= 0, seconds, other[:, None])
+        parts = np.where(graph.target >= 0, seconds, other)
         found: dict[int, list[tuple[Chain, Floats]]] = {}
         times: dict[tuple[object, ...], list[float | None]] = {}
         for chain in chains(self.graph, graph.tier, self.context.type_k):

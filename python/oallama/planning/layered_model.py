@@ -137,6 +137,7 @@ class LayeredModel:
             (
                 step.at.graph.structure[start:end],
                 tuple(fusion.ending(start, end) for fusion in step.at.fusions),
+                step.at.other[:, start:end].tobytes(),
             )
             for step, cuts in zip(self.steps, self._cuts, strict=True)
             for start, end in (cuts[i : i + 2],)

@@ -48,7 +48,7 @@ def operator_costs(costs: CostModel, n_tokens: int, depth: int, *, decode: bool,
             groups = rows // ATTENTION_ROWS if one >= ATTENTION_ROWS else rows
             made = OperatorCost(op, "attention", seconds, groups, work)
         else:
-            made = OperatorCost(op, op.op.lower(), float(at.other[device]), 1, 0)
+            made = OperatorCost(op, op.op.lower(), float(at.other[device, op.index]), 1, 0)
         found.append(made)
     for fusion in at.fusions if device else ():
         for ops, gain in zip(fusion.ops.tolist(), fusion.gain[:, device].tolist(), strict=True):

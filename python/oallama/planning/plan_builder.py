@@ -213,7 +213,12 @@ class PlanBuilder:
                 tpot_s={n: predictor.tpot(homes, n, work.n_parallel) for n in depths},
                 workload=(work.n_prompt, work.n_generate),
                 request_s=dry_run.seconds,
-                notes=(*predictor.notes(), *self._stream_notes(plan), *self._realisation_notes(dry_run)),
+                notes=(
+                    *predictor.notes(),
+                    *self._stream_notes(plan),
+                    *self._realisation_notes(dry_run),
+                    *self._lazy_notes(),
+                ),
                 parts=self._parts(homes),
             ),
         )
@@ -242,6 +247,13 @@ class PlanBuilder:
         if streamed:
             note += f"; {format_bytes(streamed)} of them are read from the file as well, when they are streamed"
         return [note]
+
+    def _lazy_notes(self) -> list[str]:
+        return [
+            f"{t.name} ({format_bytes(t.nbytes)}) stays in the file: its rows are read when they are wanted"
+            for t in self.costs.graph.tensors
+            if t.lazy
+        ]
 
     def _parts(self, homes: Homes) -> dict[str, dict[str, float]]:
         """Seconds of the request by stage and cause."""

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from ..data.operators import OUTPUT, Operator, OperatorGraph
+from ..data.operators import OUTPUT, Operator, OperatorGraph, attention_chains
 
 # Upstream uploads host weights from this batch size on (op_offload_min_batch_size of ggml-cuda and ggml-vulkan).
 OFFLOAD_MIN_TOKENS = 32
@@ -191,13 +191,7 @@ def _cache_layer(op: Operator) -> int:
 
 def _attention_layers(ops: tuple[Operator, ...]) -> list[int]:
     """Layer whose whole attention is charged to this operator: the fused one, or K*q of the unfused form; else -1."""
-    layers, seen = [], set()
-    for op in ops:
-        fused = op.op == "FLASH_ATTN_EXT"
-        unfused = op.op == "MUL_MAT" and op.weight is None and op.touches_cache
-        layer = -1
-        if (fused or unfused) and op.layer is not None and op.layer not in seen:
-            layer = op.layer
-            seen.add(layer)
-        layers.append(layer)
+    layers = [-1] * len(ops)
+    for layer, chain in attention_chains(ops).items():
+        layers[chain[0]] = layer
     return layers

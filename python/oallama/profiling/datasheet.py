@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..base.jsonfile import read_json_object
-from ..data.entries import AttentionTime, Concurrency, DeviceInfo, OperatorTime, Overlap, SwitchTime
+from ..data.entries import AttentionTime, Concurrency, DeviceInfo, OperatorTime, Overlap, ShapeTime, SwitchTime
 from ..data.operators import OperatorGraph
 from ..data.plan import HOST
 from ..data.profile import Profile
@@ -237,10 +237,12 @@ def make_profile(
     parts: dict[str, Cpu | Accelerator] = {a.name: a for a in datasheet.accelerators}
     parts[HOST] = datasheet.cpu
     operators: list[OperatorTime] = []
+    shapes: list[ShapeTime] = []
     attention: list[AttentionTime] = []
     for name, part in parts.items():
         operators += roofline.targets(graph, name, part.roofline_of)
         operators += roofline.small_operators(graph, name, part.roofline)
+        shapes += roofline.shaped_operators(graph, name, part.roofline)
         attention += roofline.attention(graph, name, part.roofline, type_k, type_v, depths)
     cpu, accelerators = datasheet.cpu, datasheet.accelerators
     copies = [roofline.links(a.name, a.link.latency_s, a.link.bytes_s) for a in accelerators]
@@ -253,6 +255,7 @@ def make_profile(
         ),
         operators=tuple(operators),
         attention=tuple(attention),
+        shapes=tuple(shapes),
         links=tuple(chain.from_iterable(copies)),
         switches=tuple(SwitchTime(a.name, a.link.switch_s) for a in accelerators),
         overlaps=tuple(Overlap(a.name, 1.0) for a in accelerators),  # a DMA engine of its own

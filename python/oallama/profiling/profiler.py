@@ -24,6 +24,7 @@ from oallama.data.entries import (
     Note,
     OperatorTime,
     Overlap,
+    ShapeTime,
     SwitchTime,
 )
 from oallama.data.operators import OperatorGraph
@@ -220,6 +221,9 @@ class Probe:
         if task.kind == "chain":
             t = self._bench.chain(max_s=self._max_s, **a)
             return [ChainTime(device, a["chain"], a["type"], (a["ne0"], a["ne1"]), a["n_tokens"], **t)]
+        if task.kind == "shape":
+            t = self._bench.node(a["shape"].as_node(), n_tokens=a["n_tokens"], max_s=self._max_s)
+            return [ShapeTime(device, a["shape"].key, **t)]
         if task.kind == "links":
             rows = native.core().link_bench(device, list(LINK_SIZES), self._pair_s / 2)
             return [LinkTime(device, **{name: r[name] for name in _LINK}) for r in rows]

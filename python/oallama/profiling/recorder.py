@@ -24,6 +24,7 @@ from oallama.data.entries import (
     Note,
     OperatorTime,
     Overlap,
+    ShapeTime,
     SwitchTime,
 )
 from oallama.data.profile import Profile
@@ -78,6 +79,7 @@ _FIELDS: dict[type, str] = {
     Overlap: "overlaps",
     Concurrency: "concurrency",
     ChainTime: "chains",
+    ShapeTime: "shapes",
 }
 
 
@@ -157,6 +159,8 @@ def _key(entry: Any) -> tuple[Any, ...]:
         return (entry.device, shape, entry.type_k, entry.type_v, entry.n_tokens, entry.depth, entry.flash)
     if isinstance(entry, ChainTime):
         return (entry.device, entry.kind, entry.type, *entry.ne, entry.n_tokens)
+    if isinstance(entry, ShapeTime):
+        return (entry.device, entry.shape)
     if isinstance(entry, LinkTime):
         return (entry.device, "LinkTime", entry.direction, entry.memory, entry.bytes)
     return (entry.device, type(entry).__name__)
@@ -178,6 +182,8 @@ def _task_key(device: str, task: Task) -> tuple[Any, ...]:
         return (device, OTHER, "f32", a["n_embd"], 1, 1, 1, a["n_tokens"], "")
     if task.kind == "chain":
         return (device, a["chain"], a["type"], a["ne0"], a["ne1"], a["n_tokens"])
+    if task.kind == "shape":
+        return (device, a["shape"].key)
     if task.kind == "links":
         return (device, "LinkTime", "h2d", "pageable", LINK_SIZES[0])
     return (device, _SINGLE[task.kind])

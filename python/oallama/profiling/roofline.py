@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..data.entries import OTHER, AttentionTime, LinkTime, OperatorTime
+from ..data.entries import OTHER, AttentionTime, LinkTime, OperatorTime, ShapeTime
 from ..data.operators import AttentionShape, OperatorGraph
 from .workload import LINK_SIZES, SMALL_OP_TIERS, UNFUSED_V_TYPES
 
@@ -77,6 +77,14 @@ def small_operators(graph: OperatorGraph, device: str, roofline: Roofline) -> It
     for n in SMALL_OP_TIERS:
         seconds = roofline.seconds(_SMALL_OP_ROWS * _F32 * n_embd * n, 0.0)
         yield OperatorTime(device, OTHER, "f32", (n_embd, 1, 1), 1, n, seconds)
+
+
+def shaped_operators(graph: OperatorGraph, device: str, roofline: Roofline) -> Iterator[ShapeTime]:
+    """Operators that are timed by kind and shape. Bytes: what they read and write; of products the arithmetic too."""
+    ops = (op for tier in (min(graph.tiers), max(graph.tiers)) for op in graph.operators(tier))
+    found = {op.shape.key: (op.shape.nbytes, op.flops) for op in ops if op.shape is not None}
+    for key, (nbytes, flops) in found.items():
+        yield ShapeTime(device, key, roofline.seconds(nbytes, flops))
 
 
 def attention(

@@ -25,7 +25,7 @@ UNFUSED_V_TYPES = ("f16", "bf16", "f32")
 class Task:
     """One call of a probe. `cost` is an estimate for the progress bar, in multiply-adds."""
 
-    kind: str  # "mul_mat", "attention", "small", "chain", "links", "switch", "overlap" or "concurrency"
+    kind: str  # "mul_mat", "attention", "small", "chain", "shape", "links", "switch", "overlap" or "concurrency"
     arguments: tuple[tuple[str, Any], ...]
     cost: float
 
@@ -41,6 +41,8 @@ class Task:
             return f"attention n={a['n_tokens']} depth={a['depth']}{'' if a['flash'] else ' unfused'}"
         if self.kind == "chain":
             return f"{a['chain']} {a['type']} {a['ne0']}x{a['ne1']} n={a['n_tokens']}"
+        if self.kind == "shape":
+            return str(a["shape"].key)
         return {
             "small": "norms and adds",
             "links": "links",
@@ -125,9 +127,21 @@ def tasks_for(
     n_embd = graph.tensor["token_embd.weight"].ne[0]
     small = [_task("small", 1e6, n_embd=n_embd, n_tokens=n) for n in SMALL_OP_TIERS]
     links = [_task("links", 1e9), *(_task(kind, 1e8) for kind in ("switch", "overlap", "concurrency"))]
+    rest = small + _shaped(graph)
     if not accelerator:
-        return sorted(shapes, key=lambda t: t.cost) + small
-    return sorted(shapes, key=lambda t: t.cost) + small + _chains(graph, type_k) + links
+        return sorted(shapes, key=lambda t: t.cost) + rest
+    return sorted(shapes, key=lambda t: t.cost) + rest + _chains(graph, type_k) + links
+
+
+def _shaped(graph: OperatorGraph) -> list[Task]:
+    """Operators that may not be small, in decode and in a full micro-batch: predictions read no other graph."""
+    found = {
+        op.shape.key: _task("shape", max(1e6, op.shape.nbytes), shape=op.shape, n_tokens=tier)
+        for tier in (min(graph.tiers), max(graph.tiers))
+        for op in graph.operators(tier)
+        if op.shape is not None
+    }
+    return [*found.values()]
 
 
 def _chains(graph: OperatorGraph, type_k: str) -> list[Task]:
