@@ -248,7 +248,7 @@ ROWS: list[tuple[str, tuple[str, ...], Callable[..., str]]] = [
     ("faults of receivers: wrong tokens, hangs; noticed after at most", ("2026-11-23-weave-soak",), soak),
     ("OATO alone, both devices on the same two cores, TPOT against `-ngl`: it loses",
      ("2026-11-21-loopback-rpc-50pct",), oato),
-    ("fresh clone, no ccache: `make demo`; again; `make check`; `make test`", ("2026-11-24-fresh-clone",), clone),
+    ("fresh clone: `make demo`; again; `make check`; `make test`", ("2026-11-24-fresh-clone",), clone),
     ("writing LLaMA3-8B in F16 (16 GB); memory at most", ("2026-11-21-first-light",), writing),
 ]  # fmt: skip
 
