@@ -58,8 +58,9 @@ def operator_kinds(
     found = _targets(costs, at)
     for flash, depth in product((True, False), possible):
         found += _attention(costs, at, flash, depth)
-    rest = sum(not op.is_target and at.graph.attention_layer[op.index] < 0 for op in at.graph.operators)
-    found.append(OperatorKind(SMALL, "", (), rest, 0, _by_device(costs, [rest * s for s in at.other.tolist()])))
+    rest = [op.index for op in at.graph.operators if not op.is_target and at.graph.attention_layer[op.index] < 0]
+    seconds = _by_device(costs, at.other[:, rest].sum(axis=1).tolist())
+    found.append(OperatorKind(SMALL, "", (), len(rest), 0, seconds))
     if at.fusions:
         gains = np.sum([fusion.gain.sum(axis=0) for fusion in at.fusions], axis=0)
         chains = sum(len(fusion.ops) for fusion in at.fusions)
