@@ -127,7 +127,7 @@ def test_a_computed_profile_says_so_in_its_file(tmp_path):
         loaded.op_time("CPU", "MUL_MAT", "q2_K", (64, 64), 1)
 
 
-def test_a_plan_made_from_it_names_its_source(tiny):
+def test_a_plan_made_from_it_names_its_source(tiny, rpc):  # else a stand-in becomes the RPC0 of tests after it
     path, settings = tiny("llama", "F16"), Settings(n_ctx=256)
     profile = make_profile(autoplan.read_graph(path, settings), SHEET)
     choices = autoplan.Choices(profile=profile, planner="layers", elsewhere=True)
