@@ -272,7 +272,7 @@ def test_interrupted_profile_keeps_what_was_measured(tiny: Callable[..., Path], 
     process = start("profile", tiny("minicpm3", "F16"), "--ctx", "16384", "--threads", "1", cache=cache)
     until(lambda: bool(list(cache.glob("oallama/profile-*.json"))) or process.poll() is not None)
     interrupted(process)
-    (file,) = cache.glob("oallama/*")
+    (file,) = cache.glob("oallama/profile-*.json")
     partial = Profile.load(file)
     assert partial.operators and asdict(partial)["fingerprint"]["n_threads"] == 1
 

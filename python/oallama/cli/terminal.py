@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from oallama.base.printing import say
 from oallama.data.entries import QUIET_CPUS
 from oallama.loading.autoplan import Progress as Report
-from oallama.profiling.fingerprint import cpu_set
+from oallama.profiling.fingerprint import cpu_set, is_quick
 from oallama.profiling.other_work import cpus_of_others
 
 out = Console(highlight=False, soft_wrap=False)
@@ -24,6 +24,8 @@ GRACE_S = 0.5
 
 def warn_if_busy() -> None:
     """Tell people when other programs use the CPU: threads that wait actively for each other then lose most."""
+    if is_quick():  # times are inexact anyhow
+        return
     busy, cpus = cpus_of_others(), len(cpu_set())
     if busy > QUIET_CPUS:
         say(f"note: other programs keep {busy:.1f} of {cpus} CPUs busy; what is measured now may be far off")
