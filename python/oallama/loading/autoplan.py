@@ -275,6 +275,7 @@ def consider(
         repack=choices.repack and settings.use_extra_bufts,
         crossovers={} if choices.elsewhere else _crossovers(settings.n_threads),
         noise=times.noise,
+        least_noise=times.least_noise,
         all_candidates=choices.all_candidates,
         fit=allocators.fit if all(budget.bytes_total for budget in budgets.values()) else None,
         paper=choices.paper,

@@ -15,18 +15,21 @@ from oallama.planning.uncertainty import noise_of
 from oallama.profiling.fingerprint import computes_on_host, cpu_set, is_quick
 from oallama.profiling.other_work import cpus_of_others
 
-# A device on the host's own processor takes turns with it for cores and caches, which no profile measures.
+# A device on the host's own processor takes turns with it for cores and caches, which no profile measures: plans that
+# use it are all slower than predicted.
 _HOSTED_NOISE = 0.1
 
 
 @dataclass(frozen=True)
 class TimesNow:
-    """A profile to plan with. learned: factors that its times hold; noise: as `Space` takes it; notes: for the plan."""
+    """A profile to plan with. learned: factors that its times hold. noise, least_noise: as `Space` takes them. notes: for
+    plans."""
 
     profile: Profile
     noise: float
     learned: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    least_noise: float = 0.0
 
 
 def times_now(
@@ -50,8 +53,9 @@ def times_now(
         checked = Checked(anew(), (f"{refused}; it was recorded anew",))
     learned = {} if checked.ratios else learned_factors(history_of(n_threads), checked.profile.created)
     hosted = any(computes_on_host(device_list.device(name).description) for name in accelerators)
-    noise = max(noise_of(checked.profile, devices), now / len(cpu_set()), _HOSTED_NOISE if hosted else 0.0)
-    return TimesNow(checked.profile.corrected(learned), noise, learned, (*checked.notes, *_busy_note(now)))
+    noise = max(noise_of(checked.profile, devices), now / len(cpu_set()))
+    notes = (*checked.notes, *_busy_note(now))
+    return TimesNow(checked.profile.corrected(learned), noise, learned, notes, _HOSTED_NOISE if hosted else 0.0)
 
 
 def _busy_note(cpus: float) -> list[str]:

@@ -28,7 +28,7 @@ from oallama.profiling.other_work import OtherWork
 
 MAX_PROMPT = 512
 MAX_GENERATE = 32
-_LEAST_ROUNDS = 3
+_LEAST_ROUNDS = 5
 _NARROW = 0.05  # width of an interval of a ratio
 MAX_DEPTH = 2048  # filling a deep cache takes long; beyond it the predictions extrapolate
 # Drivers and library workspaces take their part beside the buffers.
@@ -140,7 +140,7 @@ def request_seconds(
 
 
 def _is_clear(results: Sequence[Result]) -> bool:
-    """Whether the fastest engine is told from the others, or is as fast as they are, after three rounds or more."""
+    """Whether the fastest engine is told from the others, or is as fast as they are, after five rounds or more."""
     alive = [result for result in results if not result.error]
     if len(alive) < 2 or min(len(result.samples) for result in alive) < _LEAST_ROUNDS:
         return len(alive) < 2

@@ -102,7 +102,7 @@ def make_plans(space: Space, planner: PlannerName = "auto") -> Candidates:
     if space.fraction is not None and not 0 < space.fraction <= 1:
         raise OallamaError(f"fraction must be above 0 and at most 1, got {space.fraction}")
     if not space.accelerators:
-        return Candidates({"cpu": _with_range(_checked(space, _cpu(space)), space.noise)}, {})
+        return Candidates({"cpu": _with_range(space, _checked(space, _cpu(space)))}, {})
     names = [name for name in makers if name not in ON_REQUEST] if planner == "auto" else [planner]
     plans: dict[str, PlacementPlan] = {}
     failed: dict[str, OallamaError] = {}
@@ -120,12 +120,13 @@ def make_plans(space: Space, planner: PlannerName = "auto") -> Candidates:
     if not plans or ("exact" in failed and not any(_uses_accelerator(plan) for plan in plans.values())):
         # Nothing that uses the accelerator fits: a mistake to be told, not a reason to use the CPU.
         raise next(iter(failed.values()))
-    chosen = {name: _with_range(plans[name], space.noise) for name in ranked(plans, space.noise)}
+    chosen = {name: _with_range(space, plans[name]) for name in ranked(plans, space.noise)}
     return Candidates(chosen, failed, skipped)
 
 
-def _with_range(plan: PlacementPlan, noise: float) -> PlacementPlan:
-    return replace(plan, predicted=replace(plan.predicted, range_s=request_range(plan, noise)))
+def _with_range(space: Space, plan: PlacementPlan) -> PlacementPlan:
+    expected = request_range(plan, max(space.noise, space.least_noise))
+    return replace(plan, predicted=replace(plan.predicted, range_s=expected))
 
 
 def _uses_accelerator(plan: PlacementPlan) -> bool:

@@ -48,7 +48,7 @@ class Space:
         crossovers: of the host, by weight type, where `oallama tune` recorded them.
         all_candidates: whether "auto" makes also those that cannot come near the fastest.
         fit: llama.cpp's own `--fit` with these bytes per device; None where it cannot be asked.
-        noise: other work on the machine, as `uncertainty.request_range` takes it.
+        noise: other work on the machine, as `uncertainty.ranked` takes it. least_noise: what ranges take at least.
         paper, fraction: of OATO, see make_plans.
         gap, time_limit_s: of the exact planner.
     """
@@ -70,6 +70,7 @@ class Space:
     all_candidates: bool = False
     fit: Callable[[Mapping[str, int]], StockFlags] | None = None
     noise: float = 0.0
+    least_noise: float = 0.0
     paper: bool = False
     fraction: float | None = None
     gap: float = 1e-3
