@@ -22,8 +22,10 @@ _HOSTED_NOISE = 0.1
 
 @dataclass(frozen=True)
 class TimesNow:
-    """A profile to plan with. learned: factors that its times hold. noise, least_noise: as `Space` takes them. notes: for
-    plans."""
+    """A profile to plan with.
+
+    learned: factors that its times hold. noise, least_noise: as `Space` takes them. notes: for plans.
+    """
 
     profile: Profile
     noise: float
