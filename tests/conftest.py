@@ -40,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-NEED_THE_ENGINE = {"tiny", "rpc", "lib", "baseline_lib"}  # fixtures
+NEED_THE_ENGINE = {"tiny", "draft", "rpc", "lib", "baseline_lib"}  # fixtures
 WITHOUT = [ROOT / "tests" / folder for folder in ("unit", "planning", "patches")]  # what `make check` runs
 
 
@@ -76,6 +76,14 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         return path
 
     return get
+
+
+@pytest.fixture(scope="session")
+def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of one layer, with the vocabulary of the tiny ones."""
+    path = tmp_path_factory.mktemp("draft") / "one-layer.gguf"
+    make_model(path, arch="llama", shape="tiny", file_type="F16", overrides={"n_layer": 1})
+    return path
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,6 @@ from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
 from oallama.loading.autoplan import Choices
 from oallama.loading.start import plan_model
-from oallama.modelmaker import make_model
 from support.made_profile import made_profile
 
 SETTINGS = Settings(n_ctx=256, n_batch=256, n_ubatch=64, n_threads=1)
@@ -31,13 +30,6 @@ MIB = 1 << 20
 @pytest.fixture(scope="module")
 def target(tiny: Callable[..., Path]) -> Path:
     return tiny("llama", "F16")
-
-
-@pytest.fixture(scope="module")
-def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("draft") / "one-layer.gguf"
-    make_model(path, arch="llama", shape="tiny", file_type="F16", overrides={"n_layer": 1})
-    return path
 
 
 @pytest.fixture(scope="module")

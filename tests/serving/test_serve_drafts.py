@@ -17,7 +17,6 @@ import pytest
 from oallama.data.plan import PlacementPlan
 from oallama.engine.load_settings import Settings
 from oallama.engine.rpc import free_port
-from oallama.modelmaker import make_model
 from oallama.serving.command import Draft, planned_environment, planned_server
 from support.cli import CLI, oallama
 from support.made_profile import made_profile
@@ -32,13 +31,6 @@ MIB = 1 << 20
 @pytest.fixture(scope="module")
 def model(tiny: Callable[..., Path]) -> Path:
     return tiny("llama", "F16")
-
-
-@pytest.fixture(scope="module")
-def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("draft") / "one-layer.gguf"
-    make_model(path, arch="llama", shape="tiny", file_type="F16", overrides={"n_layer": 1})
-    return path
 
 
 @pytest.fixture(scope="module")

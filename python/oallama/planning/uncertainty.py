@@ -13,8 +13,9 @@ from ..data.plan import PlacementPlan
 from ..data.predicted import TIE
 from ..data.profile import Profile
 
-# Shares by which a cause of seconds may be off without noise, and what one unit of noise adds: from
-# bench/results/2026-11-21-cells.jsonl (chosen plans: TPOT 3 % in the median) and 2026-11-24-busy-plans.jsonl.
+# Shares by which a cause of seconds may be off without noise, and what one unit of noise adds. Chosen, not fitted: the
+# first is near the median error of chosen plans (TPOT 3 %, bench/results/2026-11-21-cells.jsonl), the others are larger
+# where a remote device was six times slower than predicted beside other work.
 _COMPUTING = (0.04, 1.0)
 _BETWEEN = (0.25, 10.0)
 # A plan that is so many times slower than another is not worth making.
