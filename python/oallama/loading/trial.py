@@ -56,9 +56,10 @@ class Trial:
         if limit_s <= 0:
             return best
         # Times of a noisy profile are too long by about as much, and there a measurement is needed most.
-        entrants, request = _affordable(best, _rivals(considered), limit_s * (1 + min(considered.space.noise, 1.0)))
+        rivals = _rivals(considered)
+        entrants, request = _affordable(best, rivals, limit_s * (1 + min(considered.space.noise, 1.0)))
         if not entrants:
-            seconds = _estimate([best, *_rivals(considered)[:1]], _REQUESTS[-1])
+            seconds = _estimate([best, *rivals[:1]], _REQUESTS[-1])
             self.say(
                 f"not measured beside llama.cpp's own placement: about {seconds:.0f} s, of {limit_s:.0f} s allowed; "
                 "`oallama plan --verify 3` measures"
