@@ -104,8 +104,9 @@ def test_a_server_that_ends_answers_first(models: list[Path]) -> None:
         calls = [Call(port, model.stem, LONG) for model in models]
         process.send_signal(signal.SIGTERM)
         end = time.monotonic() + 60
-        while "the server ends" not in (late := Call(port, models[0].stem, 1)).rest():  # the signal is on its way
-            assert late.answer.status == 503 and time.monotonic() < end
+        # The signal is on its way. On a busy machine the long answer may be computed before it comes, and a slot free.
+        while "the server ends" not in (late := Call(port, models[0].stem, 1)).rest():
+            assert late.answer.status in (200, 503) and time.monotonic() < end
         assert late.answer.status == 503 and int(late.answer.headers["Retry-After"]) > 0
         assert all('"finish_reason":"length"' in call.rest() for call in calls) and process.wait(60) == 0
 
