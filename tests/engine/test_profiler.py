@@ -142,8 +142,8 @@ def test_a_cache_that_cannot_be_written_is_said_once(tmp_path: Path, capfd: pyte
 
 
 def test_a_repeat_that_waits_for_its_cpu_is_not_clean() -> None:
-    """Four programs to a CPU: hardly a repeat of a long operator has its CPUs to itself."""
-    weight = {"type": "f16", "k": 2048, "m": 2048, "n_tokens": 128, "n_expert": 0, "n_used": 0, "realisation": ""}
+    """Four programs to a CPU: no repeat of an operator that outlasts many time slices has its CPUs to itself."""
+    weight = {"type": "f16", "k": 2048, "m": 2048, "n_tokens": 2048, "n_expert": 0, "n_used": 0, "realisation": ""}
     probe = profiler.Probe("CPU", len(cpu_set()))
     with ExitStack() as others:
         for _ in range(4 * len(cpu_set())):
