@@ -4,10 +4,13 @@ python bench/busy_plans.py [--out FILE.jsonl] [--runs 20] [--loads quiet,half,..
 
 Each run, beside one load: a plan is chosen as `oallama run --vram` does at the first use of a model, with a profile
 from the quiet machine (in odd runs with one that was taken beside the load "one"). Then the plan that was kept and
-llama.cpp's own placements (layer split, --fit where it differs, the CPU alone) are measured in interleaved rounds
-beside the load. One JSON line per run: planner, seconds of each, the ratio of the best rival to the plan kept (1 and
-more: the plan kept is as fast), whether the measured request lies within the range that the plan
-states (measured at its first use, or else predicted), and seconds of choosing. A last line per load counts.
+llama.cpp's own placements (layer split, --fit, the CPU alone) are measured in interleaved rounds beside the load, until
+the intervals of their ratios are below 5 %, or for 20 s. A plan that two of them stand for is measured once. Seconds
+are medians of the rounds, or means where rounds differ by more than a quarter (`bench/stats.py`: beside bursts).
+
+One JSON line per run: planner, seconds of each, rounds, the ratio of the best rival to the plan kept (1 and more: the
+plan kept is as fast), whether the measured request lies within the range that the plan states (measured at its first
+use, or else predicted), and seconds of choosing. A last line per load counts.
 
 Loads: half (half of a core in turns of 10 ms), one (a core), memory (a core that copies memory); each steady, or as
 half-bursty and so on, for 1 s in every 2. quiet: none. The accelerator is a loopback RPC server with all threads, and
@@ -29,9 +32,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from oallama.bench import Engine, LoadParams, Result, Sweep, planned, run_bench
 from oallama.bench.machine import describe
 from oallama.bench.script import arguments, note, record, words
+from oallama.bench.stats import average_for
+from oallama.bench.verdict import is_narrow
 from oallama.data.plan import HOST, PlacementPlan
 from oallama.data.profile import Profile
 from oallama.engine import runtime
@@ -46,7 +53,7 @@ from oallama.planning import Workload
 SHAPE = {"n_layer": 16, "n_embd": 1024, "n_ff": 2816, "n_head": 16, "n_head_kv": 4}
 REQUEST = Workload(n_prompt=64, n_generate=16)
 RIVALS = ("layers", "fit", "cpu")
-ROUNDS = 5
+MEASURED_S = 20.0
 KEPT_AT_LEAST = 0.95
 
 _LOAD = """
@@ -138,7 +145,7 @@ class Study:
             seconds = time.perf_counter() - begin
             plans = considered.found.plans
             rivals = {name: plans[name] for name in RIVALS if name in plans}
-            measured = self.measure({"kept": kept, **rivals}, stack)
+            measured, rounds, steady = self.measure({"kept": kept, **rivals}, stack)
         best = min(rivals, key=lambda name: measured[name])
         promised = (kept.measured or {}).get("range_s") or kept.predicted.range_s or (0.0, 0.0)
         least, most = promised
@@ -147,6 +154,8 @@ class Study:
             "planner": kept.planner["name"],
             "predicted_best": considered.found.best.planner["name"],
             "seconds": {name: round(value, 4) for name, value in measured.items()},
+            "rounds": rounds,
+            "steady": steady,
             "best_rival": best,
             "kept_against_best": round(measured[best] / measured["kept"], 4),
             "range_s": [round(least, 4), round(most, 4)],
@@ -155,12 +164,23 @@ class Study:
             "said": said,
         }
 
-    def measure(self, plans: dict[str, PlacementPlan], stack: ExitStack) -> dict[str, float]:
-        """Median request seconds of each plan, in interleaved rounds, all loaded."""
-        sweep = Sweep(prompts=(REQUEST.n_prompt,), gens=(REQUEST.n_generate,), repeats=ROUNDS)
-        engines = [self.engine(name, plan, stack) for name, plan in plans.items()]
+    def measure(self, plans: dict[str, PlacementPlan], stack: ExitStack) -> tuple[dict[str, float], int, bool]:
+        """Request seconds of each plan in interleaved rounds, all loaded; rounds, and whether they are alike."""
+        sweep = Sweep(
+            prompts=(REQUEST.n_prompt,),
+            gens=(REQUEST.n_generate,),
+            repeats=1000,
+            limit_s=MEASURED_S,
+            enough=is_narrow,
+        )
+        different = {(plan.to_backend_map(), str(plan.context)): name for name, plan in plans.items()}
+        engines = [self.engine(name, plans[name], stack) for name in different.values()]
         results: list[Result] = run_bench(self.model, engines, sweep)
-        return {result.engine: median(result.values("e2e_s")) for result in results}
+        times = {result.engine: result.values("e2e_s") for result in results}
+        average = average_for([*times.values()])
+        stand_for = {name: different[plan.to_backend_map(), str(plan.context)] for name, plan in plans.items()}
+        seconds = {name: float(average(times[stands])) for name, stands in stand_for.items()}
+        return seconds, min(map(len, times.values())), average is np.median
 
     def engine(self, name: str, plan: PlacementPlan, stack: ExitStack) -> Engine:
         uses = any(device != HOST for device in plan.devices)

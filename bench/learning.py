@@ -1,6 +1,6 @@
 """How fast do runs make a wrong profile good?
 
-python bench/learning.py [--out FILE.jsonl] [--profiles 10] [--runs 6]
+python bench/learning.py [--out FILE.jsonl] [--profiles 10] [--runs 6] [--shared]
 
 The machine's own profile is scaled on purpose, every device by a factor of its own from 0.6 to 1.6. Then a model of
 247M parameters is planned, loaded and run several times, each time with a plan made anew from that profile and from
@@ -8,8 +8,10 @@ what the runs before have taught. One JSON line per scaled profile: the factors,
 of the predicted seconds per token and of the prompt, as predicted / measured - 1. A last line has the share of
 profiles whose error is below 10 % after each run, and the medians.
 
-The accelerator is a loopback RPC server with all threads; the host has half of them. Plans are not measured at first
-use. Runs beside other work teach nothing, so the machine must be quiet: `busy` counts runs that were not taken alone.
+The accelerator is a loopback RPC server. It has half of the threads, and so has the host: the device has a processor of
+its own, as real ones do. With --shared the server has all threads: two programs take turns on the same CPUs, and the
+same plan's seconds differ by 10 to 30 % from run to run. Plans are not measured at first use. Runs beside other work
+teach nothing, so the machine must be quiet: `busy` counts runs that were not taken alone.
 """
 
 from __future__ import annotations
@@ -41,17 +43,21 @@ def main() -> None:
     parser = arguments(__doc__, "learning")
     parser.add_argument("--profiles", type=int, default=10)
     parser.add_argument("--runs", type=int, default=6)
+    parser.add_argument("--shared", action="store_true")
     options = parser.parse_args()
     share_processor()
-    with tempfile.TemporaryDirectory() as folder, LocalRpcServer() as server:
+    n_threads = max(1, len(os.sched_getaffinity(0)) // 2)
+    with tempfile.TemporaryDirectory() as folder, LocalRpcServer(None if options.shared else n_threads) as server:
         path = Path(folder) / "247m.gguf"
         make_model(path, arch="llama", shape="small", file_type="Q8_0", overrides=SHAPE)
-        lines = measured(path, server.devices[0], Path(folder), options.profiles, options.runs)
-        record(lines, options.out, each={"machine": describe()})
+        lines = measured(path, server.devices[0], Path(folder), options.profiles, options.runs, n_threads)
+        record(lines, options.out, each={"machine": describe(), "shared": options.shared})
 
 
-def measured(model: Path, device: str, folder: Path, profiles: int, runs: int) -> Iterator[dict[str, Any]]:
-    settings = Settings(n_ctx=1024, n_threads=max(1, len(os.sched_getaffinity(0)) // 2))
+def measured(
+    model: Path, device: str, folder: Path, profiles: int, runs: int, n_threads: int
+) -> Iterator[dict[str, Any]]:
+    settings = Settings(n_ctx=1024, n_threads=n_threads)
     graph = autoplan.read_graph(model, settings)
     settings = autoplan.resolve(settings, graph.n_ctx_train)
     profile = autoplan.profile_for(graph, Choices(device=device), settings)

@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from oallama.bench import (
@@ -35,7 +36,7 @@ from oallama.bench import (
 from oallama.bench.baselines import baselines
 from oallama.bench.engines import Worker
 from oallama.bench.results import Loaded, Sample
-from oallama.bench.stats import itl, speedup, summarize, tpot
+from oallama.bench.stats import average_for, itl, speedup, summarize, tpot
 from oallama.bench.sweep import order
 from oallama.bench.worker import parse_memory_log
 from oallama.data.plan import ContextSettings, DeviceMemory, PlacementPlan, TensorPlacement
@@ -93,6 +94,15 @@ def test_speedup_is_a_ratio_of_medians_with_an_interval_around_it():
     assert r.value == pytest.approx(2.0) and r.low <= r.value <= r.high
     assert speedup([1.0, 2.0, 3.0], [1.0, 2.0, 3.0]).to_json() == {"value": 1.0, "low": 1.0, "high": 1.0}
     assert speedup([1.0, 2.0], [1.0]).value == 1.5 and speedup([], [1.0]) is None
+
+
+def test_bursts_count_as_often_as_they_come():
+    steady, bursty = [1.0] * 10, [0.8, 0.8, 0.8, 0.8, 0.8, 0.8, 3.0, 3.0, 3.0, 3.0]
+    assert average_for([steady, [1.0] * 9 + [3.0]]) is np.median, "one round of ten is no burst"
+    average = average_for([steady, bursty])
+    assert average is np.mean
+    assert speedup(bursty, steady).value == 0.8, "by medians the bursty one looks faster"
+    assert speedup(bursty, steady, average=average).value == pytest.approx(1.68)
 
 
 def test_error_percent_is_positive_when_too_much_was_predicted():

@@ -52,8 +52,9 @@ def considered(model: Path, choices: Choices, cache: Path) -> Considered:
     return consider(model, read_graph(model, SETTINGS), "50%", SETTINGS, choices)
 
 
-def timed(plan: PlacementPlan, request_s: float, rounds: int = 9) -> PlacementPlan:
-    return plan.with_measured({"request_s": request_s, "rounds": rounds, "range_s": (request_s, request_s)})
+def timed(plan: PlacementPlan, request_s: float, rounds: int = 9, steady: bool = True) -> PlacementPlan:
+    found = {"request_s": request_s, "rounds": rounds, "range_s": (request_s, request_s), "steady": steady}
+    return plan.with_measured(found)
 
 
 def fake(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float]) -> list[dict[str, Any]]:
@@ -64,7 +65,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float]) -> list[dic
 
     def verify(path: Path, plans: Sequence[PlacementPlan], **request: Any) -> list[PlacementPlan]:
         asked.append({**request, "plans": [plan.planner["name"] for plan in plans]})
-        shape = {"n_prompt": 64, "n_generate": 16, "depth_run": 0, "others_cpus": 0.0, "rounds": 9}
+        shape = {"n_prompt": 64, "n_generate": 16, "depth_run": 0, "others_cpus": 0.0, "rounds": 9, "steady": True}
         times = [seconds.get(plan.planner["name"], 1.0) for plan in plans]
         done = [
             plan.with_measured({**shape, "ttft_s": s / 2, "tpot_s": s / 30, "request_s": s, "range_s": (s, s)})
@@ -108,6 +109,16 @@ def test_noise_does_not_change_the_choice(considered: Considered) -> None:
     assert choose_measured(ours.hash, [timed(other, 0.95, 1), timed(ours, 1.0, 1)]).hash == ours.hash
     failed = ours.with_measured({"error": "no memory"})
     assert choose_measured(ours.hash, [timed(other, 9.0), failed]).hash == other.hash
+
+
+def test_beside_bursts_a_plan_with_more_traffic_must_be_faster(considered: Considered) -> None:
+    safe, risky = considered.found.plans["cpu"], considered.found.plans["layers"]
+    level = [timed(risky, 0.99, steady=False), timed(safe, 1.0, steady=False)]
+    assert choose_measured(risky.hash, level).hash == safe.hash
+    faster = [timed(risky, 0.9, steady=False), timed(safe, 1.0, steady=False)]
+    winner = choose_measured(safe.hash, faster)
+    assert winner.hash == risky.hash
+    assert "9 rounds beside work that comes and goes" in trial.describe(winner, faster)
 
 
 def test_nothing_is_measured_that_takes_longer_than_allowed(

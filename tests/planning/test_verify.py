@@ -121,8 +121,27 @@ def test_fastest_first_failures_last(monkeypatch: pytest.MonkeyPatch, model: Pat
     first = done[0].measured
     assert (first["ttft_s"], first["tpot_s"]) == pytest.approx((1.0, 0.1))
     assert first["request_s"] == pytest.approx(1.7) and first["spread"] == pytest.approx(0.3)
+    assert first["steady"]
     assert first["device_bytes"] == {"RPC0": 77} and first["created"]
     assert "boom" in done[-1].measured["error"]
+
+
+def test_time_ends_when_it_is_clear_and_beside_bursts_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(verify_module.time, "monotonic", lambda: now)
+    enough = verify_module._enough_within(5.0)
+
+    def results(*series: list[float]) -> list[Result]:
+        found = [Result(str(i), "", Cell(0, 1, 2), False, {}, {}, "", None, None, ExpectedTimes(), {}) for i in (0, 1)]
+        for result, times in zip(found, series, strict=True):
+            result.samples += [Sample(i, (s / 2, s), (1, 1)) for i, s in enumerate(times)]
+        return found
+
+    alike, clear = results([1.0] * 6, [1.03, 0.97] * 3), results([1.0] * 6, [2.0] * 6)
+    bursts, clear_bursts = results([1.0] * 6, [0.7, 1.5] * 3), results([1.0] * 6, [2.0, 3.0] * 3)
+    assert [enough(each) for each in (alike, clear, bursts, clear_bursts)] == [False, True, False, False]
+    now = 6.0
+    assert [enough(each) for each in (alike, clear, bursts, clear_bursts)] == [True, True, False, True]
 
 
 def test_the_workload_is_short_and_request_time_the_plans_own(

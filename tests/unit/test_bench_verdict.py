@@ -58,6 +58,12 @@ def test_what_is_kept_is_the_fastest_and_ours_where_they_are_level() -> None:
     assert fastest([ours, level, better], "o") is better
 
 
+def test_rounds_beside_bursts_are_compared_by_their_means() -> None:
+    ours, bursty = result("ours", STEADY), result("x", [0.8, 0.8, 0.8, 0.8, 3.0, 3.0])
+    assert fastest([bursty, ours], "x") is ours
+    assert "1.53x" in verdict([ours, bursty], "ours", {"x": "the layer split"})
+
+
 def test_one_more_value_is_expected_in_a_range_as_wide_as_the_values_differ() -> None:
     least, most = expected_range([1.0, 1.0, 1.0])
     assert (least, most) == pytest.approx((1 / 1.05, 1.05))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -72,9 +73,28 @@ def expected_range(values: Sequence[float]) -> tuple[float, float]:
     return middle / factor, middle * factor
 
 
+UNSTEADY = 0.25
+Average = Callable[..., Any]
+
+
+def is_unsteady(values: Sequence[float]) -> bool:
+    """Whether values differ by a quarter of their median, from the 10th percentile to the 90th."""
+    p10, p50, p90 = np.percentile(values, (10, 50, 90))
+    return bool(p90 - p10 > UNSTEADY * p50)
+
+
+def average_for(series: Sequence[Sequence[float]]) -> Average:
+    """What series of rounds are compared by: the mean where one of them is unsteady, else the median.
+
+    Other work that comes and goes makes rounds of two kinds. Their median is of one kind, by chance; their mean counts
+    both as often as they came.
+    """
+    return np.mean if any(map(is_unsteady, series)) else np.median
+
+
 @dataclass(frozen=True)
 class Ratio:
-    """A ratio of medians with its 95 % interval."""
+    """A ratio of averages with its 95 % interval."""
 
     value: float
     low: float
@@ -84,8 +104,10 @@ class Ratio:
         return asdict(self)
 
 
-def speedup(baseline: Sequence[float], measured: Sequence[float], seed: int = 0) -> Ratio | None:
-    """How many times faster `measured` is: median(baseline) / median(measured), interval by bootstrap.
+def speedup(
+    baseline: Sequence[float], measured: Sequence[float], seed: int = 0, average: Average = np.median
+) -> Ratio | None:
+    """How many times faster `measured` is: average(baseline) / average(measured), interval by bootstrap.
 
     Samples of equal number are taken as interleaved rounds and resampled in pairs, so that a drift of the machine
     that hit both counts for neither. None when one of them is empty.
@@ -99,6 +121,6 @@ def speedup(baseline: Sequence[float], measured: Sequence[float], seed: int = 0)
     rng = np.random.default_rng(seed)
     pick_a = rng.integers(len(a), size=(RESAMPLES, len(a)))
     pick_b = pick_a if len(a) == len(b) else rng.integers(len(b), size=(RESAMPLES, len(b)))
-    ratios = np.median(a[pick_a], axis=1) / np.median(b[pick_b], axis=1)
+    ratios = average(a[pick_a], axis=1) / average(b[pick_b], axis=1)
     low, high = (float(v) for v in np.percentile(ratios, (2.5, 97.5)))
-    return Ratio(float(np.median(a) / np.median(b)), low, high)
+    return Ratio(float(average(a) / average(b)), low, high)

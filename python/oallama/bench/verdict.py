@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import median
 
 from ..data.predicted import TIE
 from .results import Result
-from .stats import Ratio, speedup
+from .stats import Average, Ratio, average_for, speedup
 
 ENOUGH_ROUNDS = 5
 NARROW = 0.05
@@ -22,16 +21,18 @@ def is_narrow(results: Sequence[Result]) -> bool:
         return True
     if min(len(result.samples) for result in alive) < ENOUGH_ROUNDS:
         return False
-    ratios = [_ratio(other, alive[0]) for other in alive[1:]]
+    average = _average(alive)
+    ratios = [_ratio(other, alive[0], average) for other in alive[1:]]
     return all(ratio and ratio.high - ratio.low < NARROW * ratio.value for ratio in ratios)
 
 
 def fastest(results: Sequence[Result], preferred: str) -> Result:
     """The result with the least request time; the one of the preferred engine where that is within TIE of it."""
     alive = [result for result in results if result.samples]
-    best = min(alive, key=_seconds)
+    average = _average(alive)
+    best = min(alive, key=lambda result: _seconds(result, average))
     ours = next((result for result in alive if result.engine == preferred), best)
-    return ours if _seconds(ours) <= _seconds(best) * (1 + TIE) else best
+    return ours if _seconds(ours, average) <= _seconds(best, average) * (1 + TIE) else best
 
 
 def verdict(results: Sequence[Result], engine: str, names: Mapping[str, str]) -> str:
@@ -40,13 +41,12 @@ def verdict(results: Sequence[Result], engine: str, names: Mapping[str, str]) ->
     names: what to call the others, by engine; only they are spoken of.
     """
     ours = next(result for result in results if result.engine == engine)
-    others = [(names[result.engine], _ratio(result, ours)) for result in results if result.engine in names]
+    average = _average(results)
+    others = [(names[result.engine], _ratio(result, ours, average)) for result in results if result.engine in names]
     cell, rounds = ours.cell, len(ours.samples)
     parts = [f"{r.value:.2f}x ({r.low:.2f} to {r.high:.2f}) as fast as {name}" for name, r in others if r]
-    return (
-        f"measured in {rounds} rounds, this plan takes {_seconds(ours):.3g} s for {cell.prompt} + {cell.gen} tokens: "
-        f"{', '.join(parts)}"
-    )
+    request = f"{_seconds(ours, average):.3g} s for {cell.prompt} + {cell.gen} tokens"
+    return f"measured in {rounds} rounds, this plan takes {request}: {', '.join(parts)}"
 
 
 def surprises(
@@ -56,11 +56,11 @@ def surprises(
 
     predicted_s: seconds of the request by engine. others_cpus: CPUs that other programs kept busy meanwhile.
     """
-    lines = []
+    lines, average = [], _average(results)
     for result in results:
         if result.engine not in predicted_s or not result.samples:
             continue
-        seconds, expected = _seconds(result), predicted_s[result.engine]
+        seconds, expected = _seconds(result, average), predicted_s[result.engine]
         if abs(seconds / expected - 1) <= _OFF:
             continue
         who = "this plan" if result.engine == engine else result.engine
@@ -84,9 +84,13 @@ def _why(result: Result, others_cpus: float) -> str:
     return "; ".join(parts) or "the profile's times do not hold for it"
 
 
-def _ratio(other: Result, ours: Result) -> Ratio | None:
-    return speedup(other.values("e2e_s"), ours.values("e2e_s"))
+def _average(results: Sequence[Result]) -> Average:
+    return average_for([result.values("e2e_s") for result in results if result.samples])
 
 
-def _seconds(result: Result) -> float:
-    return median(result.values("e2e_s"))
+def _ratio(other: Result, ours: Result, average: Average) -> Ratio | None:
+    return speedup(other.values("e2e_s"), ours.values("e2e_s"), average=average)
+
+
+def _seconds(result: Result, average: Average) -> float:
+    return float(average(result.values("e2e_s")))

@@ -16,10 +16,11 @@ from oallama.errors import OallamaError
 from oallama.loading.autoplan import Considered, PathOrText, Progress
 from oallama.loading.learning import keep_runs, trial_of
 from oallama.loading.verify import fit_together, verify
+from oallama.planning.uncertainty import risk
 
 DEFAULT_LIMIT_S = 5.0
 LOADING_SHARE = 0.05  # of the seconds that loading takes, where that is more
-_MOST_ROUNDS = 15
+_MOST_ROUNDS = 45
 _RIVALS = 2
 _HOPELESS = 3.0  # times the plan's request
 _STOCK = ("fit", "layers", "fewer-layers", "cpu-moe", "cpu-ffn", "cpu")
@@ -36,8 +37,9 @@ _FEW, _FEW_MARGIN = 3, 0.10
 class Trial:
     """How the first use is measured.
 
-    limit_s: seconds that all of it may take; None: DEFAULT_LIMIT_S or LOADING_SHARE of loading, or what OALLAMA_VERIFY
-    says. say: takes the line that tells what was measured, or why nothing was.
+    limit_s: seconds that all of it may take, `verify.PATIENCE` times as many beside other work that comes and goes;
+    None: DEFAULT_LIMIT_S or LOADING_SHARE of loading, or what OALLAMA_VERIFY says. say: takes the line that tells what
+    was measured, or why nothing was.
     """
 
     limit_s: float | None = None
@@ -94,15 +96,16 @@ def choose_measured(predicted: str, done: Sequence[PlacementPlan]) -> PlacementP
     """The plan to keep of those measured, with the others' request times in `measured["rivals"]`.
 
     predicted: hash of the plan that was chosen by prediction. Another takes its place only where it is faster by more
-    than noise is.
+    than noise is. Where the rounds were unsteady, the safest of the plans has that first place (`uncertainty.risk`).
     """
-    times = {plan.hash: plan.measured["request_s"] for plan in done if plan.measured and "error" not in plan.measured}
-    ours = next(plan for plan in done if plan.hash == predicted)
-    fastest = min((plan for plan in done if plan.hash in times), key=lambda plan: times[plan.hash])
-    rounds = fastest.measured["rounds"] if fastest.measured else 0
-    margin = TIE if rounds > _FEW else _FEW_MARGIN
-    winner = ours if ours.hash in times and times[ours.hash] <= times[fastest.hash] * (1 + margin) else fastest
-    rivals = {_name(plan): times[plan.hash] for plan in done if plan.hash in times and plan is not winner}
+    ran = [plan for plan in done if plan.measured and "error" not in plan.measured]
+    times = {plan.hash: plan.measured["request_s"] for plan in ran if plan.measured}
+    fastest = min(ran, key=lambda plan: times[plan.hash])
+    measured = fastest.measured or {}
+    margin = TIE if measured["rounds"] > _FEW else _FEW_MARGIN
+    ours = [plan for plan in ran if plan.hash == predicted] if measured["steady"] else [min(ran, key=risk)]
+    winner = next((plan for plan in ours if times[plan.hash] <= times[fastest.hash] * (1 + margin)), fastest)
+    rivals = {_name(plan): times[plan.hash] for plan in ran if plan is not winner}
     return winner.with_measured({**(winner.measured or {}), "rivals": rivals})
 
 
@@ -114,6 +117,7 @@ def describe(winner: PlacementPlan, done: Sequence[PlacementPlan]) -> str:
     failed = [f"{_name(plan)} failed" for plan in done if plan.measured and "error" in plan.measured]
     n_prompt, n_generate = winner.predicted.workload
     rounds = f"{measured['rounds']} round{'s' * (measured['rounds'] > 1)}"
+    rounds += "" if measured["steady"] else " beside work that comes and goes"
     found = f"{_name(winner)} {measured['request_s']:.3g} s ({least:.3g} to {most:.3g})"
     beside = "; ".join([*others, *failed])
     return (

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
-from statistics import median
 from typing import Any
+
+import numpy as np
 
 from oallama.bench.engines import Engine, LoadParams
 from oallama.bench.planned import planned
 from oallama.bench.results import Result
-from oallama.bench.stats import expected_range, speedup
+from oallama.bench.stats import Average, average_for, expected_range, speedup
 from oallama.bench.sweep import Progress, Sweep, run_bench
 from oallama.data.plan import HOST, PlacementPlan
 from oallama.data.predicted import TIE, predicted_times
@@ -30,6 +32,7 @@ MAX_PROMPT = 512
 MAX_GENERATE = 32
 _LEAST_ROUNDS = 5
 _NARROW = 0.05  # width of an interval of a ratio
+PATIENCE = 3.0  # times the limit, where rounds are unsteady
 MAX_DEPTH = 2048  # filling a deep cache takes long; beyond it the predictions extrapolate
 # Drivers and library workspaces take their part beside the buffers.
 _SHARE_OF_FREE = 0.9
@@ -67,12 +70,14 @@ def verify(
         lib_dir: folder of the engine's libllama; default: the installed one.
         max_depth: tokens in the cache before a run, at most; the plans' own depth if that is less.
         limit_s: no further round begins after that many seconds, nor once it is clear which plan is fastest; `rounds`
-            is then the most of them. A plan that gives no answer for four times as long fails.
+            is then the most of them. Where rounds are unsteady (`stats.is_unsteady`) because other work comes and goes,
+            it may take PATIENCE times as long. A plan that gives no answer for four times as long fails.
 
     Returns:
         The plans by measured request time, those that failed last. `measured` holds: ttft_s, tpot_s (medians),
-        request_s (median of TTFT + (n - 1) * TPOT for the plan's own workload, see `request_seconds`), range_s (what a
-        later request is expected to take, `stats.expected_range`), spread ((max - min) / median of request_s), rounds,
+        request_s (TTFT + (n - 1) * TPOT for the plan's own workload, see `request_seconds`: the median, or the mean
+        where rounds of a plan are unsteady), steady (whether none is), range_s (what a later request is expected to
+        take, `stats.expected_range`), spread ((max - min) / median of the request's seconds), rounds,
         n_prompt and n_generate as run, interleave ("loaded" or "reload"), device_bytes (bytes per accelerator, as
         llama.cpp logged them), depth_run, others_cpus (CPUs that other work kept busy meanwhile) and created; or error
         in place of all but others_cpus, for a plan that could not be loaded or run.
@@ -97,8 +102,8 @@ def verify(
         repeats=rounds,
         warmup=1,
         interleave="loaded" if fit_together(plans) else "reload",
-        limit_s=limit_s,
-        enough=None if limit_s is None else _is_clear,
+        limit_s=None if limit_s is None else PATIENCE * limit_s,
+        enough=None if limit_s is None else _enough_within(limit_s),
     )
     wait_s = 1800.0 if limit_s is None else 4 * limit_s
     measured: list[dict[str, Any]] = [{} for _ in plans]
@@ -112,8 +117,10 @@ def verify(
     if engines:
         with OtherWork() as others:
             results = run_bench(path, [*engines.values()], sweep, progress, load_timeout_s=wait_s, run_timeout_s=wait_s)
+        average = _average(results)
         for i, result in zip(engines, results, strict=True):
-            entry = {"error": result.error} if result.error else _measured(plans[i], result, sweep.interleave)
+            entry = {"error": result.error} if result.error else _measured(plans[i], result, average)
+            entry |= {} if result.error else {"interleave": sweep.interleave}
             measured[i] = {**entry, "others_cpus": round(others.cpus, 3)}
     done = [plan.with_measured(entry) for plan, entry in zip(plans, measured, strict=True)]
     errors = [entry["error"] for entry in measured if "error" in entry]
@@ -139,13 +146,29 @@ def request_seconds(
     return ttft_s + (own_generate - 1) * tpot_s
 
 
+def _enough_within(limit_s: float) -> Callable[[Sequence[Result]], bool]:
+    """Ends a measurement at the limit or when it is clear; with unsteady rounds only after the limit and when clear."""
+    end = time.monotonic() + limit_s
+
+    def enough(results: Sequence[Result]) -> bool:
+        is_late, is_clear = time.monotonic() >= end, _is_clear(results)
+        return is_late and is_clear if _average(results) is np.mean else is_late or is_clear
+
+    return enough
+
+
+def _average(results: Sequence[Result]) -> Average:
+    return average_for([result.values("e2e_s") for result in results if not result.error and result.samples])
+
+
 def _is_clear(results: Sequence[Result]) -> bool:
     """Whether the fastest engine is told from the others, or is as fast as they are, after five rounds or more."""
-    alive = [result for result in results if not result.error]
-    if len(alive) < 2 or min(len(result.samples) for result in alive) < _LEAST_ROUNDS:
+    alive = [result.values("e2e_s") for result in results if not result.error]
+    if len(alive) < 2 or min(map(len, alive)) < _LEAST_ROUNDS:
         return len(alive) < 2
-    first, *others = sorted(alive, key=lambda result: median(result.values("e2e_s")))
-    ratios = [speedup(other.values("e2e_s"), first.values("e2e_s")) for other in others]
+    average = _average(results)
+    first, *others = sorted(alive, key=average)
+    ratios = [speedup(other, first, average=average) for other in others]
     return all(ratio and (ratio.low > 1 + TIE or ratio.high - ratio.low < _NARROW) for ratio in ratios)
 
 
@@ -162,7 +185,7 @@ def _short_workload(plans: Sequence[PlacementPlan]) -> tuple[int, int]:
     return max(1, min(n_prompt, MAX_PROMPT, room)), n_generate
 
 
-def _measured(plan: PlacementPlan, result: Result, interleave: str) -> dict[str, Any]:
+def _measured(plan: PlacementPlan, result: Result, average: Average) -> dict[str, Any]:
     assert result.loaded is not None
     n_prompt, n_generate = result.cell.prompt, result.cell.gen
     ttft, tpot = result.values("ttft_s"), result.values("tpot_s")
@@ -170,16 +193,16 @@ def _measured(plan: PlacementPlan, result: Result, interleave: str) -> dict[str,
         request_seconds(plan, *times, n_prompt, n_generate, result.cell.depth) for times in zip(ttft, tpot, strict=True)
     ]
     return {
-        "ttft_s": median(ttft),
-        "tpot_s": median(tpot),
-        "request_s": median(requests),
+        "ttft_s": float(np.median(ttft)),
+        "tpot_s": float(np.median(tpot)),
+        "request_s": float(average(requests)),
+        "steady": average is np.median,
         "range_s": [*expected_range(requests)],
-        "spread": (max(requests) - min(requests)) / median(requests),
+        "spread": (max(requests) - min(requests)) / float(np.median(requests)),
         "rounds": len(requests),
         "n_prompt": n_prompt,
         "n_generate": n_generate,
         "depth_run": result.cell.depth,
-        "interleave": interleave,
         "device_bytes": result.loaded.device_bytes(),
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }

@@ -56,7 +56,7 @@ def ranked(plans: Mapping[str, PlacementPlan], noise: float = 0.0) -> list[str]:
     and llama.cpp's own form of attention. A plan with more traffic takes its place when it is predicted to be faster by
     more than `doubt`, and by more than TIE.
     """
-    by_safety = sorted(plans, key=lambda name: _risk(plans[name]))
+    by_safety = sorted(plans, key=lambda name: risk(plans[name]))
     by_seconds = sorted(plans, key=lambda name: plans[name].predicted.request_s)
     first = by_safety[0]
     for name in by_safety[1:]:
@@ -83,7 +83,8 @@ def traffic(plan: PlacementPlan) -> float:
     return sum(_by_cause(plan).get(cause, 0.0) for cause in _CAUSES_BETWEEN)
 
 
-def _risk(plan: PlacementPlan) -> tuple[float, ...]:
+def risk(plan: PlacementPlan) -> tuple[float, ...]:
+    """A key to sort plans by, the safest first: the one that other work delays least."""
     return traffic(plan), len(plan.devices), plan.context.flash_attn == "off", plan.predicted.request_s
 
 
