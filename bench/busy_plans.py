@@ -57,7 +57,7 @@ MEASURED_S = 20.0
 KEPT_AT_LEAST = 0.95
 
 _LOAD = """
-import time, numpy
+import os, time, numpy
 kind, bursty = {kind!r}, {bursty!r}
 source = numpy.ones(1 << 25)
 copy = source.copy()
@@ -72,7 +72,7 @@ def turn(seconds):
         work(0.01)
         if kind == "half":
             time.sleep(0.01)
-while True:
+while os.path.exists("/proc/{parent}"):
     turn(1.0)
     if bursty:
         time.sleep(1.0)
@@ -196,7 +196,7 @@ def running(load: str) -> Iterator[None]:
         yield
         return
     kind, _, bursty = load.partition("-")
-    program = _LOAD.format(kind=kind, bursty=bool(bursty))
+    program = _LOAD.format(kind=kind, bursty=bool(bursty), parent=os.getpid())
     # The shell ends at once: what this process has started itself would count as its own work.
     shell = ["sh", "-c", '"$0" -c "$1" >/dev/null 2>&1 & echo $!', sys.executable, program]
     pid = int(subprocess.run(shell, capture_output=True, text=True, check=True).stdout)
