@@ -56,13 +56,14 @@ def summarize(values: Sequence[float]) -> Summary | None:
 # Student's t at 97.5 % by degrees of freedom; more have the last.
 _T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.13, 2.09, 2.04)
 _ONE_SAMPLE = 1.5
-_LEAST_WIDTH = 1.05
+# A machine is faster or slower by that from one minute to the next (bench/results/2026-11-24-busy-plans.jsonl).
+_LEAST_WIDTH = 1.10
 
 
 def expected_range(values: Sequence[float]) -> tuple[float, float]:
     """The interval in which one more value lies with 95 % probability, if their logarithms are normal.
 
-    At least 5 % to both sides; of a single value half as much again. values: above 0, one at least.
+    At least 10 % to both sides; of a single value half as much again. values: above 0, one at least.
     """
     x = np.log(np.asarray(values, dtype=float))
     factor = _ONE_SAMPLE
