@@ -168,12 +168,20 @@ class Concurrency:
     share: float
 
 
-# Kinds of work whose times tend to be off together.
-MATRICES, ATTENTION, TRANSFERS, CHANGES, SMALL = KINDS = ("matrices", "attention", "transfers", "changes", "small")
+# Kinds of work whose times tend to be off together. Few tokens are bound by memory, prompts by arithmetic.
+MATRICES, ATTENTION, TRANSFERS, CHANGES, SMALL = "matrices", "attention", "transfers", "changes", "small"
+OF_PROMPTS = {MATRICES: "matrices of prompts", ATTENTION: "attention of prompts"}
+KINDS = (MATRICES, ATTENTION, *OF_PROMPTS.values(), TRANSFERS, CHANGES, SMALL)
+_PROMPT = 16  # tokens
 
 
 def kind_of(entry: OperatorTime | AttentionTime | ChainTime | ShapeTime | LinkTime | SwitchTime) -> str:
     """The kind of work that an entry times."""
+    kind = _kind_at_any_length(entry)
+    return OF_PROMPTS.get(kind, kind) if getattr(entry, "n_tokens", 1) >= _PROMPT else kind
+
+
+def _kind_at_any_length(entry: OperatorTime | AttentionTime | ChainTime | ShapeTime | LinkTime | SwitchTime) -> str:
     if isinstance(entry, OperatorTime):
         return SMALL if entry.op == OTHER else MATRICES
     if isinstance(entry, ChainTime):

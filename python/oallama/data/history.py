@@ -17,7 +17,7 @@ from ..base.jsonfile import read_json_object, write_text_atomic
 from ..errors import OallamaError
 from .entries import QUIET_CPUS
 
-SCHEMA = "oallama.history/1"
+SCHEMA = "oallama.history/2"
 KEPT = 200  # runs; the oldest go
 
 
