@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from oallama import Llama, OallamaError
+from oallama.data.entries import KINDS, MATRICES
 from oallama.data.plan import HOST, PlacementPlan
 from oallama.engine.load_settings import Settings
-from oallama.loading import start, trial
+from oallama.loading import autoplan, start, trial
 from oallama.loading.autoplan import Choices, Considered, consider, read_graph
 from oallama.loading.learning import history_file, read_history
 from oallama.loading.trial import Trial, choose_measured
@@ -206,3 +207,9 @@ def test_terms_add_up_to_the_prediction(considered: Considered) -> None:
         assert whole == pytest.approx(plan.predicted.request_s, rel=0.02)
         if plan.devices == (HOST,):
             assert {name.split()[0] for terms in told.predicted.terms.values() for name in terms} == {HOST}
+
+
+def test_a_plan_notes_what_was_learned_of_its_devices(considered: Considered) -> None:
+    learned = {f"{HOST} {kind}": 1.1 for kind in KINDS}
+    plan = autoplan._learned(considered.found.plans["cpu"], {**learned, f"RPC9 {MATRICES}": 2.0})
+    assert plan.predicted.learned == learned

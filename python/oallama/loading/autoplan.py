@@ -287,7 +287,7 @@ def consider(
 
 
 def _learned(plan: PlacementPlan, factors: Mapping[str, float]) -> PlacementPlan:
-    of_its_devices = {name: factor for name, factor in factors.items() if name.rpartition(" ")[0] in plan.devices}
+    of_its_devices = {name: factor for name, factor in factors.items() if name.partition(" ")[0] in plan.devices}
     return replace(plan, predicted=replace(plan.predicted, learned=of_its_devices))
 
 
