@@ -115,7 +115,7 @@ def _step_seconds(joint: Joint, choice: Choice, endpoint: str, options: argparse
 @contextmanager
 def _server(joint: Joint, choice: Choice, endpoint: str, acceptance: float) -> Iterator[int]:
     target, guesser, port = joint.targets[choice.pair], joint.drafts.get(choice.pair), free_port()
-    draft = Draft(joint.draft, guesser, choice.n) if guesser else None
+    draft = Draft(joint.draft, guesser, choice.n) if guesser and joint.draft else None
     context = target.context
     settings = Settings(context.n_ctx, context.n_batch, context.n_ubatch, flash_attn=context.flash_attn, n_threads=1)
     command = [*planned_server(joint.target, settings, target, (endpoint,), draft), "--port", str(port)]

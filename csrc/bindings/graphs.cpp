@@ -45,12 +45,12 @@ namespace {
 // The parameters come as addresses of llama-cpp-python's ctypes structures, so that a dry run and the real load
 // cannot differ in a parameter.
 py::dict read_graphs(const std::string & path, uintptr_t model_params, uintptr_t context_params,
-                     const std::vector<uint32_t> & n_tokens) {
+                     const std::vector<uint32_t> & n_tokens, bool heads_guess) {
     oa_model_graphs model;
     {
         py::gil_scoped_release release;
         model = oa_read_graphs(path, *(const llama_model_params *) model_params,
-                               *(const llama_context_params *) context_params, n_tokens);
+                               *(const llama_context_params *) context_params, n_tokens, heads_guess);
     }
     py::list tensors;
     for (const auto & t : model.tensors) {
@@ -68,6 +68,7 @@ py::dict read_graphs(const std::string & path, uintptr_t model_params, uintptr_t
     d["arch"]        = model.arch;
     d["description"] = model.description;
     d["n_layer"]     = model.n_layer;
+    d["n_heads"]     = model.n_heads;
     d["n_ctx_train"] = model.n_ctx_train;
     d["n_params"]    = model.n_params;
     d["nbytes"]      = model.nbytes;
@@ -80,5 +81,6 @@ py::dict read_graphs(const std::string & path, uintptr_t model_params, uintptr_t
 
 void register_graphs(py::module_ & m) {
     m.def("read_graphs", &read_graphs, py::arg("path"), py::arg("model_params"), py::arg("context_params"),
-          py::arg("n_tokens"), "The forward graphs of a model at several token counts, without loading a weight.");
+          py::arg("n_tokens"), py::arg("heads_guess") = false,
+          "The forward graphs of a model at several token counts, without loading a weight.");
 }

@@ -20,12 +20,12 @@ py::list to_list(const std::vector<oa_buffer_bytes> & buffers) {
     return result;
 }
 
-py::list dry_run(const std::string & path, uintptr_t model_params, uintptr_t context_params) {
+py::list dry_run(const std::string & path, uintptr_t model_params, uintptr_t context_params, bool heads_guess) {
     std::vector<oa_buffer_bytes> buffers;
     {
         py::gil_scoped_release release;
         buffers = oa_memory_dry_run(path, *(const llama_model_params *) model_params,
-                                    *(const llama_context_params *) context_params);
+                                    *(const llama_context_params *) context_params, heads_guess);
     }
     return to_list(buffers);
 }
@@ -45,6 +45,7 @@ py::dict ledger() {
 
 void register_memory(py::module_ & m) {
     m.def("memory_dry_run", &dry_run, py::arg("path"), py::arg("model_params"), py::arg("context_params"),
+          py::arg("heads_guess") = false,
           "Bytes per buffer type under the thread's backend map, by the allocators' dry run.");
     m.def(
         "memory_of", [](uintptr_t context) { return to_list(oa_memory_of((const llama_context *) context)); },

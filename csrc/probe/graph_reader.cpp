@@ -112,7 +112,8 @@ std::vector<oa_graph_node> oa_read_nodes(ggml_cgraph * gf) {
 }
 
 oa_model_graphs oa_read_graphs(const std::string & path, const llama_model_params & model_params,
-                               const llama_context_params & context_params, const std::vector<uint32_t> & n_tokens) {
+                               const llama_context_params & context_params, const std::vector<uint32_t> & n_tokens,
+                               bool heads_guess) {
     llama_context_params params = context_params;
     for (const uint32_t n : n_tokens) {
         params.n_ubatch = std::max(params.n_ubatch, n);
@@ -124,6 +125,7 @@ oa_model_graphs oa_read_graphs(const std::string & path, const llama_model_param
     oa_model_graphs result;
     result.arch        = metadata(model, "general.architecture");
     result.n_layer     = llama_model_n_layer(model);
+    result.n_heads     = llama_model_n_layer_nextn(model);
     result.n_ctx_train = llama_model_n_ctx_train(model);
     result.n_params    = llama_model_n_params(model);
     result.nbytes      = llama_model_size(model);
@@ -132,6 +134,9 @@ oa_model_graphs oa_read_graphs(const std::string & path, const llama_model_param
     result.description = description;
     for (const auto & [name, tensor] : llama_internal_get_tensor_map(model)) {
         result.tensors.push_back(describe(tensor));
+    }
+    if (heads_guess) {
+        llama_set_embeddings_nextn(skeleton.context(), true, params.ctx_type == LLAMA_CONTEXT_TYPE_MTP);
     }
     for (const uint32_t n : n_tokens) {
         ggml_cgraph * gf = llama_graph_reserve(skeleton.context(), n, 1, 1);

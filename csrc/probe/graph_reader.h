@@ -43,7 +43,8 @@ struct oa_graph {
 struct oa_model_graphs {
     std::string                 arch;
     std::string                 description; // "llama 8B Q4_K - Medium"
-    int                         n_layer;
+    int                         n_layer; // whose graph is a model's own
+    int                         n_heads; // layers behind them for multi-token prediction (MTP)
     int                         n_ctx_train;
     uint64_t                    n_params;
     uint64_t                    nbytes;
@@ -51,7 +52,8 @@ struct oa_model_graphs {
     std::vector<oa_graph>       graphs;
 };
 
-// Reads the graph of one micro-batch for each of `n_tokens` (one sequence, one output row).
-// Throws std::runtime_error if the file cannot be loaded.
+// Reads the graph of one micro-batch for each of `n_tokens` (one sequence, one output row); heads_guess: as it is while
+// MTP heads guess. Throws std::runtime_error if the file cannot be loaded.
 oa_model_graphs oa_read_graphs(const std::string & path, const llama_model_params & model_params,
-                               const llama_context_params & context_params, const std::vector<uint32_t> & n_tokens);
+                               const llama_context_params & context_params, const std::vector<uint32_t> & n_tokens,
+                               bool heads_guess = false);

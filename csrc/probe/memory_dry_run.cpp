@@ -1,9 +1,12 @@
 #include "memory_dry_run.h"
 
 #include "ggml-backend.h"
+#include "llama-context.h"
 #include "llama-ext.h"
 #include "model_skeleton.h"
 #include "tensor_flags.h"
+
+#include <algorithm>
 
 namespace {
 
@@ -53,7 +56,16 @@ std::vector<oa_buffer_bytes> oa_memory_of(const llama_context * context) {
 }
 
 std::vector<oa_buffer_bytes> oa_memory_dry_run(const std::string & path, const llama_model_params & model_params,
-                                               const llama_context_params & context_params) {
-    const oa_model_skeleton skeleton(path, model_params, context_params);
-    return oa_memory_of(skeleton.context());
+                                               const llama_context_params & context_params, bool heads_guess) {
+    oa_model_skeleton            skeleton(path, model_params, context_params);
+    std::vector<oa_buffer_bytes> result = oa_memory_of(skeleton.context());
+    if (heads_guess) {
+        skeleton.let_heads_guess();
+        skeleton.context()->sched_reserve();
+        const std::vector<oa_buffer_bytes> later = oa_memory_of(skeleton.context());
+        for (size_t i = 0; i < result.size(); ++i) { // buffers that are there only grow
+            result[i].compute = std::max(result[i].compute, later[i].compute);
+        }
+    }
+    return result;
 }

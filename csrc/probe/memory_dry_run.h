@@ -15,9 +15,10 @@ struct oa_buffer_bytes {
     size_t      compute;
 };
 
-// What is allocated in each buffer type. Throws std::runtime_error if the file cannot be loaded.
+// What is allocated in each buffer type; heads_guess: and what grows when MTP heads guess, which llama-server switches
+// on in contexts that are there already. Throws std::runtime_error if the file cannot be loaded.
 std::vector<oa_buffer_bytes> oa_memory_dry_run(const std::string & path, const llama_model_params & model_params,
-                                               const llama_context_params & context_params);
+                                               const llama_context_params & context_params, bool heads_guess = false);
 
 // The same for a context that is really there.
 std::vector<oa_buffer_bytes> oa_memory_of(const llama_context * context);

@@ -22,12 +22,18 @@ class oa_model_skeleton {
     llama_model *   model() const { return model_.get(); }
     llama_context * context() const { return context_.get(); }
 
+    // From now on the context works as in llama-server while MTP heads guess (common/speculative.cpp): a model's own
+    // hands out the hidden states of all tokens, that of its heads draws tokens on a device. It is not reserved anew.
+    void let_heads_guess();
+
     // What llama.cpp logged as errors, one a line.
     std::string errors() const { return log_.errors(); }
 
   private:
     oa_log_capture                          log_; // first in, last out: freeing a model logs too
     std::shared_ptr<const oa_model_outline> outline_;
+    std::vector<llama_sampler_ptr>          samplers_;
     llama_model_ptr                         model_;
     llama_context_ptr                       context_;
+    bool                                    is_of_heads_ = false;
 };

@@ -15,7 +15,7 @@ WORK = Workload(n_prompt=10, n_generate=101)
 
 
 def pair(on: str | None, check: list[float], guess: float = 0.0, repeat: list[float] = (), ttft: float = 1.0) -> Pair:
-    return Pair(on, ttft, dict(enumerate(check)), guess, dict(enumerate(repeat)), {})
+    return Pair(on, ttft, dict(enumerate(check)), {n: n * guess for n in range(9)}, dict(enumerate(repeat)), {})
 
 
 def test_tokens_of_a_step():

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import time
-import urllib.error
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +12,11 @@ import pytest
 
 from oallama.data.plan import PlacementPlan
 from oallama.engine.load_settings import Settings
-from oallama.engine.rpc import free_port
 from oallama.serving.command import Draft, planned_environment, planned_server
-from support.cli import CLI, oallama
+from support.cli import oallama
 from support.made_profile import made_profile
 from support.plans import make
-from support.servers import call
+from support.servers import call, serving
 
 SETTINGS = Settings(n_ctx=256, n_batch=256, n_ubatch=256, n_threads=1)
 SMALL = ("--ctx", "256", "--threads", "1")
@@ -38,26 +33,6 @@ def planning(model: Path, draft: Path, rpc: Any, tmp_path_factory: pytest.TempPa
     path = tmp_path_factory.mktemp("profile") / "profile.json"
     made_profile(model, rpc.devices[0], SETTINGS, name="RPC0").save(path)
     return ("--local-rpc", "--vram", "64MiB", "--profile", path, *SMALL, "--draft", draft)
-
-
-@contextmanager
-def serving(log: Path, *arguments: str | Path) -> Iterator[int]:
-    """The port of a server that says everything in its log: more than a pipe holds that nobody reads."""
-    port = free_port()
-    command = [*CLI, "serve", *map(str, arguments), "--port", str(port), "--", "-lv", "5"]
-    with log.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file) as process:
-        try:
-            end = time.monotonic() + 90
-            while True:
-                assert process.poll() is None and time.monotonic() < end, log.read_text(errors="replace")[-3000:]
-                try:
-                    if call(port, "/health")["status"] == "ok":
-                        break
-                except (urllib.error.URLError, OSError):
-                    time.sleep(0.1)
-            yield port
-        finally:
-            process.terminate()  # llama-server's log is complete when it has ended
 
 
 def test_command_line(tmp_path: Path) -> None:
@@ -145,7 +120,7 @@ def test_plan_shows_every_way_and_writes_both(model: Path, planning: tuple[str |
         (["--draft-max", "5"], "less than or equal to 4"),
         (["--draft-max", "0"], "greater than or equal to 1"),
         (["--acceptance", "1.5"], "less than or equal to 1"),
-        (["--format", "map"], "--format map is for one model"),
+        (["--format", "map"], "--format map is for one model; with --draft take"),
         (["--memory"], "--memory shows one model"),
         (["--recheck"], "with a draft leave it out"),
         (["--vram", "50%"], "with a draft give bytes for both"),
@@ -158,4 +133,4 @@ def test_bad_input(arguments: list[str], message: str, model: Path, planning: tu
 
 def test_serve_refuses_a_plan_beside_a_draft(model: Path, draft: Path, tmp_path: Path) -> None:
     result = oallama("serve", model, "--draft", draft, "--plan", tmp_path / "plan.json")
-    assert result.returncode == 2 and "--draft plans both models in one budget; leave out --plan" in result.stderr
+    assert result.returncode == 2 and "--draft plans model and guesses in one budget; leave out --plan" in result.stderr

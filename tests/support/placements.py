@@ -19,7 +19,7 @@ def random_table(path: Path, devices: list[str], seed: int) -> str:
     graph = autoplan.read_graph(path, Settings(n_ctx=64))
     pick = [*devices, "CPU"]
     lines = ["# oallama backend map v1"]
-    lines += [f"layer {il} {rng.choice(pick)}" for il in range(graph.n_layer + 1)]
+    lines += [f"layer {il} {rng.choice(pick)}" for il in range(graph.n_layer_all + 1)]
     targets = {op.weight for op in graph.targets(1)}
     for tensor in graph.tensors:
         # get_rows of the embedding and small tensors follow llama.cpp's own rule for them: the CPU takes any type.

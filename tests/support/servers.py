@@ -6,10 +6,16 @@ import json
 import socket
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from oallama.engine.rpc import free_port
+from support.cli import CLI
 
 OALLAMA = str(Path(sys.executable).parent / "oallama")
 WORDS = ("fox", "cat", "cow", "hen", "ant", "bee")
@@ -49,3 +55,23 @@ def answers(port: int, model: Path) -> bool:
 def children(model: Path) -> list[int]:
     found = subprocess.run(["pgrep", "-f", f"llama-server.*{model}"], capture_output=True, text=True).stdout
     return [int(pid) for pid in found.split()]
+
+
+@contextmanager
+def serving(log: Path, *arguments: str | Path) -> Iterator[int]:
+    """The port of a server that says everything in its log: more than a pipe holds that nobody reads."""
+    port = free_port()
+    command = [*CLI, "serve", *map(str, arguments), "--port", str(port), "--", "-lv", "5"]
+    with log.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file) as process:
+        try:
+            end = time.monotonic() + 90
+            while True:
+                assert process.poll() is None and time.monotonic() < end, log.read_text(errors="replace")[-3000:]
+                try:
+                    if call(port, "/health")["status"] == "ok":
+                        break
+                except (urllib.error.URLError, OSError):
+                    time.sleep(0.1)
+            yield port
+        finally:
+            process.terminate()  # llama-server's log is complete when it has ended

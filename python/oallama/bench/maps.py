@@ -19,7 +19,7 @@ def backend_map(
     "CPU stream 32"; for a divided one also its segment, as in "CUDA0 rows 512". first: lines before the others.
     """
     lines = ["# oallama backend map v1", *first]
-    for il in range(graph.n_layer + 1):
+    for il in range(graph.n_layer_all + 1):
         lines.append(f"layer {il} {home if isinstance(home, str) else home(il)}")
     for tensor in graph.tensors:
         found = "CPU host" if tensor.name == TOKEN_EMBEDDING else place(tensor)

@@ -1,4 +1,4 @@
-"""`--draft` of `plan` and `serve`: a model and its draft planned together."""
+"""`--draft` and `--heads` of `plan` and `serve`: a model and what guesses for it planned together."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 
 from oallama.base.printing import say
-from oallama.drafts import Acceptance, Joint, known, measure, plan_jointly
+from oallama.drafts import Acceptance, Joint, known, measure, plan_jointly, plan_with_heads
 from oallama.drafts.acceptance import ASSUMED
 from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
 from oallama.loading.autoplan import Choices
+from oallama.serving.head_acceptance import measure_heads
 from oallama.views.drafts import render_drafts
 from oallama.views.plan_table import render_plan
 
@@ -28,26 +29,31 @@ def plan_pair(
     measures: bool,
 ) -> Joint:
     """measures: count right guesses where nobody did, under the plan without a draft; else a share is assumed."""
-    assert drafts.draft is not None
     given = None if drafts.acceptance is None else Acceptance(drafts.acceptance, "given")
     with progress_bar("profiling") as report:
-        joint = plan_jointly(model, drafts.draft, vram, wanted, choices, Acceptance(ASSUMED), drafts.draft_max, report)
+        asked = (vram, wanted, choices, Acceptance(ASSUMED), drafts.draft_max, report)
+        joint = plan_jointly(model, drafts.draft, *asked) if drafts.draft else plan_with_heads(model, *asked)
     if found := given or known(model, drafts.draft):
         return joint.with_acceptance(found)
-    if not measures or not joint.drafts:
+    if not measures or not joint.held:
         return joint
     warn_if_busy()
-    say(f"counting how often {drafts.draft.name} is right about {model.name}: once, for both files")
+    say(f"counting how often {joint.guesser} is right about {model.name}: once")
+    if drafts.draft is None:
+        guessing = next(choice for choice in joint.choices if choice.n)
+        longest = max(choice.n for choice in joint.choices)
+        plan = joint.targets[guessing.pair]
+        return joint.with_acceptance(measure_heads(model, plan, longest, connection.endpoints, wanted.n_threads))
     plain = next(joint.targets[choice.pair] for choice in joint.choices if not choice.n)
     return joint.with_acceptance(measure(model, drafts.draft, plain, connection.endpoints, wanted.n_threads))
 
 
-def refuse_what_shows_one_model(printed: str, memory: bool) -> None:
-    """Raises OallamaError for ways to show a plan that have no room for a draft."""
+def refuse_what_shows_one_model(printed: str, memory: bool, option: str) -> None:
+    """Raises OallamaError for ways to show a plan that have no room for what guesses."""
     if memory:
-        raise OallamaError("--memory shows one model; plan it without --draft")
+        raise OallamaError(f"--memory shows one model; plan it without {option}")
     if printed not in ("table", "json"):
-        raise OallamaError(f"--format {printed} is for one model; with a draft take table or json")
+        raise OallamaError(f"--format {printed} is for one model; with {option} take table or json")
 
 
 def show_pair(joint: Joint, printed: str, explain: bool, output: Path | None) -> None:

@@ -145,17 +145,31 @@ class Kernels:
 
 @dataclass(frozen=True)
 class Drafts:
-    """A draft model beside the model, in the same budget."""
+    """What guesses tokens for the model, in the same budget: a draft model, or MTP heads in the model's own file."""
 
     draft: Annotated[
         Path | None, typer.Option(help="Smaller model of the same vocabulary that guesses; used where that is faster.")
     ] = None
+    heads: Annotated[
+        bool, typer.Option("--heads", help="Let the model's own MTP heads guess, where that is faster.")
+    ] = False
     draft_max: Annotated[
-        int, typer.Option("--draft-max", min=1, max=LONGEST, help="Most tokens it guesses at a time.")
+        int, typer.Option("--draft-max", min=1, max=LONGEST, help="Most tokens that are guessed at a time.")
     ] = LONGEST
     acceptance: Annotated[
-        float | None, typer.Option(min=0.0, max=1.0, help="Share of its guesses that are right; default: as measured.")
+        float | None, typer.Option(min=0.0, max=1.0, help="Share of the guesses that are right; default: as measured.")
     ] = None
+
+    @property
+    def option(self) -> str:
+        """The one that was given; "" without.
+
+        Raises:
+            OallamaError: for both.
+        """
+        if self.draft and self.heads:
+            raise OallamaError("--draft and --heads are two ways to guess; give one")
+        return "--draft" if self.draft else "--heads" if self.heads else ""
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ class Shown:
         int,
         typer.Option(
             min=0,
-            help="Load and measure the N best candidates; take the fastest. With --draft: count its right guesses.",
+            help="Load and measure the N best candidates; take the fastest. With --draft, --heads: count right guesses.",
             metavar="N",
         ),
     ] = 0
@@ -135,8 +135,8 @@ def plan(
         margin=hardware.margin,
         **vars(ways),
     )
-    if drafts.draft:
-        refuse_what_shows_one_model(printed, shown.memory)
+    if option := drafts.option:
+        refuse_what_shows_one_model(printed, shown.memory, option)
         joint = plan_pair(model, drafts, vram, wanted, choices, connection, measures=shown.verify > 0)
         show_pair(joint, printed, shown.explain, shown.output)
         return

@@ -18,7 +18,8 @@ from oallama.loading import autoplan, given_plan
 from oallama.loading.autoplan import Choices
 from oallama.loading.budgets import refuse_margin
 from oallama.loading.start import plan_model
-from oallama.serving.command import Draft, planned_environment, planned_server
+from oallama.planning.heads import guesses_of
+from oallama.serving.command import Draft, Heads, planned_environment, planned_server
 from oallama.serving.serve_limits import Limits
 from oallama.serving.served_runs import recorded
 
@@ -81,7 +82,7 @@ def serve(
     limits = Limits(door.queue, door.drain)
     if several.hot is not None:
         of_one = {"--plan": placing.plan, "--vram": placing.vram, "--profile": hardware.profile, "--rpc": hardware.rpc}
-        of_one |= {"--draft": drafts.draft}
+        of_one |= {"--draft": drafts.draft, "--heads": drafts.heads}
         given = [name for name, value in (of_one | {"--local-rpc": hardware.local_rpc}).items() if value]
         if model is not None or given:
             what = " and ".join(["MODEL"] * (model is not None) + given)
@@ -97,20 +98,23 @@ def serve(
         raise OallamaError("--guests, --lend and --weave are for --hot MODEL with --cold MODEL; leave them out")
     runtime.program("llama-server")  # before minutes of profiling
     connection = hardware.connect()
-    made = draft = None
+    made: PlacementPlan | None = None
+    draft: Draft | Heads | None = None
     chosen = connection.device or autoplan.find_accelerator()
     if placing.plan:
-        if drafts.draft:
-            raise OallamaError("--draft plans both models in one budget; leave out --plan")
+        if drafts.option:
+            raise OallamaError(f"{drafts.option} plans model and guesses in one budget; leave out --plan")
         refuse_margin(hardware.margin)
         made = given_plan.load_plan(placing.plan)
         wanted = _planned_settings(made, sizes, parallel, kernels.threads)
-        given_plan.check_plan(made, model, wanted)
+        n = guesses_of(made)
+        given_plan.check_plan(made, model, replace(wanted, heads="loaded" if n else ""))
+        draft = Heads(n) if n else None
     else:
         wanted = settings(sizes, kernels, parallel or 1)
         choices = replace(sizes.choices(), device=chosen or HOST, profile=hardware.profile, margin=hardware.margin)
-        if drafts.draft:
-            made, draft = _with_draft(model, drafts, placing, wanted, choices, connection)
+        if drafts.option:
+            made, draft = _with_guesses(model, drafts, placing, wanted, choices, connection)
         elif placing.vram or chosen not in (None, HOST):
             with progress_bar("preparing") as report:
                 choices = replace(choices, device=chosen)
@@ -127,20 +131,22 @@ def serve(
     address = f"http://{door.host}:{door.port}"
     # Sequences beside each other take longer each, and a step with a draft is none of the plan's.
     alone = made if wanted.n_seq_max == 1 and draft is None else None
-    tables = planned_environment(made, draft.plan if draft else None)
+    tables = planned_environment(made, draft.plan if isinstance(draft, Draft) else None)
     with tables as environment, recorded(alone, address, wanted.n_threads):
         code = run_server(command, environment | limits.of_server(wanted.n_seq_max))
     raise typer.Exit(code)
 
 
-def _with_draft(
+def _with_guesses(
     model: Path, drafts: Drafts, placing: Placing, wanted: Settings, choices: Choices, connection: Connection
-) -> tuple[PlacementPlan, Draft | None]:
-    """The plan, and the draft where it is predicted to pay; says which."""
+) -> tuple[PlacementPlan, Draft | Heads | None]:
+    """The plan, and the draft or the heads where they are predicted to pay; says which."""
     joint = plan_pair(model, drafts, placing.vram, wanted, choices, connection, measures=placing.verify)
     say(joint.describe())
-    if joint.draft_plan is None:
+    if not joint.best.n:
         return joint.plan, None
+    if joint.draft is None or joint.draft_plan is None:
+        return joint.plan, Heads(joint.best.n)
     return joint.plan, Draft(joint.draft, joint.draft_plan, joint.best.n)
 
 

@@ -18,7 +18,7 @@ from ..base.jsonfile import parse_json_object
 from ..errors import OallamaError
 from .op_shapes import OpShape
 
-SCHEMA = "oallama.graph/2"
+SCHEMA = "oallama.graph/3"
 TOKEN_EMBEDDING = "token_embd.weight"
 OUTPUT = "output.weight"
 
@@ -112,7 +112,8 @@ class OperatorGraph:
 
     `tiers` maps a token count to the operators in execution order. `model` is the fingerprint of the file. A tied
     output matrix is listed as `output.weight` (`tied_output` is then True). `attention` has one entry per layer, None
-    where a layer has no attention.
+    where a layer has no attention. Behind the `n_layer` layers of the model come `n_heads` for multi-token prediction
+    (MTP heads), whose operators are in the graph of their own context only.
     """
 
     arch: str
@@ -123,6 +124,12 @@ class OperatorGraph:
     tied_output: bool
     attention: tuple[AttentionShape | None, ...]
     n_ctx_train: int = 0
+    n_heads: int = 0
+
+    @property
+    def n_layer_all(self) -> int:
+        """Layers with MTP heads: all that llama.cpp counts when it deals them to devices."""
+        return self.n_layer + self.n_heads
 
     @cached_property
     def tensor(self) -> Mapping[str, TensorInfo]:
@@ -174,7 +181,7 @@ class OperatorGraph:
             embedding = by_name[TOKEN_EMBEDDING]
             tensors.append(TensorInfo.make(OUTPUT, embedding.type, embedding.ne, embedding.nbytes))
         readers = {int(n): GraphReader(nodes, tied) for n, nodes in raw["graphs"].items()}
-        first = readers[min(readers)]
+        first, n_heads = readers[min(readers)], raw.get("n_heads", 0)
         return cls(
             arch=raw["arch"],
             n_layer=raw["n_layer"],
@@ -182,8 +189,9 @@ class OperatorGraph:
             tiers={n: readers[n].operators() for n in sorted(readers)},
             model=dict(model if model is not None else raw.get("model", {})),
             tied_output=tied,
-            attention=tuple(first.attention(il) for il in range(raw["n_layer"])),
+            attention=tuple(first.attention(il) for il in range(raw["n_layer"] + n_heads)),
             n_ctx_train=raw.get("n_ctx_train", 0),
+            n_heads=n_heads,
         )
 
     def to_json(self) -> str:
@@ -193,6 +201,7 @@ class OperatorGraph:
             "arch": self.arch,
             "n_layer": self.n_layer,
             "n_ctx_train": self.n_ctx_train,
+            "n_heads": self.n_heads,
             "model": dict(self.model),
             "tied_output": self.tied_output,
             "attention": self.attention,
@@ -220,6 +229,7 @@ class OperatorGraph:
                 tied_output=content["tied_output"],
                 attention=tuple(None if a is None else AttentionShape(*a) for a in content["attention"]),
                 n_ctx_train=content["n_ctx_train"],
+                n_heads=content["n_heads"],
             )
         except (KeyError, TypeError, AttributeError, ValueError) as e:
             raise OallamaError(f"cached operator graph is incomplete ({e}); {remedy}") from None

@@ -42,8 +42,8 @@ class Acceptance:
         return f"{self.rate:.0%} of guesses right, {how}"
 
 
-def known(target: Path, draft: Path) -> Acceptance | None:
-    """What was measured for these two files, if it was."""
+def known(target: Path, draft: Path | None) -> Acceptance | None:
+    """What was measured for these two files, if it was; without a draft for the target's own MTP heads."""
     file = _file(target, draft)
     if file.is_file():
         with suppress(OallamaError, TypeError, KeyError):  # damaged, or of another version: measured again
@@ -70,16 +70,23 @@ def measure(
         if said is None or "error" in said:
             why = child.last_words() if said is None else said["error"]
             raise OallamaError(f"the guesses of {draft.name} could not be counted: {why}; give --acceptance, or none")
+    return keep(target, draft, said["n_right"] / said["n_tokens"], said["n_tokens"])
+
+
+def keep(target: Path, draft: Path | None, rate: float, n_tokens: int) -> Acceptance:
+    """What was measured now, kept for `known`."""
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    found = Acceptance(said["n_right"] / said["n_tokens"], "measured", said["n_tokens"], now)
+    found = Acceptance(rate, "measured", n_tokens, now)
     with suppress(OallamaError):  # a cache that cannot be written: measured again next time
-        text = json.dumps({"target": str(target), "draft": str(draft), "acceptance": asdict(found)}, indent=1)
+        files = {"target": str(target), "draft": str(draft) if draft else None}
+        text = json.dumps({**files, "acceptance": asdict(found)}, indent=1)
         write_text_atomic(_file(target, draft), text + "\n", "acceptance")
     return found
 
 
-def _file(target: Path, draft: Path) -> Path:
+def _file(target: Path, draft: Path | None) -> Path:
     """Files are told apart as plans do it: by path, size and time."""
-    marks = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in (target, draft)]
+    paths = (target, draft) if draft else (target,)
+    marks = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     digest = hashlib.sha256(json.dumps(marks).encode()).hexdigest()[:12]
-    return cache_dir() / "acceptance" / f"{target.stem}-by-{draft.stem}-{digest}.json"
+    return cache_dir() / "acceptance" / f"{target.stem}-by-{draft.stem if draft else 'its-heads'}-{digest}.json"

@@ -25,6 +25,7 @@ from ..loading.autoplan import TIERS, Choices, Progress
 from ..loading.learning import history_of, learned_factors
 from ..loading.start import plan_model
 from ..planning import OperatorGraph
+from ..planning.heads import with_guesses
 from ..planning.speculation import LONGEST, Choice, Pair, Passes, choose
 from .acceptance import Acceptance
 
@@ -35,17 +36,20 @@ WITHOUT = "no draft"
 class Joint:
     """Every way to generate, the one to take first, and why the others could not be planned.
 
-    targets, drafts: plans by the name of the pair (drafts has none for "no draft").
+    draft: None where the target's own MTP heads guess. targets, drafts: plans by the name of the pair; drafts has none
+    for "no draft", and none for heads, which are in the plans of their targets. held: bytes of what guesses, by pair
+    and device.
     """
 
     target: Path
-    draft: Path
+    draft: Path | None
     acceptance: Acceptance
     workload: Workload
     choices: list[Choice]
     pairs: Mapping[str, Pair]
     targets: Mapping[str, PlacementPlan]
     drafts: Mapping[str, PlacementPlan]
+    held: Mapping[str, Mapping[str, int]]
     failed: Mapping[str, OallamaError]
 
     @property
@@ -54,13 +58,19 @@ class Joint:
 
     @property
     def plan(self) -> PlacementPlan:
-        """The chosen plan of the target."""
-        return self.targets[self.best.pair]
+        """The chosen plan of the target; one with heads says how many tokens they guess."""
+        chosen = self.targets[self.best.pair]
+        return with_guesses(chosen, self.best.n) if self.draft is None and self.best.n else chosen
 
     @property
     def draft_plan(self) -> PlacementPlan | None:
-        """The chosen plan of the draft; None without one."""
+        """The chosen plan of the draft; None without one, and for MTP heads."""
         return self.drafts.get(self.best.pair)
+
+    @property
+    def guesser(self) -> str:
+        """What guesses, in words."""
+        return f"the draft {self.draft.name}" if self.draft else "the MTP head"
 
     def with_acceptance(self, acceptance: Acceptance) -> Joint:
         """The same plans chosen from by another acceptance."""
@@ -70,12 +80,12 @@ class Joint:
         """The choice in one line."""
         best, said = self.best, f"{seconds(self.best.token_s)} per token predicted"
         if best.n:
-            memory = self.drafts[best.pair].predicted.devices
-            where = ", ".join(f"{format_bytes(m.total)} on {name}" for name, m in memory.items() if m.total)
+            held = self.held[best.pair]
+            where = ", ".join(f"{format_bytes(nbytes)} on {name}" for name, nbytes in held.items() if nbytes)
             without = next(choice for choice in self.choices if not choice.n)
-            way = f"{self.draft.name} guesses {best.n} at a time ({where})"
+            way = f"{self.guesser} guesses {best.n} at a time ({where})"
             return f"{way}: {said}, {seconds(without.token_s)} without it; {self.acceptance}"
-        way = f"without the draft {self.draft.name}: {said}"
+        way = f"without {self.guesser}: {said}"
         drafted = next((choice for choice in self.choices if choice.n), None)
         if drafted is None:
             return f"{way}; {next(iter(self.failed.values()))}"
@@ -84,7 +94,7 @@ class Joint:
     def to_dict(self) -> dict[str, Any]:
         """For programs; the chosen plans are plan files."""
         return {
-            "draft": self.draft.name,
+            "draft": self.draft.name if self.draft else None,
             "acceptance": asdict(self.acceptance),
             "chosen": self._row(self.best),
             "candidates": [self._row(choice) for choice in self.choices],
@@ -116,14 +126,7 @@ def plan_jointly(
         OallamaError: for files that do not go together, budgets that are shares of the weights, and what keeps the
             target from being planned without a draft. A place that the draft cannot have is left out.
     """
-    if not 1 <= longest <= LONGEST:
-        raise OallamaError(f"a draft guesses 1 to {LONGEST} tokens at a time, got {longest}")
-    if isinstance(vram, str) and ("%" in vram or vram.strip() == autoplan.MINIMAL):
-        raise OallamaError(
-            f'the budget {vram} is of one model; with a draft give bytes for both, like "8GiB", or "auto"'
-        )
-    if choices.recheck:
-        raise OallamaError("--recheck scales the times of one plan; with a draft leave it out")
+    check_request(vram, choices, longest)
     check_pair(target, draft)
     maker = _Maker(target, draft, vram, settings, choices, longest, progress)
     targets, drafts = {WITHOUT: maker.target(maker.choices, maker.settings)}, {}
@@ -137,7 +140,20 @@ def plan_jointly(
             failed[name] = error
     pairs = {name: maker.pair(plan, drafts.get(name)) for name, plan in targets.items()}
     ranked = choose(pairs, acceptance.rate, maker.workload)
-    return Joint(target, draft, acceptance, maker.workload, ranked, pairs, targets, drafts, failed)
+    held = {name: {d: m.total for d, m in plan.predicted.devices.items()} for name, plan in drafts.items()}
+    return Joint(target, draft, acceptance, maker.workload, ranked, pairs, targets, drafts, held, failed)
+
+
+def check_request(vram: str | int | None, choices: Choices, longest: int) -> None:
+    """Raises OallamaError for what goes with one model only."""
+    if not 1 <= longest <= LONGEST:
+        raise OallamaError(f"a draft guesses 1 to {LONGEST} tokens at a time, got {longest}")
+    if isinstance(vram, str) and ("%" in vram or vram.strip() == autoplan.MINIMAL):
+        raise OallamaError(
+            f'the budget {vram} is of one model; with a draft give bytes for both, like "8GiB", or "auto"'
+        )
+    if choices.recheck:
+        raise OallamaError("--recheck scales the times of one plan; with a draft leave it out")
 
 
 class _Maker:
@@ -214,13 +230,15 @@ class _Maker:
         nbytes = {name: memory.total for name, memory in target.predicted.devices.items()}
         check = {n: checks.check(n + 1, work) for n in range(longest + 1)}
         if draft is None:
-            return Pair(None, checks.ttft(work), check, 0.0, {}, nbytes)
+            return Pair(None, checks.ttft(work), check, {}, {}, nbytes)
         guesses = self._passes(self._paths[1], draft)
         for name, memory in draft.predicted.devices.items():
             nbytes[name] = nbytes.get(name, 0) + memory.total
-        repeat = {n: guesses.repeat(n + 1, work) for n in range(longest + 1)}
+        lengths = range(1, longest + 1)
+        guess = {n: guesses.guess(n, work) for n in lengths}
+        repeat = {n: guesses.repeat(n + 1, work) for n in lengths}
         on = next(iter(draft.devices))
-        return Pair(on, checks.ttft(work) + guesses.ttft(work), check, guesses.check(1, work), repeat, nbytes)
+        return Pair(on, checks.ttft(work) + guesses.ttft(work), check, guess, repeat, nbytes)
 
     def _passes(self, path: Path, plan: PlacementPlan) -> Passes:
         key = (path, plan.context.flash_attn)

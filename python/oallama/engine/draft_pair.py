@@ -6,14 +6,11 @@ and a server without its draft.
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from oallama.engine import runtime
-from oallama.engine.model_file import check_gguf
+from oallama.engine.outline import metadata, outline
 from oallama.errors import OallamaError
 
 _SIZES_DIFFER = 128  # SPEC_VOCAB_MAX_SIZE_DIFFERENCE
@@ -25,7 +22,7 @@ HEADS = ("eagle3", "dflash", "gemma4-assistant")
 def check_pair(target: str | Path, draft: str | Path) -> None:
     """Raises OallamaError, in one line, unless the draft is a model of its own that can guess for the target."""
     runtime.quiet()
-    with _outline(target) as model, _outline(draft) as guesser:
+    with outline(target) as model, outline(draft) as guesser:
         _refuse_states(target, model)
         _refuse_states(draft, guesser)
         _refuse_heads(Path(target), Path(draft), guesser)
@@ -34,22 +31,6 @@ def check_pair(target: str | Path, draft: str | Path) -> None:
                 f"{Path(draft).name} cannot guess for {Path(target).name}: {difference}; take a draft with the same "
                 "vocabulary, of the same family of models"
             )
-
-
-@contextmanager
-def _outline(path: str | Path) -> Iterator[Any]:
-    """llama_model without tensors."""
-    check_gguf(path)
-    llama_cpp = runtime.llama_cpp()
-    params = llama_cpp.llama_model_default_params()
-    params.vocab_only = True
-    model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
-    if not model:
-        raise OallamaError(f"{path}: llama.cpp cannot read its vocabulary; see OALLAMA_DEBUG=1")
-    try:
-        yield model
-    finally:
-        llama_cpp.llama_model_free(model)
 
 
 def _refuse_states(path: str | Path, model: Any) -> None:
@@ -62,14 +43,16 @@ def _refuse_states(path: str | Path, model: Any) -> None:
 
 
 def _refuse_heads(target: Path, draft: Path, guesser: Any) -> None:
-    arch = _metadata(guesser, "general.architecture")
+    arch = metadata(guesser, "general.architecture")
     n_heads, n_layer = (
-        int(_metadata(guesser, f"{arch}.{key}") or 0) for key in ("nextn_predict_layers", "block_count")
+        int(metadata(guesser, f"{arch}.{key}") or 0) for key in ("nextn_predict_layers", "block_count")
     )
-    if arch in HEADS or (n_heads and (n_heads >= n_layer or draft.resolve() == target.resolve())):
+    if n_heads and draft.resolve() == target.resolve():
+        raise OallamaError(f"{draft.name} is the model itself; take --heads in place of --draft for its MTP heads")
+    if arch in HEADS or n_heads >= n_layer > 0:
         raise OallamaError(
-            f"{draft.name} is a head on the hidden states of its target (MTP, EAGLE-3 or the like), which oallama does "
-            "not plan (docs/drafts.md); give a draft model of its own"
+            f"{draft.name} is a head on the hidden states of its target (MTP, EAGLE-3 or the like) in a file of its "
+            "own, which oallama does not plan (docs/drafts.md); give a draft model"
         )
 
 
@@ -95,9 +78,3 @@ def _vocabularies_differ(model: Any, guesser: Any) -> str | None:
             return f"token {token} is {text(theirs, token)!r}, the model's is {text(ours, token)!r}"
     return None
 
-
-def _metadata(model: Any, key: str) -> str:
-    """Value of a scalar key; "" without it."""
-    buffer = ctypes.create_string_buffer(256)
-    runtime.llama_cpp().llama_model_meta_val_str(model, key.encode(), buffer, len(buffer))
-    return buffer.value.decode(errors="replace")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from oallama.engine import device_list, native, runtime
 from oallama.errors import OallamaError
 
 KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bf16": 30, "iq4_nl": 20}
 FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
+MTP_CONTEXT = 1  # LLAMA_CONTEXT_TYPE_MTP
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,10 @@ class Settings:
         n_outputs_max: most rows of one micro-batch with logits; 0 is n_batch.
         use_mmap: None leaves it to llama.cpp (mapped unless a device cannot).
         n_threads: 0 takes llama.cpp's default.
+        heads: of MTP heads in the file (multi-token prediction): "" leaves them there; "loaded" loads them with the
+            model; "fed" is the model's own context, without their weights, while they guess; "run" loads them, and the
+            context is their own.
+        n_rs_seq: earlier recurrent states kept of each sequence, which a wrong guess is taken back to.
     """
 
     n_ctx: int = 4096
@@ -51,6 +56,13 @@ class Settings:
     use_extra_bufts: bool = True
     use_mmap: bool | None = None
     n_threads: int = 0
+    heads: Literal["", "loaded", "fed", "run"] = ""
+    n_rs_seq: int = 0
+
+    @property
+    def heads_guess(self) -> bool:
+        """Whether MTP heads guess beside the context, or in it."""
+        return self.heads in ("fed", "run")
 
 
 @dataclass
@@ -92,6 +104,7 @@ def make_params(settings: Settings) -> Params:
     params = Params(model, context)
     model.n_gpu_layers = settings.n_gpu_layers
     model.use_extra_bufts = settings.use_extra_bufts
+    model.load_mtp = settings.heads in ("loaded", "run")
     if settings.use_mmap is not None:
         model.load_mode = llama_cpp.LLAMA_LOAD_MODE_MMAP if settings.use_mmap else llama_cpp.LLAMA_LOAD_MODE_NONE
     if settings.devices is not None:
@@ -111,6 +124,8 @@ def make_params(settings: Settings) -> Params:
     context.n_batch = settings.n_batch
     context.n_ubatch = settings.n_ubatch
     context.n_seq_max = settings.n_seq_max
+    context.n_rs_seq = settings.n_rs_seq
+    context.ctx_type = MTP_CONTEXT if settings.heads == "run" else context.ctx_type
     context.n_outputs_max = settings.n_outputs_max
     context.type_k = _choice("KV type", settings.type_k, KV_TYPES)
     context.type_v = _choice("KV type", settings.type_v, KV_TYPES)

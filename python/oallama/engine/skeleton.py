@@ -27,7 +27,7 @@ def read_graphs(path: str | Path, settings: Settings, n_tokens: Sequence[int]) -
     check_gguf(path)
     params = load_settings.make_params(replace(settings, devices=(), tensor_split=(), override_tensor=()))
     with _engine_errors(path):
-        return dict(native.core().read_graphs(str(path), *params.addresses, list(n_tokens)))
+        return dict(native.core().read_graphs(str(path), *params.addresses, list(n_tokens), settings.heads_guess))
 
 
 def dry_run(path: str | Path, settings: Settings, table: str | None = None) -> dict[str, dict[str, int]]:
@@ -39,7 +39,7 @@ def dry_run(path: str | Path, settings: Settings, table: str | None = None) -> d
     check_gguf(path)
     params = load_settings.make_params(settings)
     with _engine_errors(path), backend_map(table):
-        buffers = native.core().memory_dry_run(str(path), *params.addresses)
+        buffers = native.core().memory_dry_run(str(path), *params.addresses, settings.heads_guess)
     return by_device(buffers)
 
 

@@ -11,6 +11,7 @@ from oallama.engine.load_settings import Settings
 from oallama.engine.model_file import identity
 from oallama.errors import OallamaError
 from oallama.loading.autoplan import PathOrText, read_graph, resolve
+from oallama.planning.heads import guesses_of
 
 _OURS: deque[tuple[PlacementPlan, tuple[object, ...]]] = deque(maxlen=4)
 
@@ -35,7 +36,14 @@ def check_settings(plan: PlacementPlan, settings: Settings) -> None:
 
 
 def check_plan(plan: PlacementPlan, path: PathOrText, settings: Settings) -> None:
-    """Raises OallamaError unless the plan is for this model, this machine and a context of at least this size."""
+    """Raises OallamaError unless the plan is for this model, this machine and a context of at least this size.
+
+    A plan with MTP heads is for settings that load them.
+    """
+    if guesses_of(plan) and not settings.heads:
+        raise OallamaError(
+            "the plan is for a model and its MTP heads, which guess in `oallama serve` alone; make one without --heads"
+        )
     n_ctx_train = 0
     if not settings.n_ctx or not any(plan is made and file == identity(path) for made, file in _OURS):
         graph = read_graph(path, settings)

@@ -108,6 +108,7 @@ class LayeredModel:
             targets[list(layer.targets)] = np.where(ways.split[way] > 0, 0, ways.targets[way])
             small[list(layer.small)] = ways.small[way]
             caches[layer.kv_layer] = ways.cache[way] if layer.kv_layer >= 0 else ways.small[way]
+        caches[self.costs.graph.n_layer : -1] = caches[-1]  # MTP heads that are not loaded: as -ngl would have it
         moved = self.upload & (targets == 0)
         nothing, parts = np.zeros(len(small), dtype=bool), split if split.any() else None
         if self.price is None:

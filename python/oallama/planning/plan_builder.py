@@ -140,7 +140,7 @@ class PlanBuilder:
             upload=np.zeros(len(costs.targets), dtype=bool) if upload is None else upload,
             small=small,
             small_upload=np.zeros(len(small), dtype=bool),
-            layers=np.full(costs.graph.n_layer + 1, device, dtype=np.int8),
+            layers=np.full(costs.graph.n_layer_all + 1, device, dtype=np.int8),
         )
 
     def by_stock(self, flags: StockFlags) -> PlacementPlan:

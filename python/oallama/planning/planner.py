@@ -241,7 +241,7 @@ def _fewer_layers(space: Space) -> PlacementPlan:
 
 def _most_layers(builder: PlanBuilder) -> tuple[int, DryRunPlan]:
     flags = _split(builder)
-    return _most_stock(builder, flags, builder.costs.graph.n_layer + 1)
+    return _most_stock(builder, flags, builder.costs.graph.n_layer_all + 1)
 
 
 def _split(builder: PlanBuilder) -> Callable[[int], StockFlags]:

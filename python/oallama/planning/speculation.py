@@ -1,8 +1,9 @@
 """Speculative decoding: what a step of a model and its draft costs and gives, and which way is predicted to be fastest.
 
-A step of llama-server with a draft model: the draft guesses n tokens, one pass each; the target checks them in one pass
-over n + 1 tokens; the draft computes the same n + 1 tokens again (its cache was taken back to where the step began).
-The tokens up to the first wrong guess are kept, and the target's own one after them. Model: Leviathan et al., 2023.
+A step of llama-server with a draft model or an MTP head: it guesses n tokens, one pass each; the target checks them in
+one pass over n + 1 tokens; the draft computes the same n + 1 tokens again (its cache was taken back to where the step
+began). The tokens up to the first wrong guess are kept, and the target's own one after them. Model: Leviathan et al.,
+2023.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ class Pair:
     """A plan of the target, and of a draft beside it, as far as the choice needs them; all in seconds.
 
     Attributes:
-        draft_on: device of the draft; None: there is none.
+        draft_on: device of the draft or of the MTP heads; None: there is none.
         ttft_s: the prompt through target and draft.
         check_s: by n, the target's pass over n + 1 tokens of every sequence; n = 0 is a step without a draft.
-        guess_s: the draft's pass over one token of every sequence.
+        guess_s: by n, the draft's passes that guess n tokens of every sequence.
         repeat_s: by n, the draft's pass over n + 1 tokens of every sequence.
         nbytes: of both, by device.
     """
@@ -45,13 +46,13 @@ class Pair:
     draft_on: str | None
     ttft_s: float
     check_s: Mapping[int, float]
-    guess_s: float
+    guess_s: Mapping[int, float]
     repeat_s: Mapping[int, float]
     nbytes: Mapping[str, int]
 
     def step_s(self, n: int) -> float:
         """One step that guesses n tokens."""
-        return self.check_s[n] + (n * self.guess_s + self.repeat_s[n] if n else 0.0)
+        return self.check_s[n] + (self.guess_s[n] + self.repeat_s[n] if n else 0.0)
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ class Passes:
         accelerators = [name for name in plan.devices if name != HOST]
         costs = CostModel(graph, profile, accelerators, plan.context)
         self._predictor, self._homes = Predictor(costs), costs.homes(plan)
+        self._n_ubatch = plan.context.n_ubatch
 
     def ttft(self, workload: Workload) -> float:
         return self._predictor.ttft(self._homes, workload.n_prompt, workload.depth)
@@ -110,7 +112,22 @@ class Passes:
         together = self._predictor.stage(self._homes, n_tokens, depth)
         return float((step.total - step.attention + n * together.attention)[0])
 
-    def repeat(self, n_tokens: int, workload: Workload) -> float:
-        """A pass over n_tokens of every sequence, with the logits of the last one."""
-        stage = self._predictor.stage(self._homes, workload.n_parallel * n_tokens, workload.middle)
+    def repeat(self, n_tokens: int, workload: Workload, logits: bool = True) -> float:
+        """A pass over n_tokens of every sequence, with the logits of the last one, or with none."""
+        stage = self._predictor.stage(self._homes, workload.n_parallel * n_tokens, workload.middle, logits)
         return float(stage.total[0])
+
+    def read(self, workload: Workload) -> float:
+        """The prompt without any logits, as it goes through an MTP head."""
+        chunks = Workload(workload.n_prompt, 1, workload.depth).chunks(self._n_ubatch)
+        return sum(float(self._predictor.stage(self._homes, n, after, False).total[0]) for n, after in chunks)
+
+    def guess(self, n: int, workload: Workload, chained: bool = False) -> float:
+        """The passes that guess n tokens of every sequence.
+
+        chained: each by another MTP head, which begins with the tokens of the guesses before.
+        """
+        if not chained:
+            return n * self.check(1, workload)
+        later = (self.repeat(i, workload) for i in range(2, n + 1))
+        return sum(later, self.check(1, workload)) if n else 0.0

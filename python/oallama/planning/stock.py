@@ -74,14 +74,14 @@ def stock_homes(
     """Where llama.cpp's loader puts every tensor and every layer under these flags.
 
     A tensor a device cannot compute with (llama.cpp then takes the CPU) is not known here: the dry run tells. Layers
-    for multi-token prediction count for -ngl but are not in the graph, so a model that has them is not dealt rightly.
+    for multi-token prediction count for -ngl, whether they are loaded or not.
 
     Args:
         devices: accelerators in llama.cpp's order; the CPU may be among them and is passed over.
 
     Returns:
         Tensor name -> device name for all of `graph.tensors` (a tied output included, as `output.weight`), and the
-        devices of layers 0..n_layer-1 (KV cache and attention) and of the output, n_layer + 1 entries.
+        devices of all layers (KV cache and attention), MTP heads included, and of the output: n_layer_all + 1 entries.
 
     Raises:
         OallamaError: for several accelerators without a tensor_split (llama.cpp then deals by the free memory of the
@@ -89,7 +89,7 @@ def stock_homes(
 
     >>> homes(graph, StockFlags(-1, overrides=cpu_moe(4)), ["CUDA0"])
     """
-    layers = _layer_homes(graph.n_layer, flags, [name for name in devices if name != HOST])
+    layers = _layer_homes(graph.n_layer_all, flags, [name for name in devices if name != HOST])
     overridden: dict[str, str] = {}
     for pattern, device in flags.overrides:
         if device != HOST and device not in devices:
@@ -102,7 +102,7 @@ def stock_homes(
         asked = TOKEN_EMBEDDING if graph.tied_output and name == OUTPUT else name
         if asked in overridden:
             return overridden[asked]
-        layer = home_layer(name, graph.n_layer)
+        layer = home_layer(name, graph.n_layer_all)
         return HOST if layer is None else layers[layer]
 
     return {t.name: home(t.name) for t in graph.tensors}, layers

@@ -13,6 +13,7 @@ from ..base.environment import BACKEND_MAP
 from ..data.plan import HOST, PlacementPlan
 from ..engine import runtime
 from ..engine.load_settings import Settings
+from ..planning.heads import CACHE_TYPE
 from ..profiling.tuner import tuned_variable
 
 # By llama-server's long names. True stands for a flag without a value.
@@ -38,6 +39,21 @@ class Draft:
             "spec-draft-type-v": self.plan.context.type_v,
             "spec-draft-ngl": "all" if devices else "0",
             "spec-draft-device": ",".join(devices) or "none",
+        }
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The model's own MTP heads, which its plan places, and how many tokens they guess at a time."""
+
+    n: int
+
+    def options(self) -> dict[str, object]:
+        return {
+            "spec-type": "draft-mtp",
+            "spec-draft-n-max": self.n,
+            "spec-draft-type-k": CACHE_TYPE,
+            "spec-draft-type-v": CACHE_TYPE,
         }
 
 
@@ -78,7 +94,7 @@ def planned_server(
     settings: Settings,
     plan: PlacementPlan | None,
     endpoints: Sequence[str] = (),
-    draft: Draft | None = None,
+    draft: Draft | Heads | None = None,
 ) -> list[str]:
     """The command line that loads a model as planned; without a plan on the CPU alone. endpoints: RPC servers."""
     devices = [name for name in plan.devices if name != HOST] if plan else []

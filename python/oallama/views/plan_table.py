@@ -202,7 +202,10 @@ def _runs(
         if layer is not None:
             homes[layer, kind_of(name)] = _home(tensor)
     runs: list[tuple[int, int, tuple[str, ...]]] = []
+    loaded = {layer_of(name) for name in plan.tensors}  # MTP heads that are not have no cache either
     for il, kv in enumerate(plan.layers[:-1]):
+        if il not in loaded:
+            continue
         cells = (kv, *(homes.get((il, kind), "") for kind in kinds))
         if runs and runs[-1][2] == cells:
             runs[-1] = (runs[-1][0], il, cells)

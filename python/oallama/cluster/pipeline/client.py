@@ -83,7 +83,7 @@ def pipeline_plan(
         budgets={},
         context=context,
         devices=(*devices, HOST),
-        layers=(*layers, HOST),
+        layers=(*layers, *(HOST,) * graph.n_heads, HOST),
         tensors=tensors,
         predicted=Prediction({}, {}, {}, (0, 0), 0.0),
         tied_output=graph.tied_output,
