@@ -76,7 +76,7 @@ class Shown:
         int,
         typer.Option(
             min=0,
-            help="Load and measure the N best candidates; take the fastest. With --draft, --heads: count right guesses.",
+            help="Load and measure the N best candidates; take the fastest. With --draft or --heads: count guesses.",
             metavar="N",
         ),
     ] = 0
