@@ -99,7 +99,7 @@ def test_states_that_are_kept_are_those_of_the_sources() -> None:
     body = re.search(r"bool llm_arch_supports_rs_rollback.*?return true", text, re.DOTALL)
     assert body
     kept = {names[name] for name in re.findall(r"case LLM_ARCH_(\w+):", body[0])}
-    assert KEEP_STATES == kept & (ONE_HEAD | CHAINS)
+    assert kept & (ONE_HEAD | CHAINS) == KEEP_STATES
 
 
 def test_a_model_without_heads(tiny: Callable[..., Path]) -> None:
@@ -115,17 +115,17 @@ def test_heads_that_are_not_in_the_file(folder: Path) -> None:
 
 
 def test_more_heads_than_llama_cpp_runs(folder: Path) -> None:
-    with pytest.raises(OallamaError, match="has 2 MTP heads; llama.cpp runs one of architecture 'glm4moe'"):
+    with pytest.raises(OallamaError, match=r"has 2 MTP heads; llama.cpp runs one of architecture 'glm4moe'"):
         count_heads(mtp_model(folder, "glm4moe", 2))
 
 
 def test_an_architecture_whose_heads_have_no_graph(folder: Path) -> None:
-    with pytest.raises(OallamaError, match="does not run the MTP heads of .*architecture 'bailingmoe2'"):
+    with pytest.raises(OallamaError, match=r"does not run the MTP heads of .*architecture 'bailingmoe2'"):
         count_heads(mtp_model(folder, "bailingmoe2"))
 
 
 def test_states_that_cannot_be_taken_back(folder: Path) -> None:
-    with pytest.raises(OallamaError, match="keeps recurrent states, which llama.cpp takes back by copying"):
+    with pytest.raises(OallamaError, match=r"keeps recurrent states, which llama.cpp takes back by copying"):
         count_heads(mtp_model(folder, "qwen3next"))
 
 
@@ -215,7 +215,7 @@ def test_budgets_of_one_model_are_refused(vram: str, joint: Callable[..., Joint]
 
 
 def test_an_unknown_device(model: Path, profile: Profile) -> None:
-    with pytest.raises(OallamaError, match="unknown device|no device"):
+    with pytest.raises(OallamaError, match="unknown device"):
         plan_with_heads(model, 64 * MIB, SETTINGS, Choices("RPC7", profile), SURE)
 
 

@@ -44,9 +44,7 @@ def _refuse_states(path: str | Path, model: Any) -> None:
 
 def _refuse_heads(target: Path, draft: Path, guesser: Any) -> None:
     arch = metadata(guesser, "general.architecture")
-    n_heads, n_layer = (
-        int(metadata(guesser, f"{arch}.{key}") or 0) for key in ("nextn_predict_layers", "block_count")
-    )
+    n_heads, n_layer = (int(metadata(guesser, f"{arch}.{key}") or 0) for key in ("nextn_predict_layers", "block_count"))
     if n_heads and draft.resolve() == target.resolve():
         raise OallamaError(f"{draft.name} is the model itself; take --heads in place of --draft for its MTP heads")
     if arch in HEADS or n_heads >= n_layer > 0:
@@ -77,4 +75,3 @@ def _vocabularies_differ(model: Any, guesser: Any) -> str | None:
         if text(ours, token) != text(theirs, token):
             return f"token {token} is {text(theirs, token)!r}, the model's is {text(ours, token)!r}"
     return None
-

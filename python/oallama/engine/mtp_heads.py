@@ -16,8 +16,10 @@ from oallama.errors import OallamaError
 
 # Architectures whose heads have a graph of their own (LLM_GRAPH_TYPE_DECODER_MTP): of one head, of several in a chain.
 ONE_HEAD = frozenset(
-    "bailingmoe3 cohere2moe deepseek2 deepseek32 deepseek4 glm-dsa glm4moe nemotron_h_moe qwen35 qwen35moe "
-    "qwen3next".split()
+    (
+        *("bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "deepseek4", "glm-dsa", "glm4moe"),
+        *("nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next"),
+    )
 )
 CHAINS = frozenset(("hy_v3", "mimo2", "step35"))
 # Recurrent and hybrid ones that keep earlier states to take a wrong guess back (llm_arch_supports_rs_rollback).
@@ -43,9 +45,7 @@ def count_heads(path: str | Path) -> int:
     if arch not in ONE_HEAD | CHAINS:
         raise OallamaError(f"llama.cpp does not run the MTP heads of {name} (architecture {arch!r}); {_LEAVE_OUT}")
     if n_heads > 1 and arch not in CHAINS:
-        raise OallamaError(
-            f"{name} has {n_heads} MTP heads; llama.cpp runs one of architecture {arch!r}; {_LEAVE_OUT}"
-        )
+        raise OallamaError(f"{name} has {n_heads} MTP heads; llama.cpp runs one of architecture {arch!r}; {_LEAVE_OUT}")
     if recurrent and arch not in KEEP_STATES:
         raise OallamaError(
             f"{name} keeps recurrent states, which llama.cpp takes back by copying them and computing again after "

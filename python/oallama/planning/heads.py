@@ -54,8 +54,6 @@ def counted(plan: PlacementPlan, held: Mapping[str, DeviceMemory], reserved: Map
     devices = dict(plan.predicted.devices)
     for name, m in held.items():
         own = devices.get(name, DeviceMemory(0, 0, 0))
-        devices[name] = DeviceMemory(
-            own.weights + m.weights, own.kv + m.kv, own.compute + m.compute, own.pool + m.pool
-        )
+        devices[name] = DeviceMemory(own.weights + m.weights, own.kv + m.kv, own.compute + m.compute, own.pool + m.pool)
     budgets = {name: plan.budgets.get(name, 0) + reserved.get(name, 0) for name in {**plan.budgets, **reserved}}
     return replace(plan, predicted=replace(plan.predicted, devices=devices), budgets=budgets)
