@@ -28,7 +28,7 @@ SMALL = ("--ctx", "256", "--threads", "1")
 MIB = 1 << 20
 N = 24
 # One head on plain attention, on compressed keys and values, beside recurrent states; two in a chain.
-ARCHS = {"glm4moe": 1, "deepseek2": 1, "qwen35": 1, "step35": 2}
+ARCHS = {"glm4moe": 1, "deepseek2": 1, "qwen35": 1, "hy_v3": 2}
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_plan_shows_every_way_and_writes_the_chosen_one(asked: Callable[..., Any
     rows = [line.split()[:2] for line in said.splitlines()[4:9]]
     assert sorted(rows) == [["-", "-"], ["CPU", "1"], ["CPU", "2"], ["RPC0", "1"], ["RPC0", "2"]]
     assert "the MTP head guesses 2 at a time" in said
-    assert len(PlacementPlan.load(output).layers) == 4 and not (tmp_path / "plan.draft.json").exists()
+    assert len(PlacementPlan.load(output).layers) == 8 and not (tmp_path / "plan.draft.json").exists()
     with serving(tmp_path / "log", model, "--local-rpc", "--threads", "1", "--plan", output) as port:
         assert answer(port)["timings"]["draft_n"] > 0
     refused = oallama("run", model, "a", "--local-rpc", "--threads", "1", "--plan", output)

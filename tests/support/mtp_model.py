@@ -1,4 +1,4 @@
-"""Tiny models with MTP heads: upstream's tiny model of an architecture, its last layer once more as each head."""
+"""Tiny models with MTP heads: upstream's of an architecture with more layers, the last one once more as each head."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from gguf import GGMLQuantizationType, GGUFReader
 from oallama.modelmaker.gguf_header import pack_header, padded, read_metadata
 from support.archs import write_models
 
+MORE = 4  # layers beyond upstream's two, so that a head is small beside them
 Tensor = tuple[str, tuple[int, ...], GGMLQuantizationType, bytes]
 
 
@@ -19,7 +20,7 @@ def mtp_model(folder: Path, arch: str, n_heads: int = 1, says: int | None = None
 
     says: heads that its metadata has; default: those that are there.
     """
-    models = write_models(folder / "trunks", f"^{arch}$")
+    models = write_models(folder / f"{arch}-trunks", f"^{arch}$")
     moe = [path for path in models if "moe" in path.stem.removeprefix(arch)]  # heads of most have experts
     return add_heads((moe or models)[0], folder / f"{arch}-{n_heads}-heads.gguf", n_heads, says)
 
@@ -28,17 +29,23 @@ def add_heads(source: Path, path: Path, n_heads: int, says: int | None = None) -
     metadata = read_metadata(source)
     arch = metadata["general.architecture"].decode()
     n_layer, n_embd = metadata[f"{arch}.block_count"], metadata[f"{arch}.embedding_length"]
-    told = n_heads if says is None else says
-    each = {key: _longer(value, n_layer, told) for key, value in metadata.items()}
-    each |= {f"{arch}.block_count": n_layer + told, f"{arch}.nextn_predict_layers": told}
     tensors: list[Tensor] = [
         (t.name, tuple(int(n) for n in t.shape), t.tensor_type, t.data.tobytes()) for t in GGUFReader(source).tensors
     ]
-    last = f"blk.{n_layer - 1}."
-    layer = [tensor for tensor in tensors if tensor[0].startswith(last)]
-    for il in range(n_layer, n_layer + n_heads):
-        tensors += [(f"blk.{il}.{name.removeprefix(last)}", *rest) for name, *rest in layer]  # type: ignore[misc]
-        tensors += _projections(f"blk.{il}.nextn", n_embd, il)
+    # Layers with recurrent states take turns with others; else only the first one differs.
+    period = n_layer if any("ssm" in name for name, *_ in tensors) else 1
+    told = n_heads if says is None else says
+    like = [*range(n_layer), *(n_layer - period + i % period for i in range(MORE)), *[n_layer - 1] * max(told, n_heads)]
+    for il in range(n_layer, n_layer + MORE + n_heads):
+        last, is_head = f"blk.{like[il]}.", il >= n_layer + MORE
+        for name, *rest in [tensor for tensor in tensors if tensor[0].startswith(last)]:
+            if not (is_head and name.endswith("scale")):  # llama.cpp does not skip scales with their weights
+                tensors.append((f"blk.{il}.{name.removeprefix(last)}", *rest))  # type: ignore[arg-type]
+        tensors += _projections(f"blk.{il}.nextn", n_embd, il) if is_head else []
+    # Numbers below zero stand for "none", as without the key.
+    kept = {k: v for k, v in metadata.items() if not (isinstance(v, int) and v < 0)}
+    each = {k: _longer(v, n_layer, like[: n_layer + MORE + told]) for k, v in kept.items()}
+    each |= {f"{arch}.block_count": n_layer + MORE + told, f"{arch}.nextn_predict_layers": told}
     data = [content.ljust(padded(len(content)), b"\0") for *_, content in tensors]
     header = pack_header(each, [(name, ne, kind, len(content)) for name, ne, kind, content in tensors])
     path.write_bytes(header + b"".join(data))
@@ -57,9 +64,9 @@ def _projections(prefix: str, n_embd: int, seed: int) -> list[Tensor]:
     return [(f"{prefix}.eh_proj.weight", (2 * n_embd, n_embd), f32, joins.tobytes()), *norms]
 
 
-def _longer(value: Any, n_layer: int, n_heads: int) -> Any:
-    """Lists with an entry a layer get one for each head."""
+def _longer(value: Any, n_layer: int, like: list[int]) -> Any:
+    """Lists with an entry a layer get one for each new layer."""
     if not isinstance(value, np.ndarray):
         return value
-    more = np.concatenate([value, np.repeat(value[-1:], n_heads)]) if len(value) == n_layer else value
+    more = value[like] if len(value) == n_layer else value
     return more.astype(np.float32 if more.dtype.kind == "f" else np.int32)

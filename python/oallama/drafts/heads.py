@@ -124,7 +124,7 @@ class _Maker:
         """The plan with the heads on a device or on the CPU, and what they take of each."""
         settings, choices = self._fed, replace(self._choices, outputs=self._longest + 1)
         # A first guess: what they would take beside the plan without them.
-        reserved = _totals(self._memory(with_heads(self.plain, self._heads, place), self.plain))
+        found = reserved = _totals(self._memory(with_heads(self.plain, self._heads, place), self.plain))
         for _ in range(_ROUNDS):
             plan = plan_model(self._path, self._vram, settings, replace(choices, reserve=reserved), self._progress)
             made = with_heads(plan, self._heads, place)

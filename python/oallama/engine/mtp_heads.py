@@ -6,6 +6,7 @@ would end the process (an assertion), so it is refused here, by what its sources
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +25,8 @@ ONE_HEAD = frozenset(
 CHAINS = frozenset(("hy_v3", "mimo2", "step35"))
 # Recurrent and hybrid ones that keep earlier states to take a wrong guess back (llm_arch_supports_rs_rollback).
 KEEP_STATES = frozenset(("bailingmoe3", "deepseek4", "nemotron_h_moe", "qwen35", "qwen35moe"))
+# Weights of every head that the graphs assert.
+ASSERTED = ("nextn.eh_proj", "nextn.enorm", "nextn.hnorm")
 _LEAVE_OUT = "leave --heads out"
 
 
@@ -51,7 +54,7 @@ def count_heads(path: str | Path) -> int:
             f"{name} keeps recurrent states, which llama.cpp takes back by copying them and computing again after "
             f"wrong guesses; {_LEAVE_OUT}"
         )
-    _check_tensors(path, n_heads)
+    _check_tensors(path, n_heads, ASSERTED + (("attn_qkv",) if arch == "mimo2" else ()))
     return n_heads
 
 
@@ -61,13 +64,13 @@ def keeps_states(path: str | Path) -> bool:
         return metadata(model, "general.architecture") in KEEP_STATES
 
 
-def _check_tensors(path: str | Path, n_heads: int) -> None:
+def _check_tensors(path: str | Path, n_heads: int, kinds: Sequence[str]) -> None:
     """Converted files may have the model or its heads alone, and the other's number of layers all the same."""
     raw = skeleton.read_graphs(path, replace(Settings(n_ctx=256), heads="loaded"), [1])
-    names, first = {t["name"] for t in raw["tensors"]}, raw["n_layer"]
-    missing = [il for il in range(first, first + n_heads) if f"blk.{il}.nextn.eh_proj.weight" not in names]
-    if missing:
+    names = {t["name"] for t in raw["tensors"]}
+    layers = range(raw["n_layer"], raw["n_layer"] + n_heads)
+    if missing := [name for il in layers for kind in kinds if (name := f"blk.{il}.{kind}.weight") not in names]:
         raise OallamaError(
-            f"{Path(path).name} says that it has {n_heads} MTP heads, but not all of their weights are there; "
-            f"{_LEAVE_OUT}, or convert the model with them"
+            f"{Path(path).name} has {n_heads} MTP heads by its metadata, but no {missing[0]}; {_LEAVE_OUT}, or convert "
+            "the model with them"
         )
