@@ -82,7 +82,8 @@ bool pad(tensor d) {
     for (int i = 0; i < GGML_MAX_DIMS; ++i) {
         ne[i] = wide(a->ne[i]) + parameter(d, 2 * i) + parameter(d, 2 * i + 1);
     }
-    return d->type == a->type && !ggml_is_empty(a) && is(d, { ne[0], ne[1], ne[2], ne[3] });
+    const bool circular = parameter(d, 8) != 0; // it divides by the lengths; else nothing of an empty source is read
+    return d->type == a->type && !(circular && ggml_is_empty(a)) && is(d, { ne[0], ne[1], ne[2], ne[3] });
 }
 
 bool pad_reflect_1d(tensor d) {

@@ -121,6 +121,12 @@ def test_heads_in_another_form(folder: Path) -> None:
         count_heads(mtp_model(folder, "mimo2", 2))
 
 
+def test_a_model_that_takes_images(folder: Path) -> None:
+    """Its positions have sections, which the graph of the head does not know: ggml asserts."""
+    with pytest.raises(OallamaError, match="does not run the MTP head of .*, which takes images"):
+        count_heads(mtp_model(folder / "images", "glm4moe", sections=True))
+
+
 def test_more_heads_than_llama_cpp_runs(folder: Path) -> None:
     with pytest.raises(OallamaError, match=r"has 2 MTP heads; llama.cpp runs one of architecture 'glm4moe'"):
         count_heads(mtp_model(folder, "glm4moe", 2))

@@ -15,17 +15,19 @@ MORE = 4  # layers beyond upstream's two, so that a head is small beside them
 Tensor = tuple[str, tuple[int, ...], GGMLQuantizationType, bytes]
 
 
-def mtp_model(folder: Path, arch: str, n_heads: int = 1, says: int | None = None) -> Path:
+def mtp_model(folder: Path, arch: str, n_heads: int = 1, says: int | None = None, sections: bool = False) -> Path:
     """Upstream's tiny model of an architecture, with random weights and so many heads.
 
-    says: heads that its metadata has; default: those that are there.
+    says: heads that its metadata has; default: those that are there. sections: GLM-4.5 with positions of images.
     """
     models = write_models(folder / f"{arch}-trunks", f"^{arch}$")
     moe = [path for path in models if "moe" in path.stem.removeprefix(arch)]  # heads of most have experts
-    return add_heads((moe or models)[0], folder / f"{arch}-{n_heads}-heads.gguf", n_heads, says)
+    return add_heads(
+        (moe or models)[0], folder / f"{arch}-{n_heads}-heads.gguf", n_heads, says, arch != "glm4moe" or sections
+    )
 
 
-def add_heads(source: Path, path: Path, n_heads: int, says: int | None = None) -> Path:
+def add_heads(source: Path, path: Path, n_heads: int, says: int | None = None, keeps_sections: bool = False) -> Path:
     metadata = read_metadata(source)
     arch = metadata["general.architecture"].decode()
     n_layer, n_embd = metadata[f"{arch}.block_count"], metadata[f"{arch}.embedding_length"]
@@ -44,6 +46,8 @@ def add_heads(source: Path, path: Path, n_heads: int, says: int | None = None) -
         tensors += _projections(f"blk.{il}.nextn", n_embd, il) if is_head else []
     # Numbers below zero stand for "none", as without the key.
     kept = {k: v for k, v in metadata.items() if not (isinstance(v, int) and v < 0)}
+    if not keeps_sections:
+        kept.pop(f"{arch}.rope.dimension_sections", None)
     each = {k: _longer(v, n_layer, like[: n_layer + MORE + told]) for k, v in kept.items()}
     each |= {f"{arch}.block_count": n_layer + MORE + told, f"{arch}.nextn_predict_layers": told}
     data = [content.ljust(padded(len(content)), b"\0") for *_, content in tensors]

@@ -81,7 +81,7 @@ class Joint:
         best, said = self.best, f"{seconds(self.best.token_s)} per token predicted"
         if best.n:
             held = self.held[best.pair]
-            where = ", ".join(f"{format_bytes(nbytes)} on {name}" for name, nbytes in held.items() if nbytes)
+            where = ", ".join(f"{format_bytes(nbytes)} on {name}" for name, nbytes in held.items() if nbytes > 0)
             without = next(choice for choice in self.choices if not choice.n)
             way = f"{self.guesser} guesses {best.n} at a time ({where})"
             return f"{way}: {said}, {seconds(without.token_s)} without it; {self.acceptance}"

@@ -6,7 +6,6 @@ would end the process (an assertion), so it is refused here, by what its sources
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +26,7 @@ CHAINS = frozenset(("hy_v3", "mimo2", "step35"))
 KEEP_STATES = frozenset(("bailingmoe3", "deepseek4", "nemotron_h_moe", "qwen35", "qwen35moe"))
 # Weights of every head that the graphs assert.
 ASSERTED = ("nextn.eh_proj", "nextn.enorm", "nextn.hnorm")
+ROPE_OF_IMAGES = 8  # GGML_ROPE_TYPE_MROPE, which the graph of GLM-4.5's head does not know
 _LEAVE_OUT = "leave --heads out"
 
 
@@ -54,7 +54,7 @@ def count_heads(path: str | Path) -> int:
             f"{name} keeps recurrent states, which llama.cpp takes back by copying them and computing again after "
             f"wrong guesses; {_LEAVE_OUT}"
         )
-    _check_tensors(path, n_heads, ASSERTED + (("attn_qkv",) if arch == "mimo2" else ()))
+    _check_graph(path, arch, n_heads)
     return n_heads
 
 
@@ -64,13 +64,17 @@ def keeps_states(path: str | Path) -> bool:
         return metadata(model, "general.architecture") in KEEP_STATES
 
 
-def _check_tensors(path: str | Path, n_heads: int, kinds: Sequence[str]) -> None:
+def _check_graph(path: str | Path, arch: str, n_heads: int) -> None:
     """Converted files may have the model or its heads alone, and the other's number of layers all the same."""
     raw = skeleton.read_graphs(path, replace(Settings(n_ctx=256), heads="loaded"), [1])
-    names = {t["name"] for t in raw["tensors"]}
+    names, name = {t["name"] for t in raw["tensors"]}, Path(path).name
     layers = range(raw["n_layer"], raw["n_layer"] + n_heads)
-    if missing := [name for il in layers for kind in kinds if (name := f"blk.{il}.{kind}.weight") not in names]:
+    kinds = (*ASSERTED, "attn_qkv") if arch == "mimo2" else ASSERTED
+    if missing := [wanted for il in layers for kind in kinds if (wanted := f"blk.{il}.{kind}.weight") not in names]:
         raise OallamaError(
-            f"{Path(path).name} has {n_heads} MTP heads by its metadata, but no {missing[0]}; {_LEAVE_OUT}, or convert "
-            "the model with them"
+            f"{name} has {n_heads} MTP heads by its metadata, but no {missing[0]}; {_LEAVE_OUT}, or convert the model "
+            "with them"
         )
+    ropes = [node["op_params"][2] for node in raw["graphs"]["1"] if node["op"] == "ROPE"]
+    if arch == "glm4moe" and any(mode & ROPE_OF_IMAGES for mode in ropes):
+        raise OallamaError(f"llama.cpp does not run the MTP head of {name}, which takes images; {_LEAVE_OUT}")

@@ -25,7 +25,8 @@ def with_heads(plan: PlacementPlan, heads: OperatorGraph, device: str) -> Placem
     rows = {op.weight for op in heads.operators(min(heads.tiers)) if op.op == "GET_ROWS"}
     more = {}
     for t in heads.tensors:
-        if t.name not in plan.tensors:
+        # Of some architectures llama.cpp loads parts of the heads with the model, whether they guess or not.
+        if t.name not in plan.tensors or (t.layer is not None and t.layer >= heads.n_layer):
             home = HOST if t.name in rows else device
             more[t.name] = TensorPlacement.whole(t.type, t.nbytes, home, "host" if home == HOST else "resident")
     layers = [*plan.layers]
