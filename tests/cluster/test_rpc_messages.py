@@ -241,6 +241,9 @@ def bad_graphs(c: Client) -> dict[str, bytes]:
         "rope beyond the row": graph(
             (9,), (a(c, 4), a(c, 1, kind=I32, ident=2), node("ROPE", 1, 2, params=(0, 64, 0)))
         ),
+        "a turn around nothing": graph(
+            (9,), (a(c, 4, 0), node("PAD", 1, ne=(4, 1), params=(0, 0, 0, 1, 0, 0, 0, 0, 1)))
+        ),
         "a reach of windows": graph((9,), (a(c, 8), node("POOL_1D", 1, ne=(8,), params=(0, 2, 0, 0)))),
     }  # fmt: skip
 
@@ -255,6 +258,13 @@ def test_graphs_that_cannot_be(server: Server) -> None:
         assert receive(one.socket, 1) == b"", name
         one.socket.close()
         assert "signal" not in server.log(), name
+
+
+def test_rows_behind_nothing(client: Client) -> None:
+    """llama.cpp adds one to the logits that it samples from, of which there may be none."""
+    added = client.tensor(9, F32, (4, 1), 1024, op=OP["PAD"], src=(1,), params=(0, 0, 0, 1))
+    client.socket.sendall(message(rpc_wire.GRAPH_COMPUTE, graph((9,), (a(client, 4, 0), added))))
+    assert client.lives()
 
 
 def test_a_deep_graph(client: Client) -> None:

@@ -123,7 +123,7 @@ def test_heads_in_another_form(folder: Path) -> None:
 
 def test_a_model_that_takes_images(folder: Path) -> None:
     """Its positions have sections, which the graph of the head does not know: ggml asserts."""
-    with pytest.raises(OallamaError, match="does not run the MTP head of .*, which takes images"):
+    with pytest.raises(OallamaError, match=r"does not run the MTP head of .*, which takes images"):
         count_heads(mtp_model(folder / "images", "glm4moe", sections=True))
 
 

@@ -82,8 +82,9 @@ def serve(
     limits = Limits(door.queue, door.drain)
     if several.hot is not None:
         of_one = {"--plan": placing.plan, "--vram": placing.vram, "--profile": hardware.profile, "--rpc": hardware.rpc}
-        of_one |= {"--draft": drafts.draft, "--heads": drafts.heads}
-        given = [name for name, value in (of_one | {"--local-rpc": hardware.local_rpc}).items() if value]
+        of_one |= {"--draft": drafts.draft}
+        flags = {"--local-rpc": hardware.local_rpc, "--heads": drafts.heads}
+        given = [name for name, value in (of_one | flags).items() if value]
         if model is not None or given:
             what = " and ".join(["MODEL"] * (model is not None) + given)
             raise OallamaError(f"--hot takes the place of MODEL and of what is for one model; leave out {what}")
