@@ -43,8 +43,8 @@ struct oa_graph {
 struct oa_model_graphs {
     std::string                 arch;
     std::string                 description; // "llama 8B Q4_K - Medium"
-    int                         n_layer; // whose graph is a model's own
-    int                         n_heads; // layers behind them for multi-token prediction (MTP)
+    int                         n_layer;     // whose graph is a model's own
+    int                         n_heads;     // layers behind them for multi-token prediction (MTP)
     int                         n_ctx_train;
     uint64_t                    n_params;
     uint64_t                    nbytes;

@@ -26,6 +26,15 @@ from ..profiling.recorder import cache_dir
 ASSUMED = 0.6  # of a draft of the target's own family, on text at large; said wherever it is used
 PROGRAM = "oallama.drafts.guesses"
 LIMIT_S = 1800.0
+# What is written to count guesses in.
+N_EACH = 32  # tokens written behind each prompt
+LEAST, MOST_S = 24, 20.0  # tokens that are enough when the target is slow
+PROMPTS = (
+    "Once upon a time there was a little",
+    "The capital of France is Paris. The capital of Italy is",
+    "def fibonacci(n):\n    if n < 2:\n        return n\n",
+    "Question: Why is the sky blue?\nAnswer:",
+)
 
 
 @dataclass(frozen=True)

@@ -16,15 +16,8 @@ from ..engine import device_list, runtime
 from ..engine.placed_llama import PlacedLlama
 from ..llama import Llama
 from ..profiling.fingerprint import cpu_set
+from .acceptance import LEAST, MOST_S, N_EACH, PROMPTS
 
-N_EACH = 32  # tokens written behind each prompt
-LEAST, MOST_S = 24, 20.0  # tokens that are enough when the target is slow
-PROMPTS = (
-    "Once upon a time there was a little",
-    "The capital of France is Paris. The capital of Italy is",
-    "def fibonacci(n):\n    if n < 2:\n        return n\n",
-    "Question: Why is the sky blue?\nAnswer:",
-)
 Text = tuple[list[int], list[int]]  # prompt and answer
 
 

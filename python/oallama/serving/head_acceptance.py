@@ -19,8 +19,7 @@ from typing import IO, Any
 
 from ..base.children import die_with_parent, last_words
 from ..data.plan import PlacementPlan
-from ..drafts.acceptance import LIMIT_S, Acceptance, keep
-from ..drafts.guesses import LEAST, MOST_S, N_EACH, PROMPTS
+from ..drafts.acceptance import LEAST, LIMIT_S, MOST_S, N_EACH, PROMPTS, Acceptance, keep
 from ..engine.load_settings import Settings
 from ..engine.rpc import free_port
 from ..errors import OallamaError
