@@ -15,9 +15,9 @@ from oallama.data.profile import Profile
 from oallama.data.workload import Workload
 from oallama.drafts import Acceptance, Joint, plan_with_heads
 from oallama.drafts import heads as heads_module
-from oallama.engine import skeleton
+from oallama.engine import native, skeleton
 from oallama.engine.draft_pair import check_pair
-from oallama.engine.load_settings import Settings
+from oallama.engine.load_settings import Settings, make_params
 from oallama.engine.mtp_heads import CHAINS, KEEP_STATES, ONE_HEAD, count_heads
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
@@ -26,7 +26,7 @@ from oallama.planning.heads import guesses_of
 from support.archs import SOURCE, TOKENS
 from support.logits import compute_logits, nmse
 from support.made_profile import made_profile
-from support.mtp_model import mtp_model
+from support.mtp_model import mtp_model, with_tokens
 from support.placements import placed_jobs
 
 SETTINGS = Settings(n_ctx=256, n_batch=256, n_ubatch=64, n_threads=1)
@@ -180,6 +180,19 @@ def test_model_and_heads_fit_the_budget_by_dry_run(model: Path, joint: Callable[
     assert found.held[f"head on {device}"][device] > sum(
         t.nbytes for name, t in beside.tensors.items() if name.startswith("blk.6.")
     )
+
+
+def test_drawing_tokens_on_the_device_is_counted(model: Path, folder: Path) -> None:
+    """llama-server adds that to the heads' context when it is there already."""
+    path = with_tokens(model, folder / "more-tokens.gguf", 64)
+    settings = replace(SETTINGS, heads="run", n_ubatch=1, n_outputs_max=1, devices=())
+    params = make_params(settings)
+    before, after = (
+        sum(b["compute"] for b in native.core().memory_dry_run(str(path), *params.addresses, guess))
+        for guess in (False, True)
+    )
+    assert after > before
+    assert after == sum(sizes["compute"] for sizes in skeleton.dry_run(path, settings).values())
 
 
 def test_a_head_pushes_weights_off_the_device(joint: Callable[..., Joint], rpc: Any) -> None:

@@ -50,9 +50,7 @@ def add_heads(source: Path, path: Path, n_heads: int, says: int | None = None, k
         kept.pop(f"{arch}.rope.dimension_sections", None)
     each = {k: _longer(v, n_layer, like[: n_layer + MORE + told]) for k, v in kept.items()}
     each |= {f"{arch}.block_count": n_layer + MORE + told, f"{arch}.nextn_predict_layers": told}
-    data = [content.ljust(padded(len(content)), b"\0") for *_, content in tensors]
-    header = pack_header(each, [(name, ne, kind, len(content)) for name, ne, kind, content in tensors])
-    path.write_bytes(header + b"".join(data))
+    _write(path, each, tensors)
     return path
 
 
@@ -66,6 +64,28 @@ def _projections(prefix: str, n_embd: int, seed: int) -> list[Tensor]:
         (f"{prefix}.{what}.weight", (n_embd,), f32, ones) for what in ("enorm", "hnorm", "shared_head_norm")
     ]
     return [(f"{prefix}.eh_proj.weight", (2 * n_embd, n_embd), f32, joins.tobytes()), *norms]
+
+
+def with_tokens(source: Path, path: Path, times: int) -> Path:
+    """The model with its vocabulary that many times: tokens, rows of the embedding and of the output matrix."""
+    metadata, key = read_metadata(source), "tokenizer.ggml.tokens"
+    words = metadata[key]
+    metadata[key] = [word + b"_%d" % i for i in range(times) for word in words]
+    metadata["tokenizer.ggml.scores"] = np.tile(metadata["tokenizer.ggml.scores"], times).astype(np.float32)
+    metadata[f"{metadata['general.architecture'].decode()}.vocab_size"] = len(words) * times
+    tensors: list[Tensor] = []
+    for t in GGUFReader(source).tensors:
+        wide = times if t.name in ("token_embd.weight", "output.weight") else 1
+        ne = (int(t.shape[0]), *(int(n) * wide for n in t.shape[1:]))
+        tensors.append((t.name, ne, t.tensor_type, t.data.tobytes() * wide))
+    _write(path, {k: v for k, v in metadata.items() if not isinstance(v, np.ndarray) or v.dtype.kind in "fi"}, tensors)
+    return path
+
+
+def _write(path: Path, metadata: dict[str, Any], tensors: list[Tensor]) -> None:
+    data = [content.ljust(padded(len(content)), b"\0") for *_, content in tensors]
+    header = pack_header(metadata, [(name, ne, kind, len(content)) for name, ne, kind, content in tensors])
+    path.write_bytes(header + b"".join(data))
 
 
 def _longer(value: Any, n_layer: int, like: list[int]) -> Any:
