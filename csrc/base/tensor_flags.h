@@ -32,6 +32,9 @@
 // A table of the file whose rows are read when they are wanted: it takes no memory.
 #define OA_TENSOR_FLAG_LAZY (1 << 26)
 
+// The token embedding of a model whose fused attention on CPUs is computed by our kernels (own_attention.h).
+#define OA_TENSOR_FLAG_ATTENDS (1 << 27)
+
 // A streamed weight's parameters, in its op_params, which ggml leaves alone for tensors that no operator makes.
 #define OA_STREAM_FROM(tensor) ((tensor)->op_params[0])    // tokens
 #define OA_STREAM_SLOTS(tensor) ((tensor)->op_params[1])   // of device memory, the same for all of a model

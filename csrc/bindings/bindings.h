@@ -13,6 +13,7 @@ struct oa_graph_node;
 py::dict to_dict(const oa_graph_node & node);
 
 void register_arenas(py::module_ & m);
+void register_attend(py::module_ & m);
 void register_backend_map(py::module_ & m);
 void register_devices(py::module_ & m);
 void register_fit(py::module_ & m);

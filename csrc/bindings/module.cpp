@@ -7,6 +7,7 @@ PYBIND11_MODULE(_core, m) {
     m.attr("ENGINE_ID") = OALLAMA_ENGINE_ID; // of the sources: the same on all hosts of a cluster
 
     register_arenas(m);
+    register_attend(m);
     register_backend_map(m);
     register_devices(m);
     register_fit(m);

@@ -59,13 +59,14 @@ void register_op_bench(py::module_ & m) {
             "attention",
             [](oa_op_bench & self, const std::string & type_k, const std::string & type_v, int64_t head_dim_k,
                int64_t head_dim_v, int64_t n_head, int64_t n_head_kv, int64_t n_tokens, int64_t depth, bool flash,
-               double max_s) {
+               double max_s, const std::string & kernel) {
                 const oa_attention_spec spec{ type_k,    type_v,   head_dim_k, head_dim_v, n_head,
-                                              n_head_kv, n_tokens, depth,      flash };
+                                              n_head_kv, n_tokens, depth,      flash,      kernel };
                 return timed([&] { return self.attention(spec, max_s); });
             },
             py::arg("type_k"), py::arg("type_v"), py::arg("head_dim_k"), py::arg("head_dim_v"), py::arg("n_head"),
-            py::arg("n_head_kv"), py::arg("n_tokens"), py::arg("depth"), py::arg("flash"), py::arg("max_s"))
+            py::arg("n_head_kv"), py::arg("n_tokens"), py::arg("depth"), py::arg("flash"), py::arg("max_s"),
+            py::arg("kernel") = "ggml")
         .def(
             "small",
             [](oa_op_bench & self, int64_t n_embd, int64_t n_tokens, double max_s) {
@@ -116,7 +117,7 @@ void register_built(py::module_ & m) {
         [](const std::string & type_k, const std::string & type_v, int64_t head_dim_k, int64_t head_dim_v,
            int64_t n_head, int64_t n_head_kv, int64_t n_tokens, int64_t depth, bool flash) {
             return built(oa_attention_case(
-                { type_k, type_v, head_dim_k, head_dim_v, n_head, n_head_kv, n_tokens, depth, flash }));
+                { type_k, type_v, head_dim_k, head_dim_v, n_head, n_head_kv, n_tokens, depth, flash, "ggml" }));
         },
         py::arg("type_k"), py::arg("type_v"), py::arg("head_dim_k"), py::arg("head_dim_v"), py::arg("n_head"),
         py::arg("n_head_kv"), py::arg("n_tokens"), py::arg("depth"), py::arg("flash"));
@@ -170,13 +171,15 @@ void register_probes(py::module_ & m) {
     m.def(
         "attends",
         [](const std::string & device, const std::string & type_k, const std::string & type_v, int64_t head_dim_k,
-           int64_t head_dim_v, int64_t n_head, int64_t n_head_kv, int64_t n_tokens, int64_t depth, bool flash) {
-            return oa_attends(device,
-                              { type_k, type_v, head_dim_k, head_dim_v, n_head, n_head_kv, n_tokens, depth, flash });
+           int64_t head_dim_v, int64_t n_head, int64_t n_head_kv, int64_t n_tokens, int64_t depth, bool flash,
+           const std::string & kernel) {
+            return oa_attends(
+                device, { type_k, type_v, head_dim_k, head_dim_v, n_head, n_head_kv, n_tokens, depth, flash, kernel });
         },
         py::arg("device"), py::arg("type_k"), py::arg("type_v"), py::arg("head_dim_k"), py::arg("head_dim_v"),
         py::arg("n_head"), py::arg("n_head_kv"), py::arg("n_tokens"), py::arg("depth"), py::arg("flash"),
-        "Whether the device has every operator of such an attention.");
+        py::arg("kernel") = "ggml",
+        "Whether the device has every operator of such an attention, and kernel \"oallama\" computes it.");
     m.def("others_s", &oa_others_s, py::arg("children_are_ours") = false,
           "CPU seconds that others than this process took since the machine started.");
     m.def("link_bench", &link_bench, py::arg("device"), py::arg("sizes"), py::arg("max_s") = 1.0,

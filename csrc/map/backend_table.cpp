@@ -134,8 +134,10 @@ void add(oa_backend_table & table, table_line & line) {
         add_word(table.options.stream_caches, "caches", "stream", line);
     } else if (kind == "arenas") {
         add_word(table.options.offline_arenas, "arenas", "offline", line);
+    } else if (kind == "attention") {
+        add_word(table.options.own_attention, "attention", "oallama", line);
     } else {
-        throw line.bad("expected 'layer', 'tensor', 'segment', 'slots', 'caches' or 'arenas'");
+        throw line.bad("expected 'layer', 'tensor', 'segment', 'slots', 'caches', 'arenas' or 'attention'");
     }
 }
 

@@ -32,6 +32,7 @@ struct oa_table_options {
     int  slots          = 3; // of streams: one is read, one is full, one is being filled
     bool stream_caches  = false;
     bool offline_arenas = false;
+    bool own_attention  = false;
 };
 
 struct oa_backend_table {

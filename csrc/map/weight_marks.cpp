@@ -33,8 +33,9 @@ void oa_backend_map_mark(ggml_tensor * weight, const oa_weight_place & place, in
             oa_stream_source_set(weight, fd, offset);
         }
     }
-    if (place.options.stream_caches && std::string(weight->name) == "token_embd.weight") {
-        weight->flags |= OA_TENSOR_FLAG_STREAMS_CACHES;
+    if (std::string(weight->name) == "token_embd.weight") {
+        weight->flags |= place.options.stream_caches ? OA_TENSOR_FLAG_STREAMS_CACHES : 0;
+        weight->flags |= place.options.own_attention ? OA_TENSOR_FLAG_ATTENDS : 0;
     }
 }
 

@@ -1,5 +1,7 @@
 #include "bench_cases.h"
 
+#include "own_attention.h"
+
 #include "ggml-impl.h" // ggml_graph_next_uid
 #include "ggml.h"
 
@@ -170,6 +172,7 @@ class attention_case : public oa_bench_case {
             v                = heads_of(ctx, v, spec_.head_dim_v, spec_.n_head_kv);
             ggml_tensor * op = ggml_flash_attn_ext(ctx, q, k, v, mask, scale, 0.0f, 0.0f);
             ggml_prec_set_acc(op, GGML_PREC_F32);
+            op->op_params[OA_ATTEND_PARAM] = spec_.kernel == "oallama";
             return op;
         }
         ggml_tensor * kq = ggml_mul_mat(ctx, k, q);

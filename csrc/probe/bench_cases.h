@@ -29,8 +29,9 @@ struct oa_attention_spec {
     int64_t     n_head     = 0;
     int64_t     n_head_kv  = 0;
     int64_t     n_tokens   = 1;
-    int64_t     depth      = 0;    // KV rows attended to; llama.cpp's are multiples of 256
-    bool        flash      = true; // one fused operator, else K*q, softmax and V*p
+    int64_t     depth      = 0;      // KV rows attended to; llama.cpp's are multiples of 256
+    bool        flash      = true;   // one fused operator, else K*q, softmax and V*p
+    std::string kernel     = "ggml"; // of the fused operator on CPUs, or "oallama"
 };
 
 struct oa_small_spec {

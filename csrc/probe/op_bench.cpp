@@ -1,5 +1,7 @@
 #include "op_bench.h"
 
+#include "own_attention.h"
+
 #include "ggml-alloc.h"
 #include "ggml-impl.h"
 #include "ggml.h"
@@ -79,7 +81,15 @@ bool oa_repacks(const std::string & device, const oa_mul_mat_spec & spec) {
 
 bool oa_attends(const std::string & device, const oa_attention_spec & spec) {
     const oa_built_case built = oa_build_case(*oa_attention_case(spec));
-    return supports(oa_require_device(device), built.repeats.graph);
+    ggml_backend_dev_t  dev   = oa_require_device(device);
+    if (spec.kernel == "oallama") {
+        // A server of ours on another host computes it on its CPU; whether it does, its times tell.
+        const bool computes = ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_CPU || sends_graphs(dev);
+        if (!computes || !spec.flash || oa_attend_refusal(ggml_graph_node(built.repeats.graph, -1))) {
+            return false;
+        }
+    }
+    return supports(dev, built.repeats.graph);
 }
 
 oa_op_bench::oa_op_bench(const std::string & device, int n_threads, bool use_extra_bufts, size_t cold_bytes) :

@@ -61,6 +61,13 @@ class Ways:
             help="Whether weights on the CPU may be repacked for faster kernels, which round differently.",
         ),
     ] = True
+    own_attention: Annotated[
+        bool,
+        typer.Option(
+            "--own-attention/--no-own-attention",
+            help="Whether attention on the CPU may be computed by oallama's kernels, which round differently.",
+        ),
+    ] = True
     paper: Annotated[bool, typer.Option("--paper", help="OATO literally as published.")] = False
     fraction: Annotated[float | None, typer.Option(help="Share of the memory that weights may take.")] = None
 

@@ -14,6 +14,8 @@ OTHER = "OTHER"
 # How a weight on the CPU may lie: as in the file, or in a buffer type with a layout of its own (ggml-cpu's repacking,
 # AMX). "" is what llama.cpp takes on a machine without accelerators: repacked where it can be.
 REALISATIONS = ("", "plain", "repacked")
+# Of fused attention on CPUs: llama.cpp's, and ours (docs/attention.md).
+KERNELS = ("ggml", "oallama")
 # Share of clean repeats from which on a measurement counts as taken alone.
 CLEAN = 0.5
 # CPUs that other work may keep busy while something is measured that counts as taken alone.
@@ -103,7 +105,7 @@ class AttentionTime:
     """Attention of one layer for `n_tokens` queries over `depth` cached positions.
 
     flash: one fused operator; else K*q, softmax and V*p one after the other. A device that has no fused operator for a
-    shape has times of the other form alone.
+    shape has times of the other form alone. kernel: of the fused operator on a CPU, one of KERNELS.
     """
 
     device: str
@@ -120,6 +122,7 @@ class AttentionTime:
     flash: bool = True
     best_s: float = 0.0
     clean: float = 1.0
+    kernel: str = "ggml"
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,8 @@ class TensorPlacement:
 class ContextSettings:
     """What the context must be created with for the prediction to hold.
 
-    flash_attn: "auto", "on" or "off". n_outputs_max: most rows of a micro-batch whose logits are computed, 0 for
+    flash_attn: "auto", "on" or "off". attention: whose kernels compute fused attention on CPUs, one of
+    `entries.KERNELS`. n_outputs_max: most rows of a micro-batch whose logits are computed, 0 for
     llama.cpp's n_batch; one row per sequence is enough for generation and saves the memory of the others' logits.
     """
 
@@ -125,6 +126,7 @@ class ContextSettings:
     type_v: str = "f16"
     flash_attn: str = "auto"
     n_outputs_max: int = 0
+    attention: str = "ggml"
 
 
 @dataclass(frozen=True)

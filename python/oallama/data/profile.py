@@ -147,21 +147,23 @@ class Profile:
         type_k: str = "f16",
         type_v: str = "f16",
         flash: bool = True,
+        kernel: str = "ggml",
     ) -> Estimate:
         """Seconds of one layer's attention; `shape` = (n_head, n_head_kv, head_dim_k, head_dim_v).
 
         Linear in `depth` between measured depths and down from the first two, log-log in `n_tokens`; another shape,
-        cache type or form (fused or not) is scaled by the number of K and V values multiplied. Raises OallamaError when
-        no attention was measured on the device.
+        cache type or form (fused or not) is scaled by the number of K and V values multiplied. A kernel that has
+        no times of this shape there is ggml's. Raises OallamaError when no attention was measured on the device.
         """
-        tables = {key[1:]: v for key, v in self._attention.items() if key[0] == device}
+        wanted = (tuple(shape), type_k, type_v, flash)
+        known = kernel if (device, kernel, *wanted) in self._attention else "ggml"
+        tables = {key[2:]: v for key, v in self._attention.items() if key[:2] == (device, known)}
         if not tables:
             n_head, n_head_kv, head_dim_k, head_dim_v = shape
             raise OallamaError(
                 f"the profile has no attention on {device} (wanted: {n_head} heads on {n_head_kv}, K {head_dim_k} and "
                 f"V {head_dim_v} wide, cache {type_k}/{type_v}); {self._how_to_add(device)}"
             )
-        wanted = (tuple(shape), type_k, type_v, flash)
         nearest = min(tables, key=lambda key: attention_distance(key, wanted))
         tokens = {n: linear_from_zero(points, depth) for n, points in tables[nearest].items()}
         exact = nearest == wanted and dict(tables[nearest].get(n_tokens, ())).get(depth) is not None
@@ -170,8 +172,13 @@ class Profile:
 
     def fuses(self, device: str, shape: tuple[int, int, int, int], type_k: str = "f16", type_v: str = "f16") -> bool:
         """Whether the device has fused attention for these heads and types: not, if only the other was measured."""
-        forms = [flash for flash in (True, False) if (device, tuple(shape), type_k, type_v, flash) in self._attention]
+        heads = (device, "ggml", tuple(shape), type_k, type_v)
+        forms = [flash for flash in (True, False) if (*heads, flash) in self._attention]
         return forms != [False]
+
+    def attends(self, device: str, shape: tuple[int, int, int, int], type_k: str = "f16", type_v: str = "f16") -> bool:
+        """Whether our kernels were measured there for these heads and types."""
+        return (device, "oallama", tuple(shape), type_k, type_v, True) in self._attention
 
     def link_time(self, device: str, direction: str, nbytes: int, memory: str = "pageable") -> float:
         """Seconds to copy `nbytes` from ("d2h") or to ("h2d") `device`.
@@ -303,12 +310,12 @@ class Profile:
         return _merged(self._realised, ("repacked", "", "plain"))
 
     @cached_property
-    def _attention(self) -> dict[tuple[str, Shape, str, str, bool], dict[int, list[tuple[int, float]]]]:
-        index: dict[tuple[str, Shape, str, str, bool], dict[int, dict[int, float]]]
+    def _attention(self) -> dict[tuple[str, str, Shape, str, str, bool], dict[int, list[tuple[int, float]]]]:
+        index: dict[tuple[str, str, Shape, str, str, bool], dict[int, dict[int, float]]]
         index = defaultdict(lambda: defaultdict(dict))
         for e in self.attention:
             shape = (e.n_head, e.n_head_kv, e.head_dim_k, e.head_dim_v)
-            index[e.device, shape, e.type_k, e.type_v, e.flash][e.n_tokens][e.depth] = e.median_s
+            index[e.device, e.kernel, shape, e.type_k, e.type_v, e.flash][e.n_tokens][e.depth] = e.median_s
         return {key: {n: sorted(p.items()) for n, p in tables.items()} for key, tables in index.items()}
 
     @cached_property

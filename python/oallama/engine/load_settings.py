@@ -26,6 +26,7 @@ class Settings:
         n_seq_max: parallel sequences.
         type_k, type_v: types of the KV cache, a key of KV_TYPES.
         flash_attn: "auto", "on" or "off".
+        attention: whose kernels compute fused attention on CPUs; the plan's backend map says it to the engine.
         devices: names of the accelerators to use, in order; None takes all of them, () none.
         n_gpu_layers: llama.cpp's -ngl; -1 all. Without effect on layers and tensors a backend map lists.
         tensor_split: llama.cpp's -ts, the shares of the layers each device takes; () deals by free memory.
@@ -46,6 +47,7 @@ class Settings:
     type_k: str = "f16"
     type_v: str = "f16"
     flash_attn: str = "auto"
+    attention: str = "ggml"
     devices: tuple[str, ...] | None = None
     n_gpu_layers: int = -1
     tensor_split: tuple[float, ...] = ()

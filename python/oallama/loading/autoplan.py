@@ -69,6 +69,7 @@ class Choices:
         outputs: rows with logits of each sequence in a step: 1, and one for every token that a draft guesses.
         streams: whether weights may be streamed (docs/streaming.md).
         offline_arenas: whether our own plans have their compute buffers laid out offline (docs/compute-buffers.md).
+        own_attention: whether fused attention on CPUs may be computed by our kernels (docs/attention.md).
         repack: whether weights on the host may be repacked for faster kernels, which round differently. False: all are
             plain, so that a matrix gives the same bits on every CPU device.
         reserve: bytes per device that others hold out of the same budget, a draft model planned before for example:
@@ -94,6 +95,7 @@ class Choices:
     streams: bool = True
     offline_arenas: bool = False
     repack: bool = True
+    own_attention: bool = True
     reserve: Mapping[str, int] = field(default_factory=dict)
     all_candidates: bool = False
     margin: str | int | None = None
@@ -143,21 +145,28 @@ def find_accelerator() -> str | None:
 
 
 def choose_devices(wanted: str | None) -> tuple[str, ...]:
-    """The accelerators to plan for, none for "CPU".
+    """The accelerators to plan for: the first one there is, if none is named; none for "CPU".
 
     Raises:
-        OallamaError: for an unknown or repeated name, or without a name when there is no accelerator.
+        OallamaError: for an unknown or repeated name.
     """
     if wanted is not None:
         return _accelerators(device_list.device(name.strip()).name for name in wanted.split(","))
     found = find_accelerator()
-    if found is None:
-        raise OallamaError(
-            "a memory budget needs an accelerator, and this machine has none (devices: "
-            f"{', '.join(d.name for d in device_list.devices())}); take an RPC device (--rpc HOST:PORT, or --local-rpc "
-            "to try it on this machine; in Python oallama.LocalRpcServer), or leave the budget out"
-        )
-    return (found,)
+    return () if found is None else (found,)
+
+
+def _check_budget(vram: str | int | None, accelerators: Sequence[str], named: str | None) -> None:
+    """Raises OallamaError for a budget that no device is there for."""
+    if accelerators or vram is None:
+        return
+    if named is not None:
+        raise OallamaError(f"a memory budget ({vram}) is for an accelerator, not for the device {HOST}; leave one out")
+    raise OallamaError(
+        "a memory budget needs an accelerator, and this machine has none (devices: "
+        f"{', '.join(d.name for d in device_list.devices())}); take an RPC device (--rpc HOST:PORT, or --local-rpc "
+        "to try it on this machine; in Python oallama.LocalRpcServer), or leave the budget out"
+    )
 
 
 def load_profile(source: Profile | PathOrText, n_threads: int, elsewhere: bool = False) -> Profile:
@@ -228,16 +237,17 @@ def consider(
     progress: Progress | None = None,
 ) -> Considered:
     """As `candidates`."""
+    if not choices.elsewhere:  # before minutes of profiling
+        _check_budget(vram, choose_devices(choices.device), choices.device)
     settings = resolve(settings, graph.n_ctx_train, choices.elsewhere)
     if vram == MINIMAL:
         if choices.planner not in ("auto", MINIMAL):
             raise OallamaError(f'the budget "minimal" is a planner of its own; leave out planner {choices.planner!r}')
         vram, choices = None, replace(choices, planner="minimal")
     profile, accelerators = profile_and_devices(graph, settings, choices, progress)
+    _check_budget(vram, accelerators, HOST)
     if not accelerators:
         refuse_margin(choices.margin, "no accelerator is used")
-    if not accelerators and vram is not None:
-        raise OallamaError(f"a memory budget ({vram}) is for an accelerator, not for the device {HOST}; leave one out")
     if choices.elsewhere:
         times = TimesNow(profile, noise_of(profile, (*accelerators, HOST)))
     else:
@@ -273,6 +283,7 @@ def consider(
         streams=choices.streams,
         offline_arenas=choices.offline_arenas,
         repack=choices.repack and settings.use_extra_bufts,
+        own_attention=choices.own_attention,
         crossovers={} if choices.elsewhere else _crossovers(settings.n_threads),
         noise=times.noise,
         least_noise=times.least_noise,

@@ -160,7 +160,7 @@ class CostModel:
         for start in range(0, n_tokens, piece):
             rows = padded_rows(depth) if pads else max(1, depth - start)  # what a mask hides is skipped
             n = min(piece, n_tokens - start)
-            seconds += self.profile.attention_time(name, shape, n, rows, *types, flash).seconds
+            seconds += self.profile.attention_time(name, shape, n, rows, *types, flash, self.context.attention).seconds
         return seconds
 
     def stage(self, n_tokens: int, decode: bool = False) -> StageCosts:

@@ -59,7 +59,7 @@ def exact(space: Space, divides: bool = False) -> tuple[PlanBuilder, Fitted]:
 def _candidates(space: Space, divides: bool) -> list[_Exact]:
     """Contexts and moves that were solved, the fastest first, then those whose bounds are above it."""
     kv_bytes, (size, *smaller) = _kv_bytes(space), space.sizes()
-    first, *others = (space.builder(replace(space.ours, flash_attn=form, n_ubatch=size)) for form in space.forms())
+    first, *others = (space.builder(replace(context, n_ubatch=size)) for context in space.forms())
     pairs = [_Exact(space, first, moves, kv_bytes, divides) for moves in moves_to_try(space, first.costs)]
     pairs.sort(key=lambda p: p.bound)
     best, solved = pairs[0], pairs[:1]

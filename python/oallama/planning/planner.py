@@ -165,7 +165,7 @@ def _finish(space: Space, name: str, found: tuple[PlanBuilder, Fitted]) -> Place
     builder, fitted = found
     context = builder.costs.context
     dry_run, later = _for_longer_prompts(space, builder, fitted)
-    used = {"n_ubatch": context.n_ubatch, "flash_attn": context.flash_attn, **later}
+    used = {"n_ubatch": context.n_ubatch, "flash_attn": context.flash_attn, "attention": context.attention, **later}
     return builder.finish(dry_run, name, {**fitted.proposal.params, **used})
 
 
@@ -203,12 +203,13 @@ def _checked(space: Space, plan: PlacementPlan) -> PlacementPlan:
 def _cpu(space: Space) -> PlacementPlan:
     """No accelerator at all, in the requested form of attention unless the other is faster by more than TIE."""
     found = []
-    for form in space.forms():
-        builder = space.builder(replace(space.ours, flash_attn=form), host_only=True)
+    for context in space.forms():
+        builder = space.builder(context, host_only=True)
         found.append((builder, builder.dry_run(builder.by_homes(builder.uniform(0)))))
     fastest = min(dry_run.seconds for _, dry_run in found)
     builder, dry_run = next(f for f in found if f[1].seconds <= fastest * (1 + TIE))
-    return builder.finish(dry_run, "cpu", {"flash_attn": builder.costs.context.flash_attn})
+    context = builder.costs.context
+    return builder.finish(dry_run, "cpu", {"flash_attn": context.flash_attn, "attention": context.attention})
 
 
 def _all(space: Space) -> PlacementPlan:

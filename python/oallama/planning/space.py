@@ -11,7 +11,7 @@ import numpy as np
 
 from ..data.budget import Budget
 from ..data.operators import OperatorGraph
-from ..data.plan import STREAM_SLOTS, ContextSettings
+from ..data.plan import HOST, STREAM_SLOTS, ContextSettings
 from ..data.profile import Profile
 from ..data.tuning import Crossover
 from ..data.workload import Workload
@@ -45,6 +45,7 @@ class Space:
         streams: whether weights may be streamed.
         offline_arenas: whether our own plans have their compute buffers laid out offline.
         repack: whether weights on the host may be repacked.
+        own_attention: whether our kernels may compute fused attention on CPUs.
         crossovers: of the host, by weight type, where `oallama tune` recorded them.
         all_candidates: whether "auto" makes also those that cannot come near the fastest.
         fit: llama.cpp's own `--fit` with these bytes per device; None where it cannot be asked.
@@ -66,6 +67,7 @@ class Space:
     streams: bool = True
     offline_arenas: bool = False
     repack: bool = True
+    own_attention: bool = True
     crossovers: Mapping[str, Crossover] = field(default_factory=dict)
     all_candidates: bool = False
     fit: Callable[[Mapping[str, int]], StockFlags] | None = None
@@ -87,9 +89,15 @@ class Space:
         """The requested context without the memory of logits nobody reads."""
         return replace(self.context, n_outputs_max=self.n_outputs_max)
 
-    def forms(self) -> list[str]:
-        """Settings of flash_attn to choose from, the requested one first: those whose times are known."""
-        return [flash for flash in self.graphs if flash == self.context.flash_attn or self._has_times(flash)]
+    def forms(self) -> list[ContextSettings]:
+        """`ours` with each form of attention to choose from, the requested one first: those whose times are known."""
+        fused = [flash for flash in self.graphs if flash == self.context.flash_attn or self._has_times(flash)]
+        forms = [replace(self.ours, flash_attn=flash) for flash in fused]
+        types = self.context.type_k, self.context.type_v
+        known = any(shape and self.profile.attends(HOST, shape, *types) for shape in {*self.graph.attention})
+        if known and self.own_attention and self.context.flash_attn != "off" and not self.paper:
+            forms.append(replace(self.ours, attention="oallama"))
+        return forms
 
     def sizes(self) -> list[int]:
         """Micro-batches to choose from, the requested one first."""

@@ -161,7 +161,8 @@ def _repacks(device: str, weight: Mapping[str, Any]) -> bool:
 def _attends(device: str, attention: Mapping[str, Any]) -> bool:
     """Raises OallamaError where the cache is of a type that only fused attention reads, and the device has none."""
     there = bool(native.core().attends(device, n_tokens=1, depth=KV_ROWS, **attention))
-    if not there and attention["flash"] and attention["type_v"] not in UNFUSED_V_TYPES:
+    fused = attention["flash"] and attention["kernel"] == "ggml"
+    if not there and fused and attention["type_v"] not in UNFUSED_V_TYPES:
         raise OallamaError(
             f"{device} has no fused attention for heads with K {attention['head_dim_k']} and V "
             f"{attention['head_dim_v']} wide, which a V cache of type {attention['type_v']} needs; take f16 "

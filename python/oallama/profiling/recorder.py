@@ -156,7 +156,7 @@ def _key(entry: Any) -> tuple[Any, ...]:
         return (entry.device, entry.op, entry.type, k, m, n_expert, entry.n_used, entry.n_tokens, entry.realisation)
     if isinstance(entry, AttentionTime):
         shape = (entry.n_head, entry.n_head_kv, entry.head_dim_k, entry.head_dim_v)
-        return (entry.device, shape, entry.type_k, entry.type_v, entry.n_tokens, entry.depth, entry.flash)
+        return (entry.device, shape, entry.type_k, entry.type_v, entry.n_tokens, entry.depth, entry.flash, entry.kernel)
     if isinstance(entry, ChainTime):
         return (entry.device, entry.kind, entry.type, *entry.ne, entry.n_tokens)
     if isinstance(entry, ShapeTime):
@@ -177,7 +177,7 @@ def _task_key(device: str, task: Task) -> tuple[Any, ...]:
         return (device, op, a["type"], *weight, max(1, a["n_used"]), a["n_tokens"], a["realisation"])
     if task.kind == "attention":
         shape = (a["n_head"], a["n_head_kv"], a["head_dim_k"], a["head_dim_v"])
-        return (device, shape, a["type_k"], a["type_v"], a["n_tokens"], a["depth"], a["flash"])
+        return (device, shape, a["type_k"], a["type_v"], a["n_tokens"], a["depth"], a["flash"], a["kernel"])
     if task.kind == "small":
         return (device, OTHER, "f32", a["n_embd"], 1, 1, 1, a["n_tokens"], "")
     if task.kind == "chain":

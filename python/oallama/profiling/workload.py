@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from oallama.data.entries import FEED_FORWARD, padded_rows
+from oallama.data.entries import FEED_FORWARD, KERNELS, padded_rows
 from oallama.data.fusion import chains
 from oallama.data.operators import OperatorGraph
 
@@ -38,7 +38,8 @@ class Task:
         if self.kind == "mul_mat":
             return f"{a['type']} {a['k']}x{a['m']} n={a['n_tokens']} {a['realisation']}".rstrip()
         if self.kind == "attention":
-            return f"attention n={a['n_tokens']} depth={a['depth']}{'' if a['flash'] else ' unfused'}"
+            form = {True: "", False: " unfused"}[a["flash"]] if a["kernel"] == "ggml" else " of oallama"
+            return f"attention n={a['n_tokens']} depth={a['depth']}{form}"
         if self.kind == "chain":
             return f"{a['chain']} {a['type']} {a['ne0']}x{a['ne1']} n={a['n_tokens']}"
         if self.kind == "shape":
@@ -52,9 +53,10 @@ class Task:
         }[self.kind]
 
 
-def _forms(type_v: str) -> tuple[bool, ...]:
-    """Values of `flash` that a cache of this type allows."""
-    return (True, False) if type_v in UNFUSED_V_TYPES else (True,)
+def _forms(type_v: str) -> list[dict[str, Any]]:
+    """Forms of attention that a cache of this type allows."""
+    unfused = [{"flash": False, "kernel": "ggml"}] if type_v in UNFUSED_V_TYPES else []
+    return [{"flash": True, "kernel": kernel} for kernel in KERNELS] + unfused
 
 
 def _task(kind: str, cost: float, **arguments: Any) -> Task:
@@ -87,8 +89,9 @@ def tasks_for(
 
     Token counts are those of the graph's tiers: an operator that sees one row at every tier (the output head) is
     measured for one row. `depths` are KV rows, rounded up to what llama.cpp pads them to; a prefill tier is measured at
-    depths of at least its own token count. Attention is measured fused and, where the cache allows it, unfused, each
-    where the device `attends` in that form, weights plain and, where the device `repacks` them, repacked: the plan
+    depths of at least its own token count. Attention is measured fused, by each of KERNELS, and, where the cache
+    allows it, unfused, each where the device `attends` in that form. Weights are measured plain and, where the device
+    `repacks` them, repacked: the plan
     chooses.
     """
     shapes: dict[Task, None] = {}
@@ -120,10 +123,10 @@ def tasks_for(
     points = {(tier, padded_rows(max(depth, tier))) for tier in tiers for depth in (depths if tier == 1 else few)}
     for attention in {a: None for a in graph.attention if a is not None}:
         heads = {"type_k": type_k, "type_v": type_v, **attention._asdict()}
-        forms = [form for form in _forms(type_v) if attends({**heads, "flash": form})]
-        for (tier, depth), flash in product(sorted(points), forms):
+        forms = [form for form in _forms(type_v) if attends({**heads, **form})]
+        for (tier, depth), form in product(sorted(points), forms):
             work = float(attention.n_head) * (attention.head_dim_k + attention.head_dim_v) * tier * depth
-            shapes[_task("attention", work, **heads, n_tokens=tier, depth=depth, flash=flash)] = None
+            shapes[_task("attention", work, **heads, n_tokens=tier, depth=depth, **form)] = None
     n_embd = graph.tensor["token_embd.weight"].ne[0]
     small = [_task("small", 1e6, n_embd=n_embd, n_tokens=n) for n in SMALL_OP_TIERS]
     links = [_task("links", 1e9), *(_task(kind, 1e8) for kind in ("switch", "overlap", "concurrency"))]

@@ -1,0 +1,108 @@
+"""One layer's attention on the CPU: our kernels against ggml's fused and unfused forms.
+
+python bench/attention.py [--out FILE.jsonl] [--depths 256,4096,16384] [--tokens 1,2,4,32,128,512] [--types f16,q8_0]
+    [--heads 40/8/128,32/32/128] [--threads N] [--rounds 5] [--seconds 0.3]
+
+heads: of queries / of K and V / width. Rounds are interleaved, form by form, from cold caches of K and V
+(profiling's OpBench). One JSON line per cell: by form the medians of the rounds in ms, GB/s of K and V read once,
+GFLOP/s; how many times faster ours is than the better of the two others, with its interval; the machine's read rate,
+measured between the rounds.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from oallama.bench.machine import describe
+from oallama.bench.script import arguments, note, numbers, record, words
+from oallama.bench.stats import speedup
+from oallama.engine import native
+
+FORMS = ("fused", "unfused", "ours")
+COLD_BYTES = 512 << 20
+BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
+
+
+def main() -> None:
+    parser = arguments(__doc__, "attention")
+    parser.add_argument("--depths", type=numbers, default=[256, 1024, 4096, 16384])
+    parser.add_argument("--tokens", type=numbers, default=[1, 2, 4, 32, 128, 512])
+    parser.add_argument("--types", type=words, default=["f16", "q8_0"])
+    parser.add_argument("--heads", type=words, default=["40/8/128", "32/8/128", "16/4/128", "32/32/128"])
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=0.3)
+    options = parser.parse_args()
+    cells = product(options.heads, options.types, options.tokens, options.depths)
+    lines = (cell(*each, options.threads, options.rounds, options.seconds) for each in cells if each[2] <= each[3])
+    record(lines, options.out, each={"machine": describe()})
+
+
+def cell(heads: str, cache: str, n_tokens: int, depth: int, n_threads: int, rounds: int, seconds: float) -> Any:
+    n_head, n_head_kv, width = map(int, heads.split("/"))
+    note(f"{heads} {cache}, {n_tokens} tokens behind {depth}")
+    shape = {"type_k": cache, "type_v": cache, "head_dim_k": width, "head_dim_v": width}
+    shape |= {"n_head": n_head, "n_head_kv": n_head_kv, "n_tokens": n_tokens, "depth": depth}
+    times: dict[str, list[float]] = {form: [] for form in FORMS}
+    rates = []
+    for _ in range(rounds):
+        rates.append(read_rate(n_threads))
+        for form in FORMS:
+            if form == "unfused" and cache not in ("f16", "f32", "bf16"):
+                continue  # V is written transposed
+            times[form].append(timed(form, shape, n_threads, seconds))
+    found = {form: median(each) for form, each in times.items() if each}
+    rival = min((form for form in found if form != "ours"), key=lambda form: found[form])
+    gained = speedup(times[rival], times["ours"])
+    assert gained
+    n_values = depth * n_head_kv * 2 * width
+    products = 4 * n_tokens * depth * n_head * width
+    return {
+        "heads": heads,
+        "cache": cache,
+        "n_tokens": n_tokens,
+        "depth": depth,
+        "threads": n_threads,
+        "ms": {form: round(1e3 * s, 4) for form, s in found.items()},
+        "gb_s": {form: round(n_values * BYTES[cache] / s / 1e9, 2) for form, s in found.items()},
+        "gflop_s": {form: round(products / s / 1e9, 1) for form, s in found.items()},
+        "rival": rival,
+        "ours_times_rival": gained.to_json(),
+        "read_gb_s": round(median(rates), 2),
+    }
+
+
+def timed(form: str, shape: dict[str, Any], n_threads: int, seconds: float) -> float:
+    native.core().attend_mark_all(form == "ours")
+    try:
+        bench = native.core().OpBench("CPU", n_threads, True, COLD_BYTES)
+        return float(bench.attention(max_s=seconds, flash=form != "unfused", **shape)["median_s"])
+    finally:
+        native.core().attend_mark_all(False)
+
+
+_memory: list[np.ndarray[Any, Any]] = []
+
+
+def read_rate(n_threads: int) -> float:
+    """GB/s of reading memory with all threads."""
+    if len(_memory) < n_threads:
+        _memory[:] = [np.ones(COLD_BYTES // 8 // n_threads, np.uint64) for _ in range(n_threads)]
+    with ThreadPoolExecutor(n_threads) as pool:
+        best = float("inf")
+        for _ in range(3):
+            begin = time.perf_counter()
+            list(pool.map(np.bitwise_or.reduce, _memory[:n_threads]))
+            best = min(best, time.perf_counter() - begin)
+    return COLD_BYTES / best / 1e9
+
+
+if __name__ == "__main__":
+    main()

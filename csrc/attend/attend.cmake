@@ -1,0 +1,20 @@
+# Our attention joins ggml-cpu. Its kernels are compiled once for each instruction set and chosen at run time.
+set(OALLAMA_ATTEND_SOURCES ${OALLAMA_CSRC}/attend/own_attention.cpp ${OALLAMA_CSRC}/attend/kernels_base.cpp)
+if (CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+    list(APPEND OALLAMA_ATTEND_SOURCES
+        ${OALLAMA_CSRC}/attend/kernels_avx2.cpp
+        ${OALLAMA_CSRC}/attend/kernels_avx512.cpp)
+endif()
+
+function(oallama_attend_flags)
+    if (CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+        foreach (pair base:x86-64:-mno-avx avx2:x86-64-v3:-mno-avx512f avx512:x86-64-v4:-mprefer-vector-width=512)
+            string(REPLACE ":" ";" pair ${pair})
+            list(GET pair 0 name)
+            list(GET pair 1 arch)
+            list(GET pair 2 more)
+            set_source_files_properties(${OALLAMA_CSRC}/attend/kernels_${name}.cpp TARGET_DIRECTORY ggml-cpu
+                PROPERTIES COMPILE_OPTIONS "-march=${arch};-mtune=generic;${more}")
+        endforeach()
+    endif()
+endfunction()

@@ -1,0 +1,274 @@
+#include "own_attention.h"
+
+#include "ggml-cpu-impl.h"
+#include "ggml-cpu.h"
+#include "task.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <iterator>
+
+namespace oa::attend {
+
+namespace {
+
+constexpr int64_t few_rows    = 12;  // of a K/V head's queries: below, dots are faster than columns
+constexpr int64_t some_items  = 64;  // what a task is cut into at least, where it is long enough: threads take turns
+constexpr int64_t least_split = 128; // tokens; a part costs a row of partial values
+constexpr int64_t widest      = 16;  // values of a vector
+constexpr size_t  cache_line  = 64;
+
+std::atomic<bool>            all_marked{ false };
+std::atomic<const Kernels *> chosen{ nullptr };
+
+bool has(const Kernels & kernels) {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                      __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi") &&
+                      __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("lzcnt") &&
+                      __builtin_cpu_supports("movbe");
+    if (&kernels == &avx512_kernels) {
+        return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+               __builtin_cpu_supports("avx512cd");
+    }
+    return &kernels == &base_kernels || avx2;
+#else
+    return &kernels == &base_kernels;
+#endif
+}
+
+const Kernels * const by_speed[] = {
+#if defined(__x86_64__)
+    &avx512_kernels,
+    &avx2_kernels,
+#endif
+    &base_kernels,
+};
+
+const Kernels & kernels() {
+    if (const Kernels * known = chosen.load(std::memory_order_relaxed)) {
+        return *known;
+    }
+    const auto found = std::find_if(std::begin(by_speed), std::end(by_speed), [](auto * each) { return has(*each); });
+    chosen.store(*found, std::memory_order_relaxed);
+    return **found;
+}
+
+bool type_of(ggml_type type, CacheType & found) {
+    switch (type) {
+        case GGML_TYPE_F32: found = CacheType::f32; return true;
+        case GGML_TYPE_F16: found = CacheType::f16; return true;
+        case GGML_TYPE_BF16: found = CacheType::bf16; return true;
+        case GGML_TYPE_Q8_0: found = CacheType::q8_0; return true;
+        case GGML_TYPE_Q4_0: found = CacheType::q4_0; return true;
+        default: return false;
+    }
+}
+
+int64_t parts(int64_t whole, int64_t part) {
+    return (whole + part - 1) / part;
+}
+
+// Cuts a task by its shape.
+void cut(Task & task) {
+    const int64_t rows   = task.rows();
+    task.columns         = rows >= few_rows;
+    task.heads_per_group = task.columns ? 1 : task.n_head_kv;
+    task.rows_per_tile   = task.columns ? std::min(rows, tile_rows) : rows;
+    task.n_tiles         = parts(rows, task.rows_per_tile);
+    const int64_t whole  = task.n_sequences * task.n_tiles * (task.columns ? task.n_head_kv : 1);
+    const int64_t wanted = std::min(parts(some_items, whole), parts(task.n_kv, least_split));
+    task.split_tokens    = parts(parts(task.n_kv, wanted), block_tokens) * block_tokens;
+    task.n_splits        = parts(task.n_kv, task.split_tokens);
+    if (!task.columns) {
+        // All K/V heads of a block lie beside each other in memory and are read together, unless that leaves too few
+        // items.
+        const int64_t groups = std::min(task.n_head_kv, parts(some_items, whole * task.n_splits));
+        task.heads_per_group = parts(task.n_head_kv, groups);
+    }
+    task.n_groups = parts(task.n_head_kv, task.heads_per_group);
+}
+
+Strides strides(const ggml_tensor * tensor) {
+    return { tensor->nb[1], tensor->nb[2], tensor->nb[3] };
+}
+
+const char * data(const ggml_tensor * tensor) {
+    return static_cast<const char *>(tensor->data);
+}
+
+// Null and a task where there is a kernel for the operator, else why not.
+const char * read(const ggml_tensor * node, Task & task) {
+    const ggml_tensor * q = node->src[0], *k = node->src[1], *v = node->src[2], *mask = node->src[3];
+    const ggml_tensor * sinks = node->src[4];
+    task                      = {};
+    if (ggml_is_empty(node) || ggml_is_empty(k) || ggml_is_empty(v)) {
+        return "nothing to attend to";
+    }
+    if (q->type != GGML_TYPE_F32 || q->nb[0] != sizeof(float)) {
+        return "queries are not f32";
+    }
+    if (!type_of(k->type, task.k_type) || !type_of(v->type, task.v_type)) {
+        return "no kernel for this type of cache";
+    }
+    if (k->nb[0] != ggml_type_size(k->type) || v->nb[0] != ggml_type_size(v->type)) {
+        return "rows of the cache are not contiguous";
+    }
+    if (k->ne[0] % widest != 0 || v->ne[0] % widest != 0) {
+        return "heads are no multiple of 16 values wide";
+    }
+    if (k->ne[2] != v->ne[2] || k->ne[3] != v->ne[3] || q->ne[2] % k->ne[2] != 0 || q->ne[3] % k->ne[3] != 0) {
+        return "K and V have different heads";
+    }
+    if (mask && (mask->type != GGML_TYPE_F16 || mask->nb[0] != 2 || mask->ne[2] != 1)) {
+        return "the mask is not one of f16 for all heads";
+    }
+    task.q                 = data(q);
+    task.k                 = data(k);
+    task.v                 = data(v);
+    task.mask              = mask ? data(mask) : nullptr;
+    task.sinks             = sinks ? static_cast<const float *>(sinks->data) : nullptr;
+    task.out               = static_cast<char *>(node->data);
+    task.q_strides         = strides(q);
+    task.k_strides         = strides(k);
+    task.v_strides         = strides(v);
+    task.mask_strides      = mask ? strides(mask) : Strides{};
+    task.mask_strides.head = 0;
+    task.out_strides       = { node->nb[2], node->nb[1], node->nb[3] };
+    task.d_k               = k->ne[0];
+    task.d_v               = v->ne[0];
+    task.n_tokens          = q->ne[1];
+    task.n_head            = q->ne[2];
+    task.n_head_kv         = k->ne[2];
+    task.n_sequences       = q->ne[3];
+    task.n_kv              = k->ne[1];
+    task.mask_sequences    = mask ? mask->ne[3] : 1;
+    task.kv_sequences      = k->ne[3];
+    memcpy(&task.scale, node->op_params, sizeof(float));
+    memcpy(&task.max_bias, node->op_params + 1, sizeof(float));
+    memcpy(&task.softcap, node->op_params + 2, sizeof(float));
+    cut(task);
+    return nullptr;
+}
+
+size_t scratch_bytes(const Task & task) {
+    return parts(int64_t(kernels().scratch_floats(task) * sizeof(float)), int64_t(cache_line)) * cache_line;
+}
+
+char * aligned(void * memory) {
+    return reinterpret_cast<char *>((uintptr_t(memory) + cache_line - 1) & ~uintptr_t(cache_line - 1));
+}
+
+size_t partial_bytes(const Task & task) {
+    const int64_t rows = task.n_sequences * task.n_tokens * task.n_head;
+    return task.n_splits > 1 ? size_t(rows * task.n_splits * task.partial_floats()) * sizeof(float) : 0;
+}
+
+// Adds up the parts of a query row, in order.
+void merge(const Task & task, int64_t number, const float * partials) {
+    const float * parts_of_row = partials + number * task.n_splits * task.partial_floats();
+    const int64_t query = number % task.n_head, token = number / task.n_head % task.n_tokens;
+    const int64_t sequence = number / task.n_head / task.n_tokens;
+    float *       to =
+        reinterpret_cast<float *>(task.out + size_t(query) * task.out_strides.head +
+                                  size_t(token) * task.out_strides.row + size_t(sequence) * task.out_strides.sequence);
+    float most = task.sinks ? task.sinks[query] : -INFINITY;
+    for (int64_t i = 0; i < task.n_splits; ++i) {
+        most = std::max(most, parts_of_row[i * task.partial_floats()]);
+    }
+    memset(to, 0, size_t(task.d_v) * sizeof(float));
+    if (most == -INFINITY) {
+        return;
+    }
+    float sum = task.sinks ? std::exp(task.sinks[query] - most) : 0.0f;
+    for (int64_t i = 0; i < task.n_splits; ++i) {
+        const float * part = parts_of_row + i * task.partial_floats();
+        if (part[0] == -INFINITY) {
+            continue;
+        }
+        const float share = std::exp(part[0] - most);
+        sum += part[1] * share;
+        for (int64_t j = 0; j < task.d_v; ++j) {
+            to[j] += part[2 + j] * share;
+        }
+    }
+    for (int64_t j = 0; j < task.d_v; ++j) {
+        to[j] /= sum;
+    }
+}
+
+} // namespace
+
+} // namespace oa::attend
+
+using namespace oa::attend;
+
+const char * oa_attend_refusal(const ggml_tensor * node) {
+    Task task;
+    return read(node, task);
+}
+
+const char * oa_attend_kernel(const ggml_tensor * node) {
+    static thread_local char name[32];
+    Task                     task;
+    if (read(node, task)) {
+        return "";
+    }
+    snprintf(name, sizeof(name), "%s %s", kernels().name, task.columns ? "columns" : "dots");
+    return name;
+}
+
+bool oa_attend_use(const char * instruction_set) {
+    for (const Kernels * each : by_speed) {
+        if (!strcmp(each->name, instruction_set)) {
+            if (has(*each)) {
+                chosen = each;
+            }
+            return has(*each);
+        }
+    }
+    chosen = nullptr;
+    return !*instruction_set;
+}
+
+bool oa_attend_takes(const ggml_tensor * node) {
+    return (node->op_params[OA_ATTEND_PARAM] || all_marked.load(std::memory_order_relaxed)) && !oa_attend_refusal(node);
+}
+
+void oa_attend_mark_all(bool marked) {
+    all_marked = marked;
+}
+
+size_t oa_attend_work_bytes(const ggml_tensor * node, int n_threads) {
+    Task task;
+    read(node, task);
+    return size_t(n_threads) * scratch_bytes(task) + partial_bytes(task) + cache_line;
+}
+
+void oa_attend_compute(const ggml_compute_params * params, ggml_tensor * node, void (*worked)(int64_t)) {
+    Task task;
+    read(node, task);
+    const size_t scratch  = scratch_bytes(task);
+    char *       memory   = aligned(params->wdata);
+    float *      mine     = reinterpret_cast<float *>(memory + size_t(params->ith) * scratch);
+    float *      partials = reinterpret_cast<float *>(memory + size_t(params->nth) * scratch);
+    if (params->ith == 0) {
+        ggml_threadpool_chunk_set(params->threadpool, params->nth);
+    }
+    ggml_barrier(params->threadpool);
+    for (int64_t item = params->ith; item < task.n_items(); item = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+        kernels().run(task, item, mine, task.n_splits > 1 ? partials : nullptr, worked);
+    }
+    if (task.n_splits > 1) {
+        ggml_barrier(params->threadpool);
+        const int64_t rows = task.n_sequences * task.n_tokens * task.n_head;
+        for (int64_t row = params->ith; row < rows; row += params->nth) {
+            merge(task, row, partials);
+        }
+    }
+}

@@ -1,0 +1,200 @@
+// Vectors of floats for one instruction set, the one that this file is compiled for: compiler vector extensions, and
+// intrinsics where a cache's type is widened. Everything is local to the file that includes it, so that the linker
+// cannot take a function made for a later CPU.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX2__) || defined(__AVX512F__)
+#include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
+#endif
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int width = 16, registers = 32;
+#elif defined(__AVX2__)
+constexpr int width = 8, registers = 16;
+#elif defined(__ARM_NEON)
+constexpr int width = 4, registers = 32;
+#else
+constexpr int width = 4, registers = 16;
+#endif
+
+typedef float   Floats __attribute__((vector_size(4 * width)));
+typedef int32_t Ints __attribute__((vector_size(4 * width)));
+typedef float   FourFloats __attribute__((vector_size(16)));
+typedef Floats  FloatsAnywhere __attribute__((aligned(4), may_alias));
+typedef Ints    IntsAnywhere __attribute__((aligned(4), may_alias));
+
+inline Floats load(const float * p) {
+    return *reinterpret_cast<const FloatsAnywhere *>(p);
+}
+
+inline void store(float * p, Floats v) {
+    *reinterpret_cast<FloatsAnywhere *>(p) = v;
+}
+
+inline Floats all(float x) {
+    return x - Floats{};
+}
+
+inline Floats larger(Floats a, Floats b) {
+    return a > b ? a : b;
+}
+
+// The sums of four vectors.
+inline FourFloats sums(Floats a, Floats b, Floats c, Floats d) {
+#if defined(__AVX512F__)
+    const __m512 ab =
+        _mm512_add_ps(_mm512_unpacklo_ps((__m512) a, (__m512) b), _mm512_unpackhi_ps((__m512) a, (__m512) b));
+    const __m512 cd =
+        _mm512_add_ps(_mm512_unpacklo_ps((__m512) c, (__m512) d), _mm512_unpackhi_ps((__m512) c, (__m512) d));
+    const __m512 of_lanes = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
+    const __m256 of_pairs = _mm256_add_ps(_mm512_castps512_ps256(of_lanes),
+                                          _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(of_lanes), 1)));
+    return (FourFloats) _mm_add_ps(_mm256_castps256_ps128(of_pairs), _mm256_extractf128_ps(of_pairs, 1));
+#elif defined(__AVX2__)
+    const __m256 ab =
+        _mm256_add_ps(_mm256_unpacklo_ps((__m256) a, (__m256) b), _mm256_unpackhi_ps((__m256) a, (__m256) b));
+    const __m256 cd =
+        _mm256_add_ps(_mm256_unpacklo_ps((__m256) c, (__m256) d), _mm256_unpackhi_ps((__m256) c, (__m256) d));
+    const __m256 of_lanes = _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee));
+    return (FourFloats) _mm_add_ps(_mm256_castps256_ps128(of_lanes), _mm256_extractf128_ps(of_lanes, 1));
+#else
+    const auto sum = [](Floats v) { return (v[0] + v[2]) + (v[1] + v[3]); };
+    return FourFloats{ sum(a), sum(b), sum(c), sum(d) };
+#endif
+}
+
+// exp(x) for x <= 0 within 2 units in the last place; 0 below -87.
+inline Floats exp_of(Floats x) {
+    constexpr float log2_e = 1.44269504f, ln2_high = 0.693359375f, ln2_low = -2.12194440e-4f, magic = 12582912.0f;
+    const Ints      vanishes = x < all(-87.0f);
+    const Floats    shifted  = x * log2_e + magic; // rounds to an integer, which is then in the low bits
+    const Floats    n        = shifted - magic;
+    const Floats    r        = (x - n * ln2_high) - n * ln2_low;
+    Floats          p        = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p                        = p * r + 8.3334519073e-3f;
+    p                        = p * r + 4.1665795894e-2f;
+    p                        = p * r + 1.6666665459e-1f;
+    p                        = p * r + 5.0000001201e-1f;
+    p                        = p * (r * r) + r + 1.0f;
+    const Ints power         = (Ints) shifted << 23; // the magic number's own low bits are 0
+    const Ints bits          = (Ints) p + power;
+    return (Floats) (bits & ~vanishes);
+}
+
+inline Floats tanh_of(Floats x) {
+    const Floats size = larger(x, -x), shrunk = exp_of(size * -2.0f);
+    const Floats found = (1.0f - shrunk) / (1.0f + shrunk);
+    return x < Floats{} ? -found : found;
+}
+
+// ---- values of a cache
+// ----------------------------------------------------------------------------------------------- Each type has
+// `load(row, i)`: values i .. i + width - 1 of a row, i a multiple of the width.
+
+inline Floats from_half(const uint16_t * p) {
+#if defined(__AVX512F__)
+    return (Floats) _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
+#elif defined(__AVX2__)
+    return (Floats) _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
+#elif defined(__ARM_NEON)
+    return (Floats) vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
+#else
+    Floats made = {};
+    for (int i = 0; i < width; ++i) {
+        // A half's exponent and fraction at a float's place, then times 2^112; infinities and NaN stay.
+        const uint32_t bits = p[i], magnitude = (bits & 0x7fff) << 13, sign = (bits & 0x8000) << 16;
+        float          value;
+        memcpy(&value, &magnitude, 4);
+        value *= 5.192296858534828e33f;
+        uint32_t scaled;
+        memcpy(&scaled, &value, 4);
+        scaled = (magnitude >= (0x7c00u << 13) ? (scaled | 0x7f800000u) : scaled) | sign;
+        memcpy(&value, &scaled, 4);
+        made[i] = value;
+    }
+    return made;
+#endif
+}
+
+inline float from_half(uint16_t half) {
+#if defined(__AVX2__) || defined(__AVX512F__)
+    return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(half)));
+#else
+    uint16_t some[width] = { half };
+    return from_half(some)[0];
+#endif
+}
+
+inline Floats from_bytes(const int8_t * p) {
+#if defined(__AVX512F__)
+    return (Floats) _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))));
+#elif defined(__AVX2__)
+    return (Floats) _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p))));
+#else
+    Floats made = {};
+    for (int i = 0; i < width; ++i) {
+        made[i] = float(p[i]);
+    }
+    return made;
+#endif
+}
+
+struct F32 {
+    static constexpr int block = 1, bytes = 4;
+
+    static Floats load(const char * row, int64_t i) { return ::load(reinterpret_cast<const float *>(row) + i); }
+};
+
+struct F16 {
+    static constexpr int block = 1, bytes = 2;
+
+    static Floats load(const char * row, int64_t i) { return from_half(reinterpret_cast<const uint16_t *>(row) + i); }
+};
+
+struct BF16 {
+    static constexpr int block = 1, bytes = 2;
+
+    static Floats load(const char * row, int64_t i) {
+        typedef uint16_t Halves __attribute__((vector_size(2 * width), aligned(2), may_alias));
+        const Halves     values = *reinterpret_cast<const Halves *>(row + 2 * i);
+        return (Floats) (__builtin_convertvector(values, Ints) << 16);
+    }
+};
+
+// ggml's blocks of 32: a scale as half, then the values.
+struct Q8_0 {
+    static constexpr int block = 32, bytes = 34;
+
+    static Floats load(const char * row, int64_t i) {
+        const char * at = row + i / block * bytes;
+        uint16_t     scale;
+        memcpy(&scale, at, 2);
+        return from_bytes(reinterpret_cast<const int8_t *>(at + 2) + i % block) * from_half(scale);
+    }
+};
+
+// Value i lies in the low half of byte i, value i + 16 in the high one; 8 is 0.
+struct Q4_0 {
+    static constexpr int block = 32, bytes = 18;
+
+    static Floats load(const char * row, int64_t i) {
+        typedef uint8_t Nibbles __attribute__((vector_size(width), aligned(1), may_alias));
+        const char *    at     = row + i / block * bytes;
+        const Nibbles   values = *reinterpret_cast<const Nibbles *>(at + 2 + i % 16);
+        uint16_t        scale;
+        memcpy(&scale, at, 2);
+        const Ints both    = __builtin_convertvector(values, Ints);
+        const Ints numbers = (both >> (i % block < 16 ? 0 : 4) & 15) - 8;
+        return __builtin_convertvector(numbers, Floats) * from_half(scale);
+    }
+};
+
+} // namespace

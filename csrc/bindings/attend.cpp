@@ -1,0 +1,122 @@
+#include "own_attention.h"
+
+#include "bindings.h"
+#include "ggml-backend.h"
+#include "ggml-cpp.h"
+#include "ggml-cpu.h"
+
+#include <pybind11/numpy.h>
+
+#include <cstring>
+#include <optional>
+#include <stdexcept>
+
+namespace {
+
+using Values = py::array_t<float, py::array::c_style | py::array::forcecast>;
+using Halves = py::array_t<uint16_t, py::array::c_style>;
+using Bytes  = py::array_t<uint8_t, py::array::c_style>;
+
+ggml_type type_named(const std::string & name) {
+    for (int i = 0; i < GGML_TYPE_COUNT; ++i) {
+        if (ggml_type_name(ggml_type(i)) && name == ggml_type_name(ggml_type(i))) {
+            return ggml_type(i);
+        }
+    }
+    throw std::invalid_argument("unknown type '" + name + "'");
+}
+
+void set(ggml_tensor * tensor, const void * data, size_t nbytes, const char * what) {
+    if (nbytes != ggml_nbytes(tensor)) {
+        throw std::invalid_argument(std::string(what) + " has " + std::to_string(nbytes) + " bytes; expected " +
+                                    std::to_string(ggml_nbytes(tensor)));
+    }
+    ggml_backend_tensor_set(tensor, data, 0, nbytes);
+}
+
+// A cache [width * n_head, n_kv, n_sequences] as attention reads it.
+ggml_tensor * heads_of(ggml_context * ctx, ggml_tensor * cache, int64_t width, int64_t n_head) {
+    ggml_tensor * rows = ggml_view_4d(ctx, cache, width, n_head, cache->ne[1], cache->ne[2],
+                                      ggml_row_size(cache->type, width), cache->nb[1], cache->nb[2], 0);
+    return ggml_permute(ctx, rows, 0, 2, 1, 3);
+}
+
+py::dict attend(const Values & q, const Bytes & k, const Bytes & v, const std::string & type_k,
+                const std::string & type_v, int64_t n_head_kv, int64_t d_v, const std::optional<Halves> & mask,
+                const std::optional<Values> & sinks, float scale, float max_bias, float softcap, int n_threads,
+                bool marked) {
+    if (q.ndim() != 4) {
+        throw std::invalid_argument("q has " + std::to_string(q.ndim()) + " axes; expected 4");
+    }
+    const int64_t n_sequences = q.shape(0), n_tokens = q.shape(1), n_head = q.shape(2), d_k = q.shape(3);
+    const auto    k_type = type_named(type_k), v_type = type_named(type_v);
+    const int64_t n_kv = int64_t(k.nbytes()) / int64_t(ggml_row_size(k_type, d_k * n_head_kv)) / n_sequences;
+
+    ggml_context_ptr ctx(ggml_init({ 64 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true }));
+    ggml_tensor *    queries  = ggml_new_tensor_4d(ctx.get(), GGML_TYPE_F32, d_k, n_head, n_tokens, n_sequences);
+    ggml_tensor *    keys     = ggml_new_tensor_3d(ctx.get(), k_type, d_k * n_head_kv, n_kv, n_sequences);
+    ggml_tensor *    values   = ggml_new_tensor_3d(ctx.get(), v_type, d_v * n_head_kv, n_kv, n_sequences);
+    ggml_tensor *    seen     = nullptr;
+    ggml_tensor *    of_sinks = nullptr;
+    if (mask) {
+        seen = ggml_new_tensor_4d(ctx.get(), GGML_TYPE_F16, n_kv, n_tokens, 1, mask->shape(0));
+    }
+    if (sinks) {
+        of_sinks = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, n_head);
+    }
+    ggml_tensor * op = ggml_flash_attn_ext(ctx.get(), ggml_permute(ctx.get(), queries, 0, 2, 1, 3),
+                                           heads_of(ctx.get(), keys, d_k, n_head_kv),
+                                           heads_of(ctx.get(), values, d_v, n_head_kv), seen, scale, max_bias, softcap);
+    if (of_sinks) {
+        ggml_flash_attn_ext_add_sinks(op, of_sinks);
+    }
+    op->op_params[OA_ATTEND_PARAM] = marked;
+    ggml_cgraph * graph            = ggml_new_graph(ctx.get());
+    ggml_build_forward_expand(graph, op);
+
+    ggml_backend_ptr        backend(ggml_backend_cpu_init());
+    ggml_backend_buffer_ptr memory(ggml_backend_alloc_ctx_tensors(ctx.get(), backend.get()));
+    ggml_backend_cpu_set_n_threads(backend.get(), n_threads);
+    set(queries, q.data(), size_t(q.nbytes()), "q");
+    set(keys, k.data(), size_t(k.nbytes()), "k");
+    set(values, v.data(), size_t(v.nbytes()), "v");
+    if (mask) {
+        set(seen, mask->data(), size_t(mask->nbytes()), "mask");
+    }
+    if (sinks) {
+        set(of_sinks, sinks->data(), size_t(sinks->nbytes()), "sinks");
+    }
+    py::array_t<float> out({ n_sequences, n_tokens, n_head, d_v });
+    py::dict           made;
+    made["refusal"] = oa_attend_refusal(op) ? py::cast(std::string(oa_attend_refusal(op))) : py::none();
+    made["kernel"]  = oa_attend_takes(op) ? std::string(oa_attend_kernel(op)) : std::string("ggml");
+    {
+        py::gil_scoped_release release;
+        if (ggml_backend_graph_compute(backend.get(), graph) != GGML_STATUS_SUCCESS) {
+            throw std::runtime_error("computing failed");
+        }
+        ggml_backend_tensor_get(op, out.mutable_data(), 0, ggml_nbytes(op));
+    }
+    made["out"] = out;
+    return made;
+}
+
+} // namespace
+
+void register_attend(py::module_ & m) {
+    m.def(
+        "attend", &attend, py::arg("q"), py::arg("k"), py::arg("v"), py::arg("type_k"), py::arg("type_v"),
+        py::arg("n_head_kv"), py::arg("d_v"), py::arg("mask") = py::none(), py::arg("sinks") = py::none(),
+        py::arg("scale") = 1.0f, py::arg("max_bias") = 0.0f, py::arg("softcap") = 0.0f, py::arg("n_threads") = 1,
+        py::arg("marked") = true,
+        "One attention operator on the CPU. q: f32 [sequences, tokens, heads, width]. k, v: bytes of caches\n"
+        "[sequences, rows, heads of K/V * width] in ggml's types. mask: halves as uint16 [sequences or 1, tokens,\n"
+        "rows]. marked: by our kernels where there is one. Returns out (f32 [sequences, tokens, heads, d_v]), kernel\n"
+        "(what computed it) and refusal (why there is no kernel, or None).");
+    m.def("attend_mark_all", &oa_attend_mark_all, py::arg("marked"),
+          "Whether all fused attention of this process's CPU is computed by our kernels.");
+    m.def(
+        "attend_use", &oa_attend_use, py::arg("instruction_set"),
+        "Take one instruction set for our attention (\"base\", \"avx2\", \"avx512\"; \"\" for the best of this CPU).\n"
+        "Returns False where the CPU lacks it.");
+}
