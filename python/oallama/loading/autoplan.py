@@ -237,12 +237,12 @@ def consider(
     progress: Progress | None = None,
 ) -> Considered:
     """As `candidates`."""
+    settings = resolve(settings, graph.n_ctx_train, choices.elsewhere)
+    if vram == MINIMAL and choices.planner not in ("auto", MINIMAL):
+        raise OallamaError(f'the budget "minimal" is a planner of its own; leave out planner {choices.planner!r}')
     if not choices.elsewhere:  # before minutes of profiling
         _check_budget(vram, choose_devices(choices.device), choices.device)
-    settings = resolve(settings, graph.n_ctx_train, choices.elsewhere)
     if vram == MINIMAL:
-        if choices.planner not in ("auto", MINIMAL):
-            raise OallamaError(f'the budget "minimal" is a planner of its own; leave out planner {choices.planner!r}')
         vram, choices = None, replace(choices, planner="minimal")
     profile, accelerators = profile_and_devices(graph, settings, choices, progress)
     _check_budget(vram, accelerators, HOST)
