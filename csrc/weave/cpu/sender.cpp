@@ -113,12 +113,12 @@ Status Sender::call(Kind kind, const void * task, size_t nbytes, void * result, 
 
 // A free slot, and private memory for a payload; false: failed.
 bool Sender::begin_task(size_t nbytes) {
-    while (!failed() && !ring_.has_credit()) {
-        if (sent_.empty()) {
-            fail("has lost count");
-        } else {
-            await_oldest();
-        }
+    // A result stays in its slot until it is taken: a task of this slot's next turn would be answered over it.
+    while (!failed() && !sent_.empty() && ring_.next() - sent_.front().number >= region_.header().n_slots) {
+        await_oldest();
+    }
+    if (!failed() && !ring_.has_credit()) {
+        fail("has lost count");
     }
     if (task_.size() < nbytes) {
         task_.resize(nbytes);
