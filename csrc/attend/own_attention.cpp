@@ -26,11 +26,9 @@ std::atomic<const Kernels *> chosen{ nullptr };
 
 bool has(const Kernels & kernels) {
 #if defined(__x86_64__)
+    // All CPUs with AVX2 have the rest of x86-64-v3 (F16C, BMI, LZCNT, MOVBE), whose names not all compilers know.
     __builtin_cpu_init();
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                      __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi") &&
-                      __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("lzcnt") &&
-                      __builtin_cpu_supports("movbe");
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
     if (&kernels == &avx512_kernels) {
         return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
