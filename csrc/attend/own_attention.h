@@ -23,7 +23,8 @@ size_t oa_attend_work_bytes(const struct ggml_tensor * node, int n_threads);
 void oa_attend_compute(const struct ggml_compute_params * params, struct ggml_tensor * node,
                        void (*worked)(int64_t n_multiply_adds));
 
-// Marks all operators of the process, for programs without a plan.
+// Marks all operators of the process, for programs without a plan. Not while a graph is computed: its memory was
+// planned for one way.
 void oa_attend_mark_all(bool marked);
 
 #ifdef __cplusplus

@@ -95,9 +95,7 @@ inline Floats tanh_of(Floats x) {
     return x < Floats{} ? -found : found;
 }
 
-// ---- values of a cache
-// ----------------------------------------------------------------------------------------------- Each type has
-// `load(row, i)`: values i .. i + width - 1 of a row, i a multiple of the width.
+// Values of a cache. Each type has `load(row, i)`: values i .. i + width - 1 of a row, i a multiple of the width.
 
 inline Floats from_half(const uint16_t * p) {
 #if defined(__AVX512F__)

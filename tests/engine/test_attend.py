@@ -211,6 +211,15 @@ def test_any_shape(
     np.testing.assert_allclose(found, exact, rtol=0, atol=2e-5)
 
 
+@pytest.mark.parametrize("n_tokens", [1, 40])
+def test_a_broken_query_shows(n_tokens: int) -> None:
+    case = Case(n_tokens, 320, 8, 2)
+    given = case.operands()
+    given["q"][0, 0, 3] = np.nan
+    out = computed(case, given)["out"]
+    assert np.isnan(out[0, 0, 3]).all() and np.isfinite(np.delete(out[0, 0], 3, axis=0)).all()
+
+
 @pytest.mark.parametrize("case", CASES[:6] + CASES[7:8], ids=str)
 def test_errors_are_no_larger_than_ggmls(case: Case) -> None:
     given = case.operands()

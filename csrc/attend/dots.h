@@ -1,0 +1,153 @@
+// Few query rows: a block of K and V is read straight from the cache, each of its rows against all query rows that
+// share it (kernels.h).
+#pragma once
+
+#include "cache_rows.h"
+#include "task.h"
+#include "vectors.h"
+
+namespace {
+
+using namespace oa::attend;
+
+constexpr int row_tile     = registers >= 32 ? 6 : 2; // rows x 4 tokens stay in registers
+constexpr int mixed_tokens = 8;                       // whose values are added to a head before the next head's
+
+template <int rows> struct Tile { static constexpr int n = rows; };
+
+// f(Tile<left>(), r), where `left` is n or less.
+template <int n, class F> void last_tile(int64_t left, int64_t r, const F & f) {
+    if constexpr (n > 0) {
+        if (left == n) {
+            f(Tile<n>(), r);
+        } else {
+            last_tile<n - 1>(left, r, f);
+        }
+    }
+}
+
+// f(Tile<n>(), r) for all rows, n of them from r on at a time.
+template <class F> void in_tiles(int64_t n_rows, const F & f) {
+    int64_t r = 0;
+    for (; r + row_tile <= n_rows; r += row_tile) {
+        f(Tile<row_tile>(), r);
+    }
+    last_tile<row_tile - 1>(n_rows - r, r, f);
+}
+
+template <class K, int n_rows> void scores_of_rows(const float * q, int64_t d, const char * const * k, float * scores) {
+    Floats sum[n_rows][4] = {};
+    for (int64_t i = 0; i < d; i += width) {
+        Floats values[4];
+#pragma GCC unroll 16
+        for (int t = 0; t < 4; ++t) {
+            values[t] = K::load(k[t], i);
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < n_rows; ++r) {
+            const Floats query = load(q + r * d + i);
+#pragma GCC unroll 16
+            for (int t = 0; t < 4; ++t) {
+                sum[r][t] += query * values[t];
+            }
+        }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < n_rows; ++r) {
+        const FourFloats four = sums(sum[r][0], sum[r][1], sum[r][2], sum[r][3]);
+        memcpy(scores + r * block_tokens, &four, sizeof(four));
+    }
+}
+
+// Of the heads that are computed together: how many, and the bytes from one to the next in the cache.
+struct Heads {
+    int64_t n, n_rows; // n_rows: of queries, of each
+    size_t  stride;
+};
+
+// scores[h][r][t] of all query rows with n tokens. Token by token, all heads: the cache is read as it lies in memory.
+template <class K>
+void scores_by_dots(const float * q, const Heads & heads, int64_t d, const char * k, size_t stride, int64_t n,
+                    float * scores) {
+    for (int64_t t = 0; t < n; t += 4) {
+        for (int64_t h = 0; h < heads.n; ++h) {
+            const char * rows[4];
+            for (int64_t i = 0; i < 4; ++i) {
+                rows[i] = k + size_t(t + i < n ? t + i : n - 1) * stride + size_t(h) * heads.stride;
+                prefetch(rows[i] + ahead * stride, bytes_of<K>(d));
+            }
+            const float * of_head = q + h * heads.n_rows * d;
+            float *       to      = scores + h * heads.n_rows * block_tokens + t;
+            in_tiles(heads.n_rows, [&](auto tile, int64_t r) {
+                scores_of_rows<K, decltype(tile)::n>(of_head + r * d, d, rows, to + r * block_tokens);
+            });
+        }
+    }
+}
+
+template <class V, int n_rows, int n_vectors>
+void mix_rows(const float * weights, const char * v, size_t stride, int64_t n, int64_t d, int64_t from, float * out) {
+    Floats sum[n_rows][n_vectors];
+#pragma GCC unroll 16
+    for (int r = 0; r < n_rows; ++r) {
+#pragma GCC unroll 16
+        for (int c = 0; c < n_vectors; ++c) {
+            sum[r][c] = load(out + r * d + from + c * width);
+        }
+    }
+    for (int64_t t = 0; t < n; ++t) {
+        Floats values[n_vectors];
+#pragma GCC unroll 16
+        for (int c = 0; c < n_vectors; ++c) {
+            values[c] = V::load(v + size_t(t) * stride, from + c * width);
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < n_rows; ++r) {
+            const Floats weight = all(weights[r * block_tokens + t]);
+#pragma GCC unroll 16
+            for (int c = 0; c < n_vectors; ++c) {
+                sum[r][c] += weight * values[c];
+            }
+        }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < n_rows; ++r) {
+#pragma GCC unroll 16
+        for (int c = 0; c < n_vectors; ++c) {
+            store(out + r * d + from + c * width, sum[r][c]);
+        }
+    }
+}
+
+template <class V, int n_rows>
+void mix_widths(const float * weights, const char * v, size_t stride, int64_t n, int64_t d, float * out) {
+    int64_t from = 0;
+    for (; from + 4 * width <= d; from += 4 * width) {
+        mix_rows<V, n_rows, 4>(weights, v, stride, n, d, from, out);
+    }
+    for (; from < d; from += width) {
+        mix_rows<V, n_rows, 1>(weights, v, stride, n, d, from, out);
+    }
+}
+
+// out[h][r] += sum over t of weights[h][r][t] * v[t][h], some tokens at a time for all heads.
+template <class V>
+void mix_by_dots(const float * weights, const Heads & heads, const char * v, size_t stride, int64_t n, int64_t d,
+                 float * out) {
+    for (int64_t t = 0; t < n; t += mixed_tokens) {
+        const int64_t some = n - t < mixed_tokens ? n - t : mixed_tokens;
+        for (int64_t h = 0; h < heads.n; ++h) {
+            const char *  rows    = v + size_t(t) * stride + size_t(h) * heads.stride;
+            const float * of_head = weights + h * heads.n_rows * block_tokens + t;
+            float *       to      = out + h * heads.n_rows * d;
+            for (int64_t i = 0; i < some; ++i) {
+                prefetch(rows + (size_t(i) + ahead) * stride, bytes_of<V>(d));
+            }
+            in_tiles(heads.n_rows, [&](auto tile, int64_t r) {
+                mix_widths<V, decltype(tile)::n>(of_head + r * block_tokens, rows, stride, some, d, to + r * d);
+            });
+        }
+    }
+}
+
+} // namespace
