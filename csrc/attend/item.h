@@ -315,7 +315,7 @@ void Item::write_row(int64_t head, int64_t row, float most, float sum, const flo
         scaled = exp_of(all(most - newest))[0];
         sum    = sum * scaled + exp_of(all(sink - newest))[0];
     }
-    const float share = sum > 0.0f ? scaled / sum : 0.0f;
+    const float share = sum != 0.0f ? scaled / sum : 0.0f;
     for (int64_t i = 0; i < task_.d_v; ++i) {
         to[i] = values[i * stride] * share;
     }

@@ -180,13 +180,10 @@ void merge(const Task & task, int64_t number, const float * partials) {
         most = std::max(most, parts_of_row[i * task.partial_floats()]);
     }
     memset(to, 0, size_t(task.d_v) * sizeof(float));
-    if (most == -INFINITY) {
-        return;
-    }
-    float sum = task.sinks ? std::exp(task.sinks[query] - most) : 0.0f;
+    float sum = task.sinks && most != -INFINITY ? std::exp(task.sinks[query] - most) : 0.0f;
     for (int64_t i = 0; i < task.n_splits; ++i) {
         const float * part = parts_of_row + i * task.partial_floats();
-        if (part[0] == -INFINITY) {
+        if (part[1] == 0.0f) { // it saw nothing
             continue;
         }
         const float share = std::exp(part[0] - most);
@@ -195,7 +192,7 @@ void merge(const Task & task, int64_t number, const float * partials) {
             to[j] += part[2 + j] * share;
         }
     }
-    for (int64_t j = 0; j < task.d_v; ++j) {
+    for (int64_t j = 0; j < task.d_v && sum != 0.0f; ++j) {
         to[j] /= sum;
     }
 }
