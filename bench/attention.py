@@ -80,12 +80,9 @@ def cell(heads: str, cache: str, n_tokens: int, depth: int, n_threads: int, roun
 
 
 def timed(form: str, shape: dict[str, Any], n_threads: int, seconds: float) -> float:
-    native.core().attend_mark_all(form == "ours")
-    try:
-        bench = native.core().OpBench("CPU", n_threads, True, COLD_BYTES)
-        return float(bench.attention(max_s=seconds, flash=form != "unfused", **shape)["median_s"])
-    finally:
-        native.core().attend_mark_all(False)
+    bench = native.core().OpBench("CPU", n_threads, True, COLD_BYTES)
+    kernel = "oallama" if form == "ours" else "ggml"
+    return float(bench.attention(max_s=seconds, flash=form != "unfused", kernel=kernel, **shape)["median_s"])
 
 
 _memory: list[np.ndarray[Any, Any]] = []

@@ -21,7 +21,6 @@ constexpr int64_t least_split = 128; // tokens; a part costs a row of partial va
 constexpr int64_t widest      = 16;  // values of a vector
 constexpr size_t  cache_line  = 64;
 
-std::atomic<bool>            all_marked{ false };
 std::atomic<const Kernels *> chosen{ nullptr };
 
 bool has(const Kernels & kernels) {
@@ -232,11 +231,7 @@ bool oa_attend_use(const char * instruction_set) {
 }
 
 bool oa_attend_takes(const ggml_tensor * node) {
-    return (node->op_params[OA_ATTEND_PARAM] || all_marked.load(std::memory_order_relaxed)) && !oa_attend_refusal(node);
-}
-
-void oa_attend_mark_all(bool marked) {
-    all_marked = marked;
+    return node->op_params[OA_ATTEND_PARAM] && !oa_attend_refusal(node);
 }
 
 size_t oa_attend_work_bytes(const ggml_tensor * node, int n_threads) {

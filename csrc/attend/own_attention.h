@@ -15,17 +15,13 @@ extern "C" {
 
 struct ggml_compute_params;
 
-// Whether the operator is marked, or all are, and there is a kernel for it.
+// Whether the operator is marked, and there is a kernel for it.
 bool oa_attend_takes(const struct ggml_tensor * node);
 // Bytes of working memory that `oa_attend_compute` needs in params->wdata.
 size_t oa_attend_work_bytes(const struct ggml_tensor * node, int n_threads);
 // Every thread of the pool calls it. `worked` is called after every block of the cache with the multiply-adds of it.
 void oa_attend_compute(const struct ggml_compute_params * params, struct ggml_tensor * node,
                        void (*worked)(int64_t n_multiply_adds));
-
-// Marks all operators of the process, for programs without a plan. Not while a graph is computed: its memory was
-// planned for one way.
-void oa_attend_mark_all(bool marked);
 
 #ifdef __cplusplus
 }

@@ -1,5 +1,6 @@
 #include "own_attention.h"
 
+#include "bench_cases.h"
 #include "bindings.h"
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
@@ -7,7 +8,7 @@
 
 #include <pybind11/numpy.h>
 
-#include <cstring>
+#include <algorithm>
 #include <optional>
 #include <stdexcept>
 
@@ -16,15 +17,6 @@ namespace {
 using Values = py::array_t<float, py::array::c_style | py::array::forcecast>;
 using Halves = py::array_t<uint16_t, py::array::c_style>;
 using Bytes  = py::array_t<uint8_t, py::array::c_style>;
-
-ggml_type type_named(const std::string & name) {
-    for (int i = 0; i < GGML_TYPE_COUNT; ++i) {
-        if (ggml_type_name(ggml_type(i)) && name == ggml_type_name(ggml_type(i))) {
-            return ggml_type(i);
-        }
-    }
-    throw std::invalid_argument("unknown type '" + name + "'");
-}
 
 void set(ggml_tensor * tensor, const void * data, size_t nbytes, const char * what) {
     if (nbytes != ggml_nbytes(tensor)) {
@@ -49,7 +41,12 @@ py::dict attend(const Values & q, const Bytes & k, const Bytes & v, const std::s
         throw std::invalid_argument("q has " + std::to_string(q.ndim()) + " axes; expected 4");
     }
     const int64_t n_sequences = q.shape(0), n_tokens = q.shape(1), n_head = q.shape(2), d_k = q.shape(3);
-    const auto    k_type = type_named(type_k), v_type = type_named(type_v);
+    const auto    k_type = oa_parse_type(type_k), v_type = oa_parse_type(type_v);
+    const int64_t of_block = std::max(ggml_blck_size(k_type), ggml_blck_size(v_type));
+    if (q.size() == 0 || n_head_kv < 1 || n_head % n_head_kv || d_v < 1 || d_k % of_block || d_v % of_block) {
+        throw std::invalid_argument(
+            "q is empty, its heads are no multiple of n_head_kv, or a head has parts of blocks");
+    }
     const int64_t n_kv = int64_t(k.nbytes()) / int64_t(ggml_row_size(k_type, d_k * n_head_kv)) / n_sequences;
 
     ggml_context_ptr ctx(ggml_init({ 64 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true }));
@@ -113,8 +110,6 @@ void register_attend(py::module_ & m) {
         "[sequences, rows, heads of K/V * width] in ggml's types. mask: halves as uint16 [sequences or 1, tokens,\n"
         "rows]. marked: by our kernels where there is one. Returns out (f32 [sequences, tokens, heads, d_v]), kernel\n"
         "(what computed it) and refusal (why there is no kernel, or None).");
-    m.def("attend_mark_all", &oa_attend_mark_all, py::arg("marked"),
-          "Whether all fused attention of this process's CPU is computed by our kernels.");
     m.def(
         "attend_use", &oa_attend_use, py::arg("instruction_set"),
         "Take one instruction set for our attention (\"base\", \"avx2\", \"avx512\"; \"\" for the best of this CPU).\n"

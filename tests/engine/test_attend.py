@@ -247,17 +247,19 @@ def test_what_has_no_kernel_is_ggmls() -> None:
         assert np.array_equal(done["out"], plain["out"])
 
 
-def test_no_mark_is_ggmls_bit_for_bit() -> None:
+def test_no_mark_is_ggmls() -> None:
     case = CASES[1]
     given = case.operands()
-    before = computed(case, given, marked=False)
-    assert before["kernel"] == "ggml"
-    try:
-        native.core().attend_mark_all(True)
-        assert computed(case, given, marked=False)["kernel"].endswith("dots")
-    finally:
-        native.core().attend_mark_all(False)
-    assert np.array_equal(computed(case, given, marked=False)["out"], before["out"])
+    plain, ours = computed(case, given, marked=False), computed(case, given)
+    assert plain["kernel"] == "ggml" and ours["kernel"].endswith("dots")
+    assert not np.array_equal(plain["out"], ours["out"])
+
+
+@pytest.mark.parametrize("n_head_kv", [0, 3])
+def test_heads_must_fit(n_head_kv: int) -> None:
+    case = Case(1, 64, 4, 4)
+    with pytest.raises(ValueError, match="no multiple of n_head_kv"):
+        computed(replace(case, n_head_kv=n_head_kv), case.operands())
 
 
 @pytest.mark.parametrize("device", [HOST, "RPC0"])
