@@ -103,8 +103,8 @@ def choose_measured(predicted: str, done: Sequence[PlacementPlan]) -> PlacementP
     fastest = min(ran, key=lambda plan: times[plan.hash])
     measured = fastest.measured or {}
     margin = TIE if measured["rounds"] > _FEW else _FEW_MARGIN
-    ours = [plan for plan in ran if plan.hash == predicted] if measured["steady"] else [min(ran, key=risk)]
-    winner = next((plan for plan in ours if times[plan.hash] <= times[fastest.hash] * (1 + margin)), fastest)
+    first = [plan for plan in ran if plan.hash == predicted] if measured["steady"] else [min(ran, key=risk)]
+    winner = next((plan for plan in first if times[plan.hash] <= times[fastest.hash] * (1 + margin)), fastest)
     rivals = {_name(plan): times[plan.hash] for plan in ran if plan is not winner}
     return winner.with_measured({**(winner.measured or {}), "rivals": rivals})
 
