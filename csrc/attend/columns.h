@@ -22,23 +22,30 @@ template <class T> void widen(const char * rows, size_t stride, int64_t n, int64
     }
 }
 
-// out[t][.] (+)= sum over i of single[t * of_t + i * of_i] * columns[i][.], n_out values t at once: a tile of out rows
+// Rows of a multiple of the width, `stride` floats from each other.
+struct Matrix {
+    float * at;
+    int64_t stride;
+};
+
+// out[t][.] += sum over i of single[t * of_t + i * of_i] * columns[i][.], n_out values t at once: a tile of out rows
 // by vectors of columns.
 template <int n_out, int n_vectors>
-void products_tile(const float * single, int64_t of_t, int64_t of_i, const float * columns, int64_t n, float * out) {
+void products_tile(const float * single, int64_t of_t, int64_t of_i, const Matrix & columns, int64_t n,
+                   const Matrix & out) {
     Floats sum[n_out][n_vectors];
 #pragma GCC unroll 16
     for (int t = 0; t < n_out; ++t) {
 #pragma GCC unroll 16
         for (int c = 0; c < n_vectors; ++c) {
-            sum[t][c] = load(out + t * tile_rows + c * width);
+            sum[t][c] = load(out.at + t * out.stride + c * width);
         }
     }
     for (int64_t i = 0; i < n; ++i) {
         Floats values[n_vectors];
 #pragma GCC unroll 16
         for (int c = 0; c < n_vectors; ++c) {
-            values[c] = load(columns + i * tile_rows + c * width);
+            values[c] = load(columns.at + i * columns.stride + c * width);
         }
 #pragma GCC unroll 16
         for (int t = 0; t < n_out; ++t) {
@@ -53,39 +60,41 @@ void products_tile(const float * single, int64_t of_t, int64_t of_i, const float
     for (int t = 0; t < n_out; ++t) {
 #pragma GCC unroll 16
         for (int c = 0; c < n_vectors; ++c) {
-            store(out + t * tile_rows + c * width, sum[t][c]);
+            store(out.at + t * out.stride + c * width, sum[t][c]);
         }
     }
 }
 
 template <int n_vectors>
-void products(const float * single, int64_t of_t, int64_t of_i, const float * columns, int64_t n_out, int64_t n,
-              float * out) {
+void products(const float * single, int64_t of_t, int64_t of_i, const Matrix & columns, int64_t n_out, int64_t n,
+              const Matrix & out) {
+    const auto    from      = [&](int64_t t) { return Matrix{ out.at + t * out.stride, out.stride }; };
     constexpr int n_at_once = sums_kept / n_vectors < 12 ? sums_kept / n_vectors : 12;
     int64_t       t         = 0;
     for (; t + n_at_once <= n_out; t += n_at_once) {
-        products_tile<n_at_once, n_vectors>(single + t * of_t, of_t, of_i, columns, n, out + t * tile_rows);
+        products_tile<n_at_once, n_vectors>(single + t * of_t, of_t, of_i, columns, n, from(t));
     }
     for (; t + 4 <= n_out; t += 4) {
-        products_tile<4, n_vectors>(single + t * of_t, of_t, of_i, columns, n, out + t * tile_rows);
+        products_tile<4, n_vectors>(single + t * of_t, of_t, of_i, columns, n, from(t));
     }
     for (; t < n_out; ++t) {
-        products_tile<1, n_vectors>(single + t * of_t, of_t, of_i, columns, n, out + t * tile_rows);
+        products_tile<1, n_vectors>(single + t * of_t, of_t, of_i, columns, n, from(t));
     }
 }
 
 // All columns up to n_columns, a multiple of the width.
-void all_products(const float * single, int64_t of_t, int64_t of_i, const float * columns, int64_t n_columns,
-                  int64_t n_out, int64_t n, float * out) {
-    int64_t c = 0;
+void all_products(const float * single, int64_t of_t, int64_t of_i, const Matrix & columns, int64_t n_columns,
+                  int64_t n_out, int64_t n, const Matrix & out) {
+    const auto from = [](const Matrix & matrix, int64_t c) { return Matrix{ matrix.at + c, matrix.stride }; };
+    int64_t    c    = 0;
     for (; c + column_tile * width <= n_columns; c += column_tile * width) {
-        products<column_tile>(single, of_t, of_i, columns + c, n_out, n, out + c);
+        products<column_tile>(single, of_t, of_i, from(columns, c), n_out, n, from(out, c));
     }
     for (; c + 2 * width <= n_columns; c += 2 * width) {
-        products<2>(single, of_t, of_i, columns + c, n_out, n, out + c);
+        products<2>(single, of_t, of_i, from(columns, c), n_out, n, from(out, c));
     }
     for (; c < n_columns; c += width) {
-        products<1>(single, of_t, of_i, columns + c, n_out, n, out + c);
+        products<1>(single, of_t, of_i, from(columns, c), n_out, n, from(out, c));
     }
 }
 

@@ -11,7 +11,7 @@ namespace {
 using namespace oa::attend;
 
 constexpr int row_tile     = registers >= 32 ? 6 : 2; // rows x 4 tokens stay in registers
-constexpr int mixed_tokens = 8;                       // whose values are added to a head before the next head's
+constexpr int mixed_tokens = 32;                      // whose values are added to a head before the next head's
 
 template <int rows> struct Tile { static constexpr int n = rows; };
 
@@ -59,9 +59,10 @@ template <class K, int n_rows> void scores_of_rows(const float * q, int64_t d, c
     }
 }
 
-// Of the heads that are computed together: how many, and the bytes from one to the next in the cache.
+// The heads that are computed together: how many, the query rows of each in memory and those that are computed, and the
+// bytes from one head to the next in the cache.
 struct Heads {
-    int64_t n, n_rows; // n_rows: of queries, of each
+    int64_t n, rows_between, n_rows;
     size_t  stride;
 };
 
@@ -76,8 +77,8 @@ void scores_by_dots(const float * q, const Heads & heads, int64_t d, const char 
                 rows[i] = k + size_t(t + i < n ? t + i : n - 1) * stride + size_t(h) * heads.stride;
                 prefetch(rows[i] + ahead * stride, bytes_of<K>(d));
             }
-            const float * of_head = q + h * heads.n_rows * d;
-            float *       to      = scores + h * heads.n_rows * block_tokens + t;
+            const float * of_head = q + h * heads.rows_between * d;
+            float *       to      = scores + h * heads.rows_between * block_tokens + t;
             in_tiles(heads.n_rows, [&](auto tile, int64_t r) {
                 scores_of_rows<K, decltype(tile)::n>(of_head + r * d, d, rows, to + r * block_tokens);
             });
@@ -138,8 +139,8 @@ void mix_by_dots(const float * weights, const Heads & heads, const char * v, siz
         const int64_t some = n - t < mixed_tokens ? n - t : mixed_tokens;
         for (int64_t h = 0; h < heads.n; ++h) {
             const char *  rows    = v + size_t(t) * stride + size_t(h) * heads.stride;
-            const float * of_head = weights + h * heads.n_rows * block_tokens + t;
-            float *       to      = out + h * heads.n_rows * d;
+            const float * of_head = weights + h * heads.rows_between * block_tokens + t;
+            float *       to      = out + h * heads.rows_between * d;
             for (int64_t i = 0; i < some; ++i) {
                 prefetch(rows + (size_t(i) + ahead) * stride, bytes_of<V>(d));
             }

@@ -1,16 +1,27 @@
 // The kernels, for the instruction set that the including file is compiled for: dots.h for few query rows, columns.h
-// for many, item.h for what both share. Sums are f32 in all.
+// and tiles.h for many, item.h for what they share. Sums are f32 in all.
 #pragma once
 
-#include "item.h"
+#include "item_columns.h"
+#include "item_dots.h"
+#include "item_tiles.h"
 
 namespace {
 
-void run_item(const Task & task, int64_t number, float * scratch, float * partials, Worked worked) {
-    const Place at = place_of(task, number);
-    Item        item(task, at, scratch);
+void compute_item(const Task & task, const Place & at, float * scratch, float * partials, Worked worked) {
+    Item item(task, at, scratch);
     item.run(worked);
     item.write(partials);
+}
+
+void run_item(const Task & task, int64_t number, float * scratch, float * partials, Worked worked) {
+    const Place at = place_of(task, number);
+    if (task.method == Method::tiles) {
+        const TileShapes shapes;
+        compute_item(task, at, scratch, partials, worked);
+    } else {
+        compute_item(task, at, scratch, partials, worked);
+    }
 }
 
 } // namespace

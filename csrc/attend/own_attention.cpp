@@ -8,14 +8,20 @@
 #include <atomic>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <iterator>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace oa::attend {
 
 namespace {
 
-constexpr int64_t few_rows    = 12;  // of a K/V head's queries: below, dots are faster than columns
 constexpr int64_t some_items  = 64;  // what a task is cut into at least, where it is long enough: threads take turns
 constexpr int64_t least_split = 128; // tokens; a part costs a row of partial values
 constexpr int64_t widest      = 16;  // values of a vector
@@ -23,15 +29,29 @@ constexpr size_t  cache_line  = 64;
 
 std::atomic<const Kernels *> chosen{ nullptr };
 
+#if defined(__x86_64__)
+// Whether the CPU has AMX for bf16, and the kernel lets this process use it.
+bool has_amx() {
+    unsigned a, b, c, d, more;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d >> 22 & 1) || !(d >> 24 & 1) ||
+        !__get_cpuid_count(7, 1, &more, &b, &c, &d) || !(more >> 5 & 1)) {
+        return false;
+    }
+    constexpr int request_permission = 0x1023, tile_data = 18; // ARCH_REQ_XCOMP_PERM of asm/prctl.h
+    return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+}
+#endif
+
 bool has(const Kernels & kernels) {
 #if defined(__x86_64__)
     // All CPUs with AVX2 have the rest of x86-64-v3 (F16C, BMI, LZCNT, MOVBE), whose names not all compilers know.
     __builtin_cpu_init();
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
-    if (&kernels == &avx512_kernels) {
-        return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-               __builtin_cpu_supports("avx512cd");
+    if (&kernels == &amx_kernels || &kernels == &avx512_kernels) {
+        static const bool amx = has_amx();
+        return (amx || &kernels == &avx512_kernels) && avx2 && __builtin_cpu_supports("avx512f") &&
+               __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd");
     }
     return &kernels == &base_kernels || avx2;
 #else
@@ -41,6 +61,7 @@ bool has(const Kernels & kernels) {
 
 const Kernels * const by_speed[] = {
 #if defined(__x86_64__)
+    &amx_kernels,
     &avx512_kernels,
     &avx2_kernels,
 #endif
@@ -51,7 +72,11 @@ const Kernels & kernels() {
     if (const Kernels * known = chosen.load(std::memory_order_relaxed)) {
         return *known;
     }
-    const auto found = std::find_if(std::begin(by_speed), std::end(by_speed), [](auto * each) { return has(*each); });
+    const char * asked  = getenv("OALLAMA_AMX"); // 0 leaves AMX alone
+    const bool   no_amx = asked && !strcmp(asked, "0");
+    const auto   found  = std::find_if(std::begin(by_speed), std::end(by_speed), [&](auto * each) {
+        return has(*each) && !(no_amx && each->many == Method::tiles);
+    });
     chosen.store(*found, std::memory_order_relaxed);
     return **found;
 }
@@ -71,18 +96,25 @@ int64_t parts(int64_t whole, int64_t part) {
     return (whole + part - 1) / part;
 }
 
+// Tiles have 16 bits of a value: enough for what is rounded more in the cache.
+Method method_of_many(const Task & task) {
+    const bool whole = task.k_type == CacheType::f32 || task.v_type == CacheType::f32;
+    return whole ? Method::columns : kernels().many;
+}
+
 // Cuts a task by its shape.
 void cut(Task & task) {
     const int64_t rows   = task.rows();
-    task.columns         = rows >= few_rows;
-    task.heads_per_group = task.columns ? 1 : task.n_head_kv;
-    task.rows_per_tile   = task.columns ? std::min(rows, tile_rows) : rows;
+    const bool    few    = rows < kernels().many_rows;
+    task.method          = few ? Method::dots : method_of_many(task);
+    task.heads_per_group = few ? task.n_head_kv : 1;
+    task.rows_per_tile   = few ? rows : std::min(rows, kernels().tile_rows);
     task.n_tiles         = parts(rows, task.rows_per_tile);
-    const int64_t whole  = task.n_sequences * task.n_tiles * (task.columns ? task.n_head_kv : 1);
+    const int64_t whole  = task.n_sequences * task.n_tiles * (few ? 1 : task.n_head_kv);
     const int64_t wanted = std::min(parts(some_items, whole), parts(task.n_kv, least_split));
     task.split_tokens    = parts(parts(task.n_kv, wanted), block_tokens) * block_tokens;
     task.n_splits        = parts(task.n_kv, task.split_tokens);
-    if (!task.columns) {
+    if (few) {
         // All K/V heads of a block lie beside each other in memory and are read together, unless that leaves too few
         // items.
         const int64_t groups = std::min(task.n_head_kv, parts(some_items, whole * task.n_splits));
@@ -213,7 +245,8 @@ const char * oa_attend_kernel(const ggml_tensor * node) {
     if (read(node, task)) {
         return "";
     }
-    snprintf(name, sizeof(name), "%s %s", kernels().name, task.columns ? "columns" : "dots");
+    constexpr const char * methods[] = { "dots", "columns", "tiles" };
+    snprintf(name, sizeof(name), "%s %s", kernels().name, methods[int(task.method)]);
     return name;
 }
 

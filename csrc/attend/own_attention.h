@@ -29,7 +29,7 @@ void oa_attend_compute(const struct ggml_compute_params * params, struct ggml_te
 // Why there is no kernel for an operator; null where there is one.
 const char * oa_attend_refusal(const ggml_tensor * node);
 // The kernel that computes it, as "avx512 dots"; and one instruction set for all, for tests: "base", "avx2", "avx512",
-// or "" for the best that this CPU has. Returns false where the CPU lacks it.
+// "amx", or "" for the best that this CPU has. Returns false where the CPU lacks it.
 const char * oa_attend_kernel(const ggml_tensor * node);
 bool         oa_attend_use(const char * instruction_set);
 #endif

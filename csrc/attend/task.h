@@ -9,11 +9,13 @@
 namespace oa::attend {
 
 constexpr int64_t block_tokens = 64; // of the cache, looked at at once
-constexpr int64_t tile_rows    = 64; // of queries in columns: a multiple of every vector's width
 
 enum class CacheType : int { f32, f16, bf16, q8_0, q4_0 };
 
 constexpr int n_cache_types = 5;
+
+// How products are computed: dots.h, columns.h, tiles.h.
+enum class Method : int { dots, columns, tiles };
 
 // Distances in bytes between neighbours along each axis.
 struct Strides {
@@ -36,7 +38,7 @@ struct Task {
     float         scale, max_bias, softcap;
 
     // How it is cut, by the shape alone: results do not depend on the number of threads.
-    bool    columns;
+    Method  method;
     int64_t n_groups, heads_per_group; // of K/V heads, computed together
     int64_t n_tiles, rows_per_tile;    // of a K/V head's queries
     int64_t n_splits, split_tokens;    // of the cache
@@ -53,13 +55,15 @@ using Worked = void (*)(int64_t n_multiply_adds);
 
 struct Kernels {
     const char * name;
-    int          width;
+    Method       many;      // the method for many query rows of a K/V head
+    int64_t      many_rows; // from how many on; dots below
+    int64_t      tile_rows; // of queries that are computed together by it
     // Working memory of a thread, in floats.
     size_t (*scratch_floats)(const Task & task);
     // Computes one item: writes its rows, or with several splits (maximum, sum, values) per row to `partials`.
     void (*run)(const Task & task, int64_t item, float * scratch, float * partials, Worked worked);
 };
 
-extern const Kernels base_kernels, avx2_kernels, avx512_kernels;
+extern const Kernels base_kernels, avx2_kernels, avx512_kernels, amx_kernels;
 
 } // namespace oa::attend

@@ -112,6 +112,6 @@ void register_attend(py::module_ & m) {
         "(what computed it) and refusal (why there is no kernel, or None).");
     m.def(
         "attend_use", &oa_attend_use, py::arg("instruction_set"),
-        "Take one instruction set for our attention (\"base\", \"avx2\", \"avx512\"; \"\" for the best of this CPU).\n"
+        "Take one instruction set for our attention (\"base\", \"avx2\", \"avx512\", \"amx\"; \"\" for the best of this CPU).\n"
         "Returns False where the CPU lacks it.");
 }

@@ -21,7 +21,7 @@ from support.hand_plan import hand_plan
 from support.logits import compute_logits, nmse
 
 TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
-SETS = ("base", "avx2", "avx512")
+SETS = ("base", "avx2", "avx512", "amx")
 
 
 @pytest.fixture(params=SETS)
@@ -146,6 +146,11 @@ def error(found: np.ndarray[Any, Any], exact: np.ndarray[Any, Any]) -> float:
     return float(np.sqrt(np.mean((found - exact) ** 2) / np.mean(exact**2)))
 
 
+def allowed(kernel: str) -> float:
+    """Tiles keep 16 bits of a value. ggml's kernels err by 1e-4 and more where a cache is not f32."""
+    return 2e-5 if kernel.endswith("tiles") else 2e-6
+
+
 CASES = [
     Case(1, 256, 5, 1),
     Case(1, 1000, 40, 8, 128, 128),
@@ -176,7 +181,7 @@ def test_values_are_those_of_float64(case: Case, instruction_set: str) -> None:
     given = case.operands()
     done = computed(case, given, n_threads=2)
     assert done["refusal"] is None and done["kernel"].startswith(instruction_set)
-    assert error(done["out"], reference(case, given)) < 2e-6
+    assert error(done["out"], reference(case, given)) < allowed(done["kernel"])
 
 
 @pytest.mark.parametrize("type_k", TYPES)
@@ -185,7 +190,8 @@ def test_values_are_those_of_float64(case: Case, instruction_set: str) -> None:
 def test_every_pair_of_types(type_k: str, type_v: str, n_tokens: int, instruction_set: str) -> None:
     case = Case(n_tokens, 320, 8, 2, 128, 64, type_k, type_v)
     given = case.operands()
-    assert error(computed(case, given)["out"], reference(case, given)) < 2e-6
+    done = computed(case, given)
+    assert error(done["out"], reference(case, given)) < allowed(done["kernel"])
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -1,0 +1,119 @@
+// An item by dots.
+#pragma once
+
+#include "dots.h"
+#include "item.h"
+
+namespace {
+
+struct ByDots {
+    void (*scores)(const float *, const Heads &, int64_t, const char *, size_t, int64_t, float *);
+    void (*mix)(const float *, const Heads &, const char *, size_t, int64_t, int64_t, float *);
+};
+
+template <class T> constexpr ByDots by_dots() {
+    return { &scores_by_dots<T>, &mix_by_dots<T> };
+}
+
+constexpr ByDots dots_of[n_cache_types] = { by_dots<F32>(), by_dots<F16>(), by_dots<BF16>(), by_dots<Q8_0>(),
+                                            by_dots<Q4_0>() };
+
+void Item::take_rows() {
+    const float scale = query_scale();
+    for (int64_t h = 0; h < at_.n_heads; ++h) {
+        for (int64_t r = 0; r < at_.n_rows; ++r) {
+            const float * from = query_row(h, r);
+            float *       to   = s_.queries + (h * at_.n_rows + r) * task_.d_k;
+            for (int64_t i = 0; i < task_.d_k; ++i) {
+                to[i] = from[i] * scale;
+            }
+        }
+    }
+}
+
+void Item::dots(int64_t begin, int64_t n) {
+    const int64_t first = rows_begin_, n_rows = rows_end_ - rows_begin_;
+    float *       scores = s_.scores + first * block_tokens;
+    dots_of[int(task_.k_type)].scores(s_.queries + first * task_.d_k,
+                                      { at_.n_heads, at_.n_rows, n_rows, task_.k_strides.head }, task_.d_k, k_at(begin),
+                                      task_.k_strides.row, n, scores);
+    for (int64_t h = 0; h < at_.n_heads; ++h) {
+        for (int64_t r = rows_begin_; r < rows_end_; ++r) {
+            weigh(h, r, begin, n);
+        }
+    }
+    dots_of[int(task_.v_type)].mix(scores, { at_.n_heads, at_.n_rows, n_rows, task_.v_strides.head }, v_at(begin),
+                                   task_.v_strides.row, n, task_.d_v, s_.values + first * task_.d_v);
+}
+
+// Whether there is a NaN: it must show in the result.
+bool is_odd(const float * values, int64_t n) {
+    bool odd = false;
+    for (int64_t i = 0; i < n; ++i) {
+        odd |= values[i] != values[i];
+    }
+    return odd;
+}
+
+// Turns scores of a row with a block into weights, and shrinks what was summed before if a larger score came.
+void Item::weigh(int64_t head, int64_t r, int64_t begin, int64_t n) {
+    const int64_t n_padded = padded(n, width);
+    const int64_t state = head * at_.n_rows + r, token = (at_.row + r) / task_.group();
+    const Sight   sight = s_.sights[token - first_token_];
+    float *       s     = s_.scores + state * block_tokens;
+    float *       out   = s_.values + state * task_.d_v;
+    if (sight == Sight::none) {
+        memset(s, 0, size_t(n) * sizeof(float));
+        return;
+    }
+    if (task_.softcap != 0.0f) {
+        for (int64_t i = 0; i < n; i += width) {
+            store(s + i, tanh_of(load(s + i)) * task_.softcap);
+        }
+    }
+    if (sight == Sight::some) {
+        const float  times = slope((at_.head + head) * task_.group() + (at_.row + r) % task_.group());
+        const auto * mask  = mask_row(token) + begin;
+        for (int64_t i = 0; i < n; i += width) {
+            if (i + width <= n) {
+                store(s + i, load(s + i) + from_half(mask + i) * times);
+            } else {
+                for (int64_t j = i; j < n; ++j) {
+                    s[j] += from_half(mask[j]) * times;
+                }
+            }
+        }
+    }
+    for (int64_t i = n; i < n_padded; ++i) {
+        s[i] = nothing;
+    }
+    Floats most = all(nothing);
+    for (int64_t i = 0; i < n_padded; i += width) {
+        most = larger(most, load(s + i));
+    }
+    float newest = s_.most[state];
+    for (int i = 0; i < width; ++i) {
+        newest = most[i] > newest ? most[i] : newest;
+    }
+    if (newest == nothing && !is_odd(s, n_padded)) {
+        memset(s, 0, size_t(n) * sizeof(float));
+        return;
+    }
+    if (newest > s_.most[state]) {
+        const float shrinks = exp_of(all(s_.most[state] - newest))[0];
+        for (int64_t i = 0; i < task_.d_v; i += width) {
+            store(out + i, load(out + i) * shrinks);
+        }
+        s_.sum[state] *= shrinks;
+        s_.most[state] = newest;
+    }
+    Floats sum = {};
+    for (int64_t i = 0; i < n_padded; i += width) {
+        const Floats weight = exp_of(load(s + i) - newest);
+        store(s + i, weight);
+        sum += weight;
+    }
+    s_.sum[state] += sums(sum, Floats{}, Floats{}, Floats{})[0];
+}
+
+} // namespace

@@ -1,0 +1,3 @@
+#include "kernels.h"
+
+const oa::attend::Kernels oa::attend::amx_kernels = { "amx", Method::tiles, 12, 128, &scratch_floats, &run_item };

@@ -1,0 +1,63 @@
+// What an item keeps while it goes through its part of the cache. All of it lies in the thread's working memory.
+#pragma once
+
+#include "place.h"
+
+namespace {
+
+// Hands out parts of the working memory, or counts them where there is none yet.
+struct Memory {
+    float * begin;
+    int64_t used = 0;
+
+    float * take(int64_t n_floats) {
+        float * part = begin ? begin + used : nullptr;
+        used += (n_floats + 15) / 16 * 16;
+        return part;
+    }
+};
+
+// By dots, rows lie one after the other, those of all heads of the group. By columns and tiles there is one head, and
+// rows lie beside each other in scores: scores[token][row].
+struct State {
+    int64_t stride; // of rows in `scores`: as many as there may be
+    float * queries;
+    float * values; // by columns [value][row], else [row][value]
+    float * most;
+    float * sum;
+    float * shrinks;
+    float * scores;
+    float * block; // of K, then of V: widened, or as tiles
+    float * weights;
+    Sight * sights;
+};
+
+int64_t padded(int64_t n, int64_t to) {
+    return (n + to - 1) / to * to;
+}
+
+State state_in(const Task & t, Memory & memory) {
+    const bool    dots = t.method == Method::dots, tiles = t.method == Method::tiles;
+    const int64_t rows = dots ? t.rows_per_tile * t.heads_per_group : padded(t.rows_per_tile, 16);
+    const int64_t d_k = padded(t.d_k, tiles ? 32 : 1), widest = d_k > t.d_v ? d_k : t.d_v;
+    State         s;
+    s.stride  = dots ? block_tokens : rows;
+    s.queries = memory.take(rows * d_k);
+    s.values  = memory.take(rows * t.d_v);
+    s.most    = memory.take(rows);
+    s.sum     = memory.take(rows);
+    s.shrinks = memory.take(dots ? 0 : rows);
+    s.scores  = memory.take(rows * block_tokens);
+    s.block   = memory.take(dots ? 0 : block_tokens * widest);
+    s.weights = memory.take(tiles ? block_tokens * rows : 0);
+    s.sights  = reinterpret_cast<Sight *>(memory.take((t.rows_per_tile + t.group() - 1) / t.group() + 1));
+    return s;
+}
+
+size_t scratch_floats(const Task & t) {
+    Memory memory{ nullptr };
+    state_in(t, memory);
+    return size_t(memory.used);
+}
+
+} // namespace
