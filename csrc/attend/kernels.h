@@ -17,7 +17,7 @@ void compute_item(const Task & task, const Place & at, float * scratch, float * 
 void run_item(const Task & task, int64_t number, float * scratch, float * partials, Worked worked) {
     const Place at = place_of(task, number);
     if (task.method == Method::tiles) {
-        const TileShapes shapes;
+        [[maybe_unused]] const TileShapes shapes;
         compute_item(task, at, scratch, partials, worked);
     } else {
         compute_item(task, at, scratch, partials, worked);
