@@ -79,7 +79,7 @@ def test_the_means_of_a_server_are_one_run(server: Counters, kept: list[Run | No
     with recorded(planned(), server.address, 1):
         assert server.read_once.wait(60)
     (run,) = kept
-    assert run is not None and (run.n_prompt, run.n_generate) == (200, 100)
+    assert run is not None and (run.n_prompt, run.n_generate, run.depth) == (200, 100, 150)
     assert run.tpot_s == pytest.approx(0.06) and run.predicted_tpot_s == pytest.approx(0.05)
     assert run.prefill_s == pytest.approx(0.5) and run.predicted_prefill_s is None
 

@@ -80,10 +80,10 @@ def batch_of(plan: PlacementPlan) -> int:
     return int(plan.planner["params"].get("n_parallel", 1))
 
 
-def run_of(plan: PlacementPlan, times: RunTimes, used: int, others_cpus: float, batch: int = 1) -> Run | None:
+def run_of(plan: PlacementPlan, times: RunTimes, depth: int, others_cpus: float, batch: int = 1) -> Run | None:
     """A run of a plan as the history keeps it; None where too little was computed, or another batch than predicted.
 
-    used: tokens in the cache now. batch: sequences that generated beside each other.
+    depth: tokens in the cache in the middle of an answer. batch: sequences that generated beside each other.
     """
     if batch != batch_of(plan):
         return None
@@ -96,7 +96,7 @@ def run_of(plan: PlacementPlan, times: RunTimes, used: int, others_cpus: float, 
     return _run(
         plan,
         source="run",
-        n=(times.n_prompt, times.n_generate, max(0, used - times.n_generate // 2)),
+        n=(times.n_prompt, times.n_generate, depth),
         measured=(prefill_s, tpot_s),
         predicted=(predicted_prefill_s, predicted_tpot_s),
         others_cpus=others_cpus,

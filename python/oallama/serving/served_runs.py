@@ -37,8 +37,8 @@ def recorded(plan: PlacementPlan | None, address: str, n_threads: int) -> Iterat
         finally:
             reader.stop()
     times = times_of(reader.counters, plan)
-    used = round(reader.counters.get("n_tokens_max", 0.0))
-    keep_runs(n_threads, [run_of(plan, times, used, others.cpus, batch_of(plan))] if times else [])
+    depth = round(reader.counters.get("n_tokens_max", 0.0) / 2)
+    keep_runs(n_threads, [run_of(plan, times, depth, others.cpus, batch_of(plan))] if times else [])
 
 
 def times_of(counters: Mapping[str, float], plan: PlacementPlan) -> RunTimes | None:
