@@ -1,12 +1,12 @@
-"""Prompts in micro-batches of 512 to 4096 tokens where weights are streamed: predicted and measured TTFT.
+"""Prompts in micro-batches of 256 to 4096 tokens where weights are streamed: predicted and measured TTFT.
 
-python bench/larger_batches.py [--model FILE.gguf] [--budget 30%] [--prompt 2048] [--threads 1] [--server-threads 2]
-    [--repeats 3] [--out FILE.jsonl]
+python bench/larger_batches.py [--model FILE.gguf] [--budget 30%] [--prompt 2048] [--threads 1] [--repeats 3]
+    [--planner stream-all] [--out FILE.jsonl]
 
-The same budget planned by the exact planner for each micro-batch alone, and once free to choose ("chosen"). Each engine
-has a loopback RPC server of its own, with more threads than the host has, so that weights are worth copying; it cannot
-copy beside computing. Engines take turns, loaded anew each round. Without --model a llama of 8 layers is made. One JSON
-line per plan.
+The same budget planned for each micro-batch alone. "stream-all" copies what does not fit once for every micro-batch; on
+loopback the exact planner would leave it on the host, which has the same processor. Each engine has a loopback RPC
+server of its own, which cannot copy beside computing. Engines take turns, loaded anew each round. Without --model a
+llama of 8 layers is made. One JSON line per plan.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from oallama.modelmaker import make_model
 from oallama.planning import Workload
 
 SHAPE = {"n_layer": 8, "n_embd": 1024, "n_ff": 2816, "n_head": 16, "n_head_kv": 4}
-SIZES = (512, 1024, 2048, 4096)
+SIZES = (256, 512, 1024, 2048, 4096)
 N_GENERATE = 2
 
 
@@ -44,17 +44,16 @@ def measured(args: argparse.Namespace, model: Path) -> Iterator[dict[str, Any]]:
     graph = autoplan.read_graph(model, asked)
     with ExitStack() as stack:
         share_processor()
-        device = stack.enter_context(LocalRpcServer(threads=args.server_threads)).devices[0]
+        device = stack.enter_context(LocalRpcServer(threads=1)).devices[0]
         work = Workload(args.prompt, N_GENERATE)
-        choices = Choices(device=device, planner="exact", workload=work)
-        plans = {"chosen": autoplan.plan_graph(model, graph, args.budget, asked, choices)}
+        choices = Choices(device=device, planner=args.planner, workload=work, fixed_ubatch=True, fixed_batch=True)
+        plans = {}
         for size in [n for n in SIZES if n <= args.prompt]:
             fixed = replace(asked, n_batch=size, n_ubatch=size)
-            one = replace(choices, fixed_ubatch=True, fixed_batch=True)
-            plans[str(size)] = autoplan.plan_graph(model, graph, args.budget, fixed, one)
+            plans[str(size)] = autoplan.plan_graph(model, graph, args.budget, fixed, choices)
         engines = []
         for name, plan in plans.items():
-            server = stack.enter_context(LocalRpcServer(threads=args.server_threads, register=False))
+            server = stack.enter_context(LocalRpcServer(threads=1, register=False))
             base = LoadParams(n_threads=args.threads, rpc_servers=(server.endpoint,), load_mode="none")
             engines.append(planned(plan, runtime.lib_dir(), base, name=name))
         sweep = Sweep(prompts=(args.prompt,), gens=(N_GENERATE,), repeats=args.repeats, interleave="reload")
@@ -63,12 +62,11 @@ def measured(args: argparse.Namespace, model: Path) -> Iterator[dict[str, Any]]:
         plan = plans[result.engine]
         took = result.values("ttft_s")
         yield {
-            "micro_batch": result.engine,
             "n_ubatch": plan.context.n_ubatch,
+            "planner": args.planner,
             "prompt": args.prompt,
             "budget": args.budget,
             "threads": args.threads,
-            "server_threads": args.server_threads,
             "modes": sorted({tensor.mode for tensor in plan.tensors.values()}),
             "streamed_bytes": sum(t.nbytes for t in plan.tensors.values() if t.mode == "stream"),
             "ttft_s": statistics.median(took),
@@ -84,7 +82,7 @@ def main() -> None:
     parser.add_argument("--budget", default="30%")
     parser.add_argument("--prompt", type=int, default=2048)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--server-threads", type=int, default=2)
+    parser.add_argument("--planner", default="stream-all")
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
