@@ -52,7 +52,7 @@ from oallama.planning import Workload
 
 SHAPE = {"n_layer": 16, "n_embd": 1024, "n_ff": 2816, "n_head": 16, "n_head_kv": 4}
 REQUEST = Workload(n_prompt=64, n_generate=16)
-RIVALS = ("layers", "fit", "cpu")
+RIVALS = ("layers", "fit", "cpu", "stock-cpu")
 MEASURED_S = 20.0
 KEPT_AT_LEAST = 0.95
 
@@ -144,7 +144,8 @@ class Study:
             kept = start.plan_model(self.model, self.vram, self.settings, choices, trial=Trial(say=said.append))
             seconds = time.perf_counter() - begin
             plans = considered.found.plans
-            rivals = {name: plans[name] for name in RIVALS if name in plans}
+            made = {name: plans[name] for name in RIVALS if name in plans}
+            rivals = {name: plan for name, plan in made.items() if plan.context.attention == "ggml"}
             measured, rounds, steady = self.measure({"kept": kept, **rivals}, stack)
         best = min(rivals, key=lambda name: measured[name])
         promised = (kept.measured or {}).get("range_s") or kept.predicted.range_s or (0.0, 0.0)

@@ -33,10 +33,10 @@ rule rule_of(ggml_op op) {
         case GGML_OP_CUMSUM:
         case GGML_OP_NORM:
         case GGML_OP_RMS_NORM:
-        case GGML_OP_L2_NORM:
+        case GGML_OP_L2_NORM: return { 1, like_first };
         case GGML_OP_SCALE:
         case GGML_OP_CLAMP:
-        case GGML_OP_LEAKY_RELU: return { 1, like_first };
+        case GGML_OP_LEAKY_RELU: return { 1, row_by_row };
         case GGML_OP_GROUP_NORM: return { 1, group_norm };
         case GGML_OP_UNARY: return { 1, unary };
         case GGML_OP_GLU: return { 1, glu };

@@ -12,6 +12,7 @@ bool add_id(tensor node);
 bool unary(tensor node);
 bool glu(tensor node);
 bool group_norm(tensor node);
+bool row_by_row(tensor node);
 bool sum(tensor node);
 bool sum_rows(tensor node);
 bool argmax(tensor node);

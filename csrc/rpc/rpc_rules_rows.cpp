@@ -17,9 +17,14 @@ bool unary(tensor d) {
     return like_first(d) && below(d, 0, GGML_UNARY_OP_COUNT);
 }
 
+bool row_by_row(tensor d) {
+    return like_first(d) && rows_follow(d) && rows_follow(d->src[0]);
+}
+
 bool glu(tensor d) {
     tensor a = d->src[0], b = d->src[1];
-    if (!below(d, 0, GGML_GLU_OP_COUNT) || d->type != a->type) {
+    if (!below(d, 0, GGML_GLU_OP_COUNT) || d->type != a->type || !rows_follow(d) || !rows_follow(a) ||
+        (b && !rows_follow(b))) {
         return false;
     }
     if (b) {
@@ -133,7 +138,7 @@ bool diag(tensor d) {
 }
 
 bool diag_mask(tensor d) {
-    return like_first(d) && parameter(d, 0) >= 0;
+    return row_by_row(d) && parameter(d, 0) >= 0;
 }
 
 // The kernel compares the number of steps.

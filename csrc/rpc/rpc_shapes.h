@@ -57,6 +57,18 @@ inline bool packed(tensor x) {
     return x->nb[0] == ggml_type_size(x->type);
 }
 
+// Rows one after the other, as far apart as nb[1] says, in dimensions of one element too: where kernels step from row
+// to row, whatever dimension they are in, and ggml's own checks leave out strides of dimensions of one element.
+inline bool rows_follow(tensor x) {
+    wide step = wide(x->nb[1]) * x->ne[1];
+    for (int i = 2; i < GGML_MAX_DIMS; step *= x->ne[i++]) {
+        if (x->ne[i] > 1 && wide(x->nb[i]) != step) {
+            return false;
+        }
+    }
+    return true;
+}
+
 inline bool repeats(tensor small, tensor large) {
     return ggml_is_empty(small) ? ggml_is_empty(large) : ggml_can_repeat(small, large);
 }

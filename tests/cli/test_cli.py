@@ -188,6 +188,18 @@ def test_bench(model: Path, planning: tuple[str | Path, ...], baseline_lib: Path
     assert {p.suffix for p in tmp_path.iterdir()} >= {".md", ".csv", ".jsonl"}
 
 
+def test_bench_of_the_cpu_alone(model: Path, baseline_lib: Path, tmp_path: Path) -> None:
+    """Beside llama.cpp's CPU with -fa 1 and 0, with a plan given and with one made on the way."""
+    options = ("--device", "CPU", "--ctx", "256", "--batch", "64", "--threads", "1")
+    oallama("plan", model, *options, "-o", tmp_path / "plan.json")
+    sweep = ("--prompts", "8", "--gens", "4", "--repeats", "2", "--out", tmp_path, "--threads", "1", "--json")
+    for given in (("--plan", tmp_path / "plan.json"), ("--device", "CPU")):
+        lines = json.loads(oallama("bench", model, *given, *sweep).stdout)
+        engines = {line["engine"]: line for line in lines}
+        assert list(engines) == ["llama.cpp CPU -fa 1", "llama.cpp CPU -fa 0", "oallama"]
+        assert engines["oallama"]["vs_baseline"] and not engines["llama.cpp CPU -fa 1"]["plan_hash"]
+
+
 # ---- serve -----------------------------------------------------------------------------------------------------------
 
 

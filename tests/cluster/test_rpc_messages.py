@@ -229,6 +229,12 @@ def bad_graphs(c: Client) -> dict[str, bytes]:
         "packed outside of the buffer": graph(
             (9,), (one, node("SQR", 1, ne=(4,), nb=(0, 0, 0, 0), at=SIZE - 4)),
         ),
+        **{
+            f"{op} of rows that step outside": graph(
+                (9,), (a(c, 4, 1, 4), node(op, 1, ne=(width, 1, 4), nb=(4, 2**30, 4 * width, 16 * width))),
+            )
+            for op, width in {"SCALE": 4, "CLAMP": 4, "LEAKY_RELU": 4, "GLU": 2}.items()
+        },
         "an unknown function of one argument": graph((9,), (one, node("UNARY", 1, params=(999,)))),
         "a matrix that does not fit": graph((9,), (a(c, 8, 4), two, node("MUL_MAT", 1, 2))),
         "a product of other shape": graph((9,), (a(c, 4, 4), two, node("MUL_MAT", 1, 2, ne=(4, 64)))),

@@ -23,10 +23,12 @@ from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices
 from oallama.planning.heads import guesses_of
+from support import mtp_model as mtp_model_module
 from support.archs import SOURCE, TOKENS
 from support.logits import compute_logits, nmse
 from support.made_profile import made_profile
 from support.mtp_model import mtp_model, with_tokens
+from support.mtp_recipes import RECIPES
 from support.placements import placed_jobs
 
 SETTINGS = Settings(n_ctx=256, n_batch=256, n_ubatch=64, n_threads=1)
@@ -115,10 +117,19 @@ def test_heads_that_are_not_in_the_file(folder: Path) -> None:
         count_heads(path)
 
 
-def test_heads_in_another_form(folder: Path) -> None:
+def test_heads_in_another_form(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """llama.cpp's graph for MiMo asserts that queries, keys and values are one matrix."""
+    monkeypatch.setattr(mtp_model_module, "finished_head", lambda arch, prefix, tensors, n_embd: tensors)
     with pytest.raises(OallamaError, match=r"2 MTP heads by its metadata, but no blk\.6\.attn_qkv\.weight"):
-        count_heads(mtp_model(folder, "mimo2", 2))
+        count_heads(mtp_model(folder / "apart", "mimo2", 2))
+
+
+def test_heads_that_end_llama_cpp(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSeek 4's graph of a head asserts that its layer does not compress the cache: tried in another process."""
+    monkeypatch.delitem(RECIPES, "deepseek4")
+    said = r"llama.cpp ends the process on the MTP heads of .*\(deepseek4\.cpp:\d+: GGML_ASSERT.*\); leave --heads out"
+    with pytest.raises(OallamaError, match=said):
+        count_heads(mtp_model(folder / "compressed", "deepseek4"))
 
 
 def test_a_model_that_takes_images(folder: Path) -> None:
@@ -233,6 +244,29 @@ def test_a_chain_of_heads_guesses_as_many_as_it_has(folder: Path, rpc: Any) -> N
     pair = found.pairs[f"head on {rpc.devices[0]}"]
     assert pair.guess_s[2] > 2 * pair.guess_s[1]
     assert found.targets[f"head on {rpc.devices[0]}"].layers[6:8] == (rpc.devices[0],) * 2
+
+
+@pytest.mark.parametrize(
+    ("arch", "n_heads"),
+    [("bailingmoe3", 1), ("deepseek4", 1), ("mimo2", 2), ("nemotron_h_moe", 1), ("step35", 2)],
+)
+def test_heads_of_other_forms_are_planned(arch: str, n_heads: int, folder: Path, rpc: Any) -> None:
+    path, device = mtp_model(folder, arch, n_heads), rpc.devices[0]
+    times = made_profile(path, device, SETTINGS)
+    choices = Choices(device, times, workload=Workload(64, 32))
+    found = plan_with_heads(path, 256 * MIB, SETTINGS, choices, SURE)
+    assert found.pairs.keys() == {"no head", f"head on {device}", "head on CPU"} and not found.failed
+    assert found.best.pair == f"head on {device}"
+
+
+def test_matrices_that_a_head_does_not_read_stay_on_the_host(folder: Path, rpc: Any) -> None:
+    """The head of a model with sparse attention attends to the whole cache: its indexer would fill the device."""
+    path, device = mtp_model(folder, "glm-dsa"), rpc.devices[0]
+    choices = Choices(device, made_profile(path, device, SETTINGS), workload=Workload(64, 32))
+    plan = plan_with_heads(path, 128 * MIB, SETTINGS, choices, SURE).targets[f"head on {device}"]
+    head = {name: t.device for name, t in plan.tensors.items() if name.startswith("blk.6.") and "norm" not in name}
+    assert {d for name, d in head.items() if ".indexer." in name} == {HOST}
+    assert {d for name, d in head.items() if ".indexer." not in name} == {device}
 
 
 @pytest.mark.parametrize("vram", ["50%", "minimal"])

@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,12 @@ from oallama.engine import native, runtime, skeleton
 from oallama.engine.load_settings import Settings
 from oallama.engine.rpc import LocalRpcServer
 from oallama.errors import OallamaError
-from oallama.loading import autoplan
+from oallama.loading import autoplan, start
+from oallama.loading.autoplan import Choices
+from oallama.planning import Workload
 from support.hand_plan import streamed_plan
-from support.logits import ARCHITECTURES, compute_logits
+from support.logits import ARCHITECTURES, compute_logits, nmse
+from support.made_profile import made_profile
 from support.processes import ran, ran_python
 from support.streaming import PROMPTS, assert_same, jobs, some, table, tokens
 from support.vulkan import VULKAN, has_vulkan
@@ -59,6 +63,33 @@ def test_long_prompts_are_streamed_over_rpc(arch: str, tiny: Callable[..., Path]
     with LocalRpcServer(threads=2, register=False) as server:
         wanted = jobs(tiny(arch, "Q4_0"), "RPC0", tmp_path, 2, prompts, rpc=[server.endpoint], **context)
         assert_same(compute_logits(lib, wanted, tmp_path, {"GGML_CPU_DISABLE_FUSION": "1"}), prompts)
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_plan_takes_larger_micro_batches_for_long_prompts(
+    streams: bool, tiny: Callable[..., Path], rpc: Any, lib: Path, tmp_path: Path
+) -> None:
+    """From the choice to logits: weights that pass once for 2048 tokens, in a batch that grows with the micro-batch."""
+    path, device = tiny("llama", "Q4_0"), rpc.devices[0]
+    asked = Settings(n_ctx=2304, n_batch=512, n_threads=1)
+    times = made_profile(path, device, asked)
+    hidden = tuple(replace(overlap, share=1.0) for overlap in times.overlaps)
+    uploads = tuple(replace(d, op_offload=not streams) for d in times.devices)
+    times = replace(times, overlaps=hidden, devices=uploads)
+    how = {"planner": "exact", "workload": Workload(2048, 2), "streams": streams, "repack": False}
+    choices = Choices(device=device, profile=times, **how)  # type: ignore[arg-type]
+    plan = start.plan_model(path, "30%", asked, choices)
+    assert ("stream" if streams else "upload") in {tensor.mode for tensor in plan.tensors.values()}
+    assert 512 < plan.context.n_ubatch == plan.context.n_batch
+    assert start.plan_model(path, "30%", asked, replace(choices, fixed_ubatch=True)).context.n_ubatch == 512
+    (tmp_path / "plan.map").write_text(plan.to_backend_map())
+    with LocalRpcServer(threads=2, register=False) as server:
+        common = {"model": str(path), "tokens": tokens(2048), "n_ctx": 2304, "flash_attn": 1}
+        placed = {"table": str(tmp_path / "plan.map"), "devices": ["RPC0"], "rpc": [server.endpoint]}
+        alone = {**common, "n_gpu_layers": 0, "n_ubatch": 512, "use_extra_bufts": False}
+        in_plan = {**common, **placed, "n_ubatch": plan.context.n_ubatch}
+        expected, found = compute_logits(lib, [alone, in_plan], tmp_path)
+    assert nmse(found, expected) < 1e-9
 
 
 def test_two_devices_of_a_map_share_one_copy_of_the_inputs(

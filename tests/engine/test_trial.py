@@ -17,6 +17,7 @@ from oallama.loading import autoplan, start, trial
 from oallama.loading.autoplan import Choices, Considered, consider, read_graph
 from oallama.loading.learning import history_file, read_history
 from oallama.loading.trial import Trial, choose_measured
+from oallama.planning import Workload
 from support.made_profile import made_profile
 
 SETTINGS = Settings(n_ctx=256, n_threads=1)
@@ -150,6 +151,24 @@ def test_rivals_are_llama_cpps_own_and_differ_from_the_plan(
     ours, *rivals = asked[0]["plans"]
     assert ours == considered.found.best.planner["name"] and len(rivals) == 2 and "cpu" in {ours, *rivals}
     assert {*rivals} - {"cpu"} <= {"fit", "layers", "fewer-layers", "cpu-ffn"}
+
+
+def test_our_attention_on_the_cpu_is_measured_beside_llama_cpps(
+    model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a device, and never with our kernels in a rival; llama.cpp's is kept where it is faster."""
+    times = made_profile(model, None, SETTINGS, own=4.0)
+    request = Choices(device=HOST, profile=times, workload=Workload(8, 32, 200))
+    alone = consider(model, read_graph(model, SETTINGS), None, SETTINGS, request)
+    asked = fake(monkeypatch, {"stock-cpu": 0.5})
+    kept = Trial(600.0).choose(model, alone, 1)
+    assert asked[0]["plans"] == ["cpu", "stock-cpu"] and alone.found.best.context.attention == "oallama"
+    assert kept.planner["name"] == "stock-cpu" and kept.context.attention == "ggml"
+    assert [*kept.measured["rivals"]] == ["the CPU alone with oallama's attention"]
+    said: list[str] = []
+    plain = replace(request, profile=made_profile(model, None, SETTINGS))
+    found = consider(model, read_graph(model, SETTINGS), None, SETTINGS, plain)
+    assert Trial(600.0, said.append).choose(model, found, 1).measured is None and not said and len(asked) == 1
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OallamaError("none of 2 plans could be measured")])

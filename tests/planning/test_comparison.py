@@ -11,6 +11,7 @@ import pytest
 
 from oallama.bench import Engine, LoadParams
 from oallama.bench.rivals import Rivals, interleave_for
+from oallama.data.plan import HOST
 from oallama.engine import device_list
 from oallama.engine.load_settings import Settings
 from oallama.loading import autoplan, start
@@ -65,6 +66,27 @@ def test_rivals_are_stock_placements_in_the_same_bytes(
         assert bool(engines["llama.cpp --fit"].params.override_tensor) == bool(
             stock["fit"].planner["params"]["overrides"]
         )
+
+
+@pytest.mark.parametrize(("type_v", "forms"), [("f16", ["on", "off"]), ("q8_0", ["on"])])
+def test_rivals_without_a_device_are_llama_cpps_cpu_in_both_forms(
+    type_v: str, forms: list[str], tiny: Callable[..., Path], baseline_lib: Path
+) -> None:
+    path = tiny("llama")
+    settings = Settings(n_ctx=256, n_batch=256, n_ubatch=128, n_threads=2, type_v=type_v)
+    graph = autoplan.read_graph(path, settings)
+    choices = autoplan.Choices(device=HOST, profile=made_profile(path, None, settings))
+    plan = autoplan.plan_graph(path, graph, None, settings, choices)
+    ours = replace(plan, context=replace(plan.context, attention="oallama", n_ubatch=64))
+    with ExitStack() as stack:
+        *stock, planned = Rivals(ours, {}, on_cpu=True).engines(settings, (), False, stack)
+    assert [engine.params.flash_attn for engine in stock] == forms and [e.baseline for e in stock] == [True, False][
+        : len(forms)
+    ]
+    assert all(e.lib_dir == baseline_lib and e.backend_map is None and e.params.devices == () for e in stock)
+    assert all((e.params.n_ubatch, e.params.type_v) == (128, type_v) for e in stock)
+    assert planned.lib_dir != baseline_lib and "attention oallama" in (planned.backend_map or "")
+    assert planned.params.n_ubatch == 64 and planned.name == "oallama"
 
 
 def test_rivals_of_a_plan_that_leaves_the_device_alone(tiny: Callable[..., Path], rpc, baseline_lib: Path) -> None:

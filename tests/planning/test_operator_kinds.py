@@ -77,6 +77,16 @@ def test_attention_by_form_and_depth():
     assert fused.saved == pytest.approx(1e9 * (fused.seconds[HOST] - fused.seconds[DEVICE]) / fused.nbytes)
 
 
+def test_our_kernels_stand_beside_ggmls():
+    made = costs(flash=(True, False), own=2.0)
+    found = by_name(operator_kinds(made, 1, decode=True, depths=(1024,)))
+    names = [name for name in found if name.startswith("attention")]
+    assert names == ["attention fused, 1024", "attention oallama, 1024", "attention unfused, 1024"]
+    ggml, ours = (found[name].seconds for name in names[:2])
+    assert ours[HOST] == pytest.approx(ggml[HOST] / 2) and ours[DEVICE] == ggml[DEVICE]
+    assert found[names[1]].saved == pytest.approx(1e9 * (ours[HOST] - ours[DEVICE]) / found[names[1]].nbytes)
+
+
 def test_a_form_that_a_device_lacks_has_no_time_there():
     made = profile(MODEL, flash=(True, False))
     kept = tuple(a for a in made.attention if not (a.device == DEVICE and a.flash))

@@ -218,6 +218,24 @@ def test_no_accelerator_gives_the_cpu_plan():
     assert result.planner["name"] == "cpu" and result.devices == (HOST,) and result.budgets == {}
 
 
+@pytest.mark.parametrize("accelerators", [(), (DEVICE,)])
+def test_llama_cpps_cpu_is_a_candidate_with_its_own_kernels(accelerators):
+    """Beside the CPU alone, which may have our kernels of attention; where nobody measured them both are one."""
+    context, work = replace(CONTEXT, n_ctx=32768), Workload(16, 64, 30000)
+    options = {"accelerators": accelerators, "context": context, "workload": work, "n_outputs_max": 1}
+    found = make_plans(space(MODEL, 2**30, machine=profile(MODEL, own=4.0), **options))
+    ours, stock = found.plans["cpu"], found.plans["stock-cpu"]
+    assert (ours.context.attention, stock.context.attention) == ("oallama", "ggml")
+    assert "attention oallama" in ours.to_backend_map() and "attention" not in stock.to_backend_map()
+    assert stock.context == context and stock.devices == (HOST,) and stock.planner["name"] == "stock-cpu"
+    assert ours.predicted.request_s < stock.predicted.request_s
+    assert all("attention oallama" not in found.plans[n].to_backend_map() for n in {"layers", "fit"} & {*found.plans})
+    plain = make_plans(space(MODEL, 2**30, machine=profile(MODEL), **options))
+    assert "stock-cpu" not in plain.plans and plain.plans["cpu"].context.attention == "ggml"
+    unfused = make_plans(space(MODEL, 2**30, machine=profile(MODEL, own=4.0), **options), "stock-cpu")
+    assert [*unfused.plans] == ["stock-cpu"]
+
+
 def test_bad_requests():
     with pytest.raises(OallamaError, match=r"unknown planner .magic., expected one of auto, exact, divided, oato"):
         plan(planner="magic")

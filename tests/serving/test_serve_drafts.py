@@ -13,6 +13,7 @@ import pytest
 from oallama.data.plan import PlacementPlan
 from oallama.engine.load_settings import Settings
 from oallama.serving.command import Draft, planned_environment, planned_server
+from support.archs import SOURCE
 from support.cli import oallama
 from support.made_profile import made_profile
 from support.plans import make
@@ -76,9 +77,18 @@ def test_serve_with_a_draft(model: Path, planning: tuple[str | Path, ...], tmp_p
     loaded = [float(size) for size in re.findall(r"RPC0\S* model buffer size = +([\d.]+) MiB", out)]
     planned = [plans[name]["predicted"]["devices"]["RPC0"]["weights"] / MIB for name in ("plan", "draft_plan")]
     assert loaded == pytest.approx(planned, abs=0.01)
-    computing = [float(size) for size in re.findall(r"RPC0\S* compute buffer size = +([\d.]+) MiB", out)][:2]
+    computing = [float(size) for size in re.findall(r"RPC0\S* compute buffer size = +([\d.]+) MiB", out)]
     planned = [plans[name]["predicted"]["devices"]["RPC0"]["compute"] / MIB for name in ("plan", "draft_plan")]
+    # Once for each model: guessing makes no buffer grow.
     assert all(real <= own + 0.01 for real, own in zip(computing, planned, strict=True)), (computing, planned)
+
+
+def test_a_draft_draws_its_guesses_on_the_cpu() -> None:
+    """So its device needs nothing for that, other than the device of MTP heads (planned by dry run)."""
+    text = (SOURCE / "common" / "speculative.cpp").read_text()
+    kinds = dict(re.findall(r"\nstruct common_speculative_impl_(\w+) : [^{]*\{(.*?)\n\};", text, re.DOTALL))
+    assert {"draft_simple", "draft_mtp"} <= kinds.keys()
+    assert "llama_set_sampler" in kinds["draft_mtp"] and "llama_set_sampler" not in kinds["draft_simple"]
 
 
 def test_serve_without_a_draft_that_does_not_pay(model: Path, planning: tuple[str | Path, ...], tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ MIB = 1 << 20
 N = 24
 # One head on plain attention, on compressed keys and values, beside recurrent states; two in a chain.
 ARCHS = {"glm4moe": 1, "deepseek2": 1, "qwen35": 1, "hy_v3": 2}
+OTHERS = {"bailingmoe3": 1, "nemotron_h_moe": 1, "mimo2": 2, "step35": 2, "deepseek4": 1, "glm-dsa": 1, "deepseek32": 1}
+HEADS = {**ARCHS, **OTHERS}
 
 
 @pytest.fixture(scope="module")
@@ -37,11 +39,11 @@ def asked(rpc: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str],
     folder = tmp_path_factory.mktemp("mtp")
 
     def get(arch: str) -> tuple[Path, tuple[str | Path, ...]]:
-        path = folder / f"{arch}-{ARCHS[arch]}-heads.gguf"
-        model = path if path.exists() else mtp_model(folder, arch, ARCHS[arch])
+        path = folder / f"{arch}-{HEADS[arch]}-heads.gguf"
+        model = path if path.exists() else mtp_model(folder, arch, HEADS[arch])
         profile = folder / f"{arch}.json"
         made_profile(model, rpc.devices[0], SETTINGS, name="RPC0").save(profile)
-        return model, ("--local-rpc", "--vram", "64MiB", "--profile", profile, *SMALL)
+        return model, ("--local-rpc", "--vram", "256MiB", "--profile", profile, *SMALL)
 
     return get
 
@@ -66,7 +68,7 @@ def test_command_line(tmp_path: Path) -> None:
     assert command[command.index("--spec-type") + 1] == "draft-mtp" and "--spec-draft-model" not in command
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", [*ARCHS, *(pytest.param(arch, marks=pytest.mark.slow) for arch in OTHERS)])
 def test_serve_with_heads(arch: str, asked: Callable[..., Any], tmp_path: Path) -> None:
     """Tokens are the model's own, weights and caches those of the plan, and compute buffers no larger."""
     model, options = asked(arch)
@@ -85,7 +87,7 @@ def test_serve_with_heads(arch: str, asked: Callable[..., Any], tmp_path: Path) 
     assert sum(sizes(log, "model")) == pytest.approx(plan["weights"] / MIB, abs=0.02)
     states = sizes(log, "KV") + sizes(log, "RS")
     assert len(states) >= 2 and sum(states) <= plan["kv"] / MIB + 0.02
-    if arch != "qwen35":  # whose states are planned for the most guesses
+    if arch not in ("qwen35", "deepseek4"):  # states for the most guesses; states that are logged by other names
         assert sum(states) == pytest.approx(plan["kv"] / MIB, abs=0.02)
     assert 0 < sum(sizes(log, "compute")[:2]) <= plan["compute"] / MIB + 0.02
 

@@ -25,6 +25,7 @@ ALLOC = message(wire.ALLOC_BUFFER, struct.pack("<IQ", 0, SIZE))
 CLEAR = message(wire.BUFFER_CLEAR, struct.pack("<QB", 1, 0))
 AGAIN = message(wire.GRAPH_RECOMPUTE, bytes(4))
 Q8_0 = 8
+ATTEND_PARAM = 13  # OA_ATTEND_PARAM of csrc/attend/own_attention.h
 
 
 def t(ident: int, ne: tuple[int, ...], at: int = 0, kind: int = F32, **more: object) -> bytes:
@@ -103,6 +104,13 @@ def graphs() -> Iterator[tuple[str, bytes]]:
     q, k, v = t(1, (64, 4, 2)), t(2, (64, 8, 2), 4096, F16), t(3, (64, 8, 2), 8192, F16)
     mask = t(4, (8, 4), 16384, F16)
     yield "flash_attention", operator("FLASH_ATTN_EXT", (64, 2, 4), q, k, v, mask, params=(0x3E000000,))
+    # Marked for our kernels: few rows, many rows, and a cache that is cut into parts.
+    own = (0x3E000000, *[0] * (ATTEND_PARAM - 1), 1)
+    yield "flash_attention_own", operator("FLASH_ATTN_EXT", (64, 2, 4), q, k, v, mask, params=own)
+    rows, seen = t(1, (64, 16, 2), 16384), t(4, (8, 16), 1024, F16)
+    yield "flash_attention_own_columns", operator("FLASH_ATTN_EXT", (64, 2, 16), rows, k, v, seen, params=own)
+    one, keys, values = t(1, (16, 1, 1)), t(2, (16, 256, 1), 1024, F16), t(3, (16, 256, 1), 9216, F16)
+    yield "flash_attention_own_parts", operator("FLASH_ATTN_EXT", (16, 1, 1), one, keys, values, params=own)
     yield "im2col", operator("IM2COL", (3, 14), t(1, (3, 1, 1)), t(2, (16, 1), 1024), params=(1, 1, 0, 0, 1, 1, 0))
     yield "pool_2d", operator("POOL_2D", (8, 2), x, params=(0, 2, 2, 2, 2, 0, 0))
     yield "pad", operator("PAD", (18, 4), x, params=(1, 1))

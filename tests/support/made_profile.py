@@ -13,13 +13,18 @@ from oallama.profiling.fingerprint import fingerprint
 from support import synthetic
 
 
-def made_profile(model: Path, device: str, settings: Settings, name: str | None = None) -> Profile:
-    """Times of `model`'s operators; `device` is much faster than the CPU. `name`: what another process calls it."""
-    host = synthetic.Speed(5e7, 1e9)
-    profile = synthetic.profile(autoplan.read_graph(model, settings), cpu=host, op_offload=False)
+def made_profile(
+    model: Path, device: str | None, settings: Settings, name: str | None = None, own: float | None = None
+) -> Profile:
+    """Times of `model`'s operators; `device` is much faster than the CPU. `name`: what another process calls it.
 
-    mark = fingerprint([device, "CPU"], settings.n_threads)
-    name = name or device
+    device None: the CPU alone. own: how many times as fast our kernels of attention are there.
+    """
+    host = synthetic.Speed(5e7, 1e9)
+    profile = synthetic.profile(autoplan.read_graph(model, settings), cpu=host, op_offload=False, own=own)
+
+    mark = fingerprint([*([device] if device else []), "CPU"], settings.n_threads)
+    name = name or device or synthetic.DEVICE
 
     def rename(entries: tuple[Any, ...], field: str = "device") -> tuple[Any, ...]:
         return tuple(replace(e, **{field: name}) if getattr(e, field) == synthetic.DEVICE else e for e in entries)

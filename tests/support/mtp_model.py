@@ -1,7 +1,10 @@
-"""Tiny models with MTP heads: upstream's of an architecture with more layers, the last one once more as each head."""
+"""Tiny models with MTP heads: upstream's of an architecture with more layers, and the last one once more as each head
+or what mtp_recipes.py says.
+"""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +13,9 @@ from gguf import GGMLQuantizationType, GGUFReader
 
 from oallama.modelmaker.gguf_header import pack_header, padded, read_metadata
 from support.archs import write_models
+from support.mtp_recipes import RECIPES, TRUNKS, Recipe, Tensor, finished_head, trunk_of
 
 MORE = 4  # layers beyond upstream's two, so that a head is small beside them
-Tensor = tuple[str, tuple[int, ...], GGMLQuantizationType, bytes]
 
 
 def mtp_model(folder: Path, arch: str, n_heads: int = 1, says: int | None = None, sections: bool = False) -> Path:
@@ -20,30 +23,33 @@ def mtp_model(folder: Path, arch: str, n_heads: int = 1, says: int | None = None
 
     says: heads that its metadata has; default: those that are there. sections: GLM-4.5 with positions of images.
     """
-    models = write_models(folder / f"{arch}-trunks", f"^{arch}$")
-    moe = [path for path in models if "moe" in path.stem.removeprefix(arch)]  # heads of most have experts
-    return add_heads(
-        (moe or models)[0], folder / f"{arch}-{n_heads}-heads.gguf", n_heads, says, arch != "glm4moe" or sections
-    )
+    trunk = TRUNKS.get(arch, arch)
+    models = write_models(folder / f"{arch}-trunks", f"^{trunk}$")
+    moe = [path for path in models if "moe" in path.stem.removeprefix(trunk)]  # heads of most have experts
+    path = folder / f"{arch}-{n_heads}-heads.gguf"
+    return add_heads((moe or models)[0], path, arch, n_heads, says, arch != "glm4moe" or sections)
 
 
-def add_heads(source: Path, path: Path, n_heads: int, says: int | None = None, keeps_sections: bool = False) -> Path:
-    metadata = read_metadata(source)
-    arch = metadata["general.architecture"].decode()
-    n_layer, n_embd = metadata[f"{arch}.block_count"], metadata[f"{arch}.embedding_length"]
-    tensors: list[Tensor] = [
+def add_heads(
+    source: Path, path: Path, arch: str, n_heads: int, says: int | None = None, keeps_sections: bool = False
+) -> Path:
+    read: list[Tensor] = [
         (t.name, tuple(int(n) for n in t.shape), t.tensor_type, t.data.tobytes()) for t in GGUFReader(source).tensors
     ]
-    # Layers with recurrent states take turns with others; else only the first one differs.
-    period = n_layer if any("ssm" in name for name, *_ in tensors) else 1
+    metadata, tensors = trunk_of(arch, read_metadata(source), read)
+    n_layer, n_embd = metadata[f"{arch}.block_count"], metadata[f"{arch}.embedding_length"]
+    recipe = RECIPES.get(arch) or _usual(n_layer, tensors)
     told = n_heads if says is None else says
-    like = [*range(n_layer), *(n_layer - period + i % period for i in range(MORE)), *[n_layer - 1] * max(told, n_heads)]
-    for il in range(n_layer, n_layer + MORE + n_heads):
-        last, is_head = f"blk.{like[il]}.", il >= n_layer + MORE
-        for name, *rest in [tensor for tensor in tensors if tensor[0].startswith(last)]:
-            if not (is_head and name.endswith("scale")):  # llama.cpp does not skip scales with their weights
-                tensors.append((f"blk.{il}.{name.removeprefix(last)}", *rest))  # type: ignore[arg-type]
-        tensors += _projections(f"blk.{il}.nextn", n_embd, il) if is_head else []
+    more = [recipe.more[i % len(recipe.more)] for i in range(MORE)]
+    like = [*range(n_layer), *more, *[recipe.like] * max(told, n_heads)]
+    for il in range(n_layer, n_layer + MORE):
+        tensors += _copied(tensors, like[il], "", f"blk.{il}")
+    for il in range(n_layer + MORE, n_layer + MORE + n_heads):
+        prefix = f"blk.{il}"
+        made = [t for layer, pattern in recipe.head for t in _copied(tensors, layer, pattern, prefix)]
+        # llama.cpp does not skip scales with their weights.
+        made = [t for t in made if not t[0].endswith("scale")] + _projections(f"{prefix}.nextn", n_embd, il)
+        tensors += finished_head(arch, prefix, made, n_embd)
     # Numbers below zero stand for "none", as without the key.
     kept = {k: v for k, v in metadata.items() if not (isinstance(v, int) and v < 0)}
     if not keeps_sections:
@@ -52,6 +58,20 @@ def add_heads(source: Path, path: Path, n_heads: int, says: int | None = None, k
     each |= {f"{arch}.block_count": n_layer + MORE + told, f"{arch}.nextn_predict_layers": told}
     _write(path, each, tensors)
     return path
+
+
+def _usual(n_layer: int, tensors: list[Tensor]) -> Recipe:
+    """Layers with recurrent states take turns with others; else only the first one differs."""
+    is_recurrent = any("ssm" in name for name, *_ in tensors)
+    last = n_layer - 1
+    return Recipe(tuple(range(n_layer)) if is_recurrent else (last,), ((last, ""),), last)
+
+
+def _copied(tensors: list[Tensor], layer: int, pattern: str, prefix: str) -> list[Tensor]:
+    """The weights of a layer whose names match, under other names."""
+    old = f"blk.{layer}."
+    found = [(name.removeprefix(old), rest) for name, *rest in tensors if name.startswith(old)]
+    return [(f"{prefix}.{name}", *rest) for name, rest in found if re.match(pattern, name)]  # type: ignore[misc]
 
 
 def _projections(prefix: str, n_embd: int, seed: int) -> list[Tensor]:

@@ -226,12 +226,13 @@ def profile(
     overlap: float = 0.0,
     concurrency: float = 0.0,
     in_one_piece: Mapping[str, float] | None = None,
+    own: float | None = None,
 ) -> Profile:
     """Times of every target operator of `model` by rooflines, attention, links and switches.
 
     more: further accelerators by name. flash: the forms of attention with times; fused is 1.25x as fast. overlap: of
     copies with computing. concurrency: of the accelerators' computing with the host's. in_one_piece: seconds of
-    chains of operators on accelerators, by kind.
+    chains of operators on accelerators, by kind. own: how many times as fast our kernels of attention are on the host.
     """
     operators, attention, links = [], [], []
     accelerators = {DEVICE: gpu, **(more or {})}
@@ -258,6 +259,8 @@ def profile(
                     for fused in flash:
                         took = seconds if fused else 1.25 * seconds
                         attention.append(AttentionTime(device, *shape, "f16", "f16", tier, depth, took, flash=fused))
+                    if own and device == HOST:
+                        attention.append(replace(attention[-1], median_s=seconds / own, flash=True, kernel="oallama"))
     for name, direction in product(accelerators, ("h2d", "d2h")):
         for nbytes in (4, 2**12, 2**20, 2**28):
             links.append(LinkTime(name, direction, "pageable", nbytes, latency + nbytes / link))

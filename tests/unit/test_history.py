@@ -40,7 +40,7 @@ def planned(**more: object) -> PlacementPlan:
 
 def a_run(plan: PlacementPlan, tpot_s: float = 0.05, others_cpus: float = 0.0, prefill_s: float = 0.4) -> Run:
     times = RunTimes(64, prefill_s, 0.4, 32, tpot_s, 0.05)
-    run = run_of(plan, times, used=96, others_cpus=others_cpus)
+    run = run_of(plan, times, depth=80, others_cpus=others_cpus)
     assert run is not None
     return run
 
@@ -93,7 +93,7 @@ def test_a_folder_that_cannot_be_written_is_said_once(tmp_path: Path, capfd: pyt
 
 
 def test_a_few_tokens_are_no_run() -> None:
-    assert run_of(planned(), RunTimes(6, 0.1, None, 3, 0.2, 0.05), used=9, others_cpus=0.0) is None
+    assert run_of(planned(), RunTimes(6, 0.1, None, 3, 0.2, 0.05), depth=8, others_cpus=0.0) is None
 
 
 def test_terms_of_a_run_add_up_to_what_was_predicted_of_it() -> None:
@@ -107,7 +107,7 @@ def test_terms_are_what_they_were_before_anything_was_learned() -> None:
     learned = {"CPU matrices": 2.0}
     whole = 0.04 * 2 + 0.01
     plan = replace(plan, predicted=replace(plan.predicted, learned=learned, tpot_s={0: whole, 512: whole}))
-    run = run_of(plan, RunTimes(6, 0.1, None, 32, 0.1, whole), used=38, others_cpus=0.0)
+    run = run_of(plan, RunTimes(6, 0.1, None, 32, 0.1, whole), depth=22, others_cpus=0.0)
     assert run is not None and run.terms["decode"] == pytest.approx({"CPU matrices": 0.04, "RPC0 matrices": 0.01})
 
 

@@ -226,6 +226,12 @@ def test_flags_text():
     assert make(on_host=()).to_llama_cpp_flags() == ["-ngl", "13"]
 
 
+def test_flags_say_that_llama_cpp_lacks_our_attention(capsys):
+    ours = make(context=replace(make().context, attention="oallama"))
+    assert ours.to_llama_cpp_flags() == make().to_llama_cpp_flags()
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 def test_tied_output_on_the_host_is_written_by_its_embedding():
     plan = make(on_host=["output.weight"], tied_output=True)
     assert plan.to_llama_cpp_flags()[:4] == ["-ngl", "13", "-ot", r"^token_embd\.weight$=CPU"]

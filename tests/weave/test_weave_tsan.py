@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from support.paths import ROOT
 from support.processes import ran
+from support.sanitizers import skip_without
 from support.weave_tsan import run
 
 PROGRAM = ROOT / "build" / "tsan" / "weave_tsan"
@@ -18,12 +16,7 @@ PROGRAM = ROOT / "build" / "tsan" / "weave_tsan"
 
 @pytest.fixture(scope="session")
 def program() -> Path:
-    compiler = shutil.which("clang++")
-    if compiler is None:
-        pytest.skip("clang++ is not here")
-    tried = [compiler, "-fsanitize=thread", "-x", "c++", "-", "-o", os.devnull]
-    if subprocess.run(tried, input=b"int main() {}", capture_output=True).returncode != 0:
-        pytest.skip("clang++ has no ThreadSanitizer here")
+    skip_without("thread")
     ran(ROOT / "scripts" / "tsan_weave.sh", "build")
     return PROGRAM
 

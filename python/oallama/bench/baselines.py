@@ -12,6 +12,7 @@ from oallama.base.environment import BASELINE_DIR
 from ..data.plan import HOST
 from ..errors import OallamaError
 from ..planning.stock import FAMILIES, family
+from ..profiling.workload import UNFUSED_V_TYPES
 from .engines import Engine, LoadParams
 from .machine import REPOSITORY
 
@@ -86,6 +87,18 @@ def ffn_on_cpu(
         placement=f"--n-{planner} {n}" if planner in FAMILIES else f"-ot as --n-{planner} {n} would",
         predicted_bytes=predicted_bytes,
     )
+
+
+def cpu_forms(params: LoadParams, lib_dir: str | os.PathLike[str] | None = None) -> list[Engine]:
+    """The CPU alone with -fa 1, llama.cpp's default there, and with -fa 0, which knows no quantised V.
+
+    The first is the engine that others are compared with.
+    """
+    fused = replace(cpu_only(replace(params, flash_attn="on"), lib_dir), name="llama.cpp CPU -fa 1", baseline=True)
+    if params.type_v not in UNFUSED_V_TYPES:
+        return [fused]
+    unfused = replace(cpu_only(replace(params, flash_attn="off"), lib_dir), name="llama.cpp CPU -fa 0")
+    return [fused, unfused]
 
 
 def cpu_only(params: LoadParams, lib_dir: str | os.PathLike[str] | None = None) -> Engine:

@@ -13,14 +13,16 @@ if TYPE_CHECKING:
     from rich.console import Group
 
 _COLUMNS = ("engine", "test", "TTFT", "TPOT", "device MiB", "vs llama.cpp")
-_VERSUS = "vs llama.cpp: TTFT / TPOT against its own layer split in the same device bytes; above 1x is faster"
+_VERSUS = "vs llama.cpp: TTFT / TPOT against {}; above 1x is faster"
 
 
 def table(results: Sequence[Result]) -> Group:
     """A row per result; below them how to read it, first prompts, and engines that failed."""
     failed = {f"{r.engine} was left out: {r.error}" for r in results if r.error}
     rows = [_row(result, results) for result in results]
-    return medians_table(_COLUMNS, rows, [_VERSUS, *first_prompts(results), *sorted(failed)])
+    base = next((result.engine for result in results if result.baseline), "llama.cpp")
+    versus = _VERSUS.format("its own layer split in the same device bytes" if base == "llama.cpp" else base)
+    return medians_table(_COLUMNS, rows, [versus, *first_prompts(results), *sorted(failed)])
 
 
 def _row(result: Result, results: Sequence[Result]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from ..data.plan import HOST, PlacementPlan
 from ..engine import device_list, runtime
 from ..engine.load_settings import Settings
 from ..engine.rpc import LocalRpcServer
-from .baselines import all_on_device, cpu_only, find_baseline_lib, fitted, layer_split
+from .baselines import all_on_device, cpu_forms, cpu_only, find_baseline_lib, fitted, layer_split
 from .engines import Engine, LoadParams
 from .planned import planned
 
@@ -22,16 +22,22 @@ _SHARE_OF_FREE = 0.9
 
 @dataclass(frozen=True)
 class Rivals:
-    """A plan, and stock llama.cpp's own placements in the same device bytes: "layers", perhaps "fit"; or none."""
+    """A plan, and stock llama.cpp's own placements in the same device bytes: "layers", perhaps "fit"; or none.
+
+    on_cpu: for a plan without devices, llama.cpp's CPU in both forms of attention in their place.
+    """
 
     plan: PlacementPlan
     stock: Mapping[str, PlacementPlan]
     label: str = ""
+    on_cpu: bool = False
 
     def engines(
         self, settings: Settings, endpoints: tuple[str, ...], local_rpc: bool, stack: ExitStack, everything: bool = True
     ) -> list[Engine]:
         """The layer split, --fit, the plan and the CPU alone; with `everything` also all on the device.
+
+        Stock engines are unpatched llama.cpp, so they have its own kernels of attention.
 
         Stock engines run in the context that was asked for, the plan in its own. endpoints: RPC servers of the user,
         shared by all engines. local_rpc: each engine gets a loopback server of its own, which lives as long as `stack`.
@@ -55,6 +61,8 @@ class Rivals:
 
         label = f"plan {self.label or self.plan.hash[:8]}"
         ours = planned(self.plan, runtime.lib_dir(), params(self.plan), placement=label)
+        if self.on_cpu:
+            return [*cpu_forms(_asked(settings)), ours]
         if not self.stock:
             return [ours]
         lib, layers = find_baseline_lib(), self.stock["layers"]
@@ -64,6 +72,17 @@ class Rivals:
             engines.append(fitted(params(fit), _n_gpu_layers(fit), overrides, _device_bytes(fit), lib))
         engines += [ours, cpu_only(params(layers), lib)]
         return [*engines, all_on_device(params(layers), lib)] if everything else engines
+
+
+def _asked(settings: Settings) -> LoadParams:
+    return LoadParams(
+        n_ctx=settings.n_ctx,
+        n_batch=settings.n_batch,
+        n_ubatch=settings.n_ubatch,
+        n_threads=settings.n_threads,
+        type_k=settings.type_k,
+        type_v=settings.type_v,
+    )
 
 
 def _accelerators(plan: PlacementPlan) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,7 +56,9 @@ def bench(
     *,
     budget: Annotated[
         list[str] | None,
-        typer.Option("--vram", "--budget", help=f"Budget; repeatable. Default {', '.join(BUDGETS)}."),
+        typer.Option(
+            "--vram", "--budget", help=f"Budget; repeatable. Default {', '.join(BUDGETS)}; none without accelerator."
+        ),
     ] = None,
     plan: Plan = None,
     planner: Planner = "auto",
@@ -71,7 +74,10 @@ def bench(
     ),
     json: Json = False,
 ) -> None:
-    """Measure a model under budgets, interleaved with llama.cpp: layer split, --fit, the CPU and the device alone."""
+    """Measure a model under budgets, interleaved with llama.cpp: layer split, --fit, the CPU and the device alone.
+
+    A plan without a device is measured beside llama.cpp's CPU with -fa 1 and 0.
+    """
     if baseline:
         find_baseline_lib()
     sweep = rounds.sweep(reload=bool(hardware.rpc))
@@ -95,7 +101,7 @@ def bench(
         workload=_middle(sweep),
         margin=hardware.margin,
     )
-    jobs: list[PlacementPlan | str] = [made] if plan else list(budget or BUDGETS)
+    jobs: Sequence[PlacementPlan | str | None] = [made] if plan else _budgets(budget, choices)
     every: list[Result] = []
     for job in jobs:
         rivals = _rivals(model, graph, job, wanted, choices, baseline)
@@ -110,19 +116,29 @@ def bench(
         print_json([record(result, every) for result in every])
 
 
+def _budgets(given: Sequence[str] | None, choices: Choices) -> Sequence[str | None]:
+    """Those given, else the usual ones; None where there is no accelerator to have one."""
+    return given or (BUDGETS if autoplan.choose_devices(choices.device) else [None])
+
+
 def _rivals(
-    model: Path, graph: OperatorGraph, job: PlacementPlan | str, wanted: Settings, choices: Choices, baseline: bool
+    model: Path,
+    graph: OperatorGraph,
+    job: PlacementPlan | str | None,
+    wanted: Settings,
+    choices: Choices,
+    baseline: bool,
 ) -> Rivals:
-    """The plan of a job, and what llama.cpp does with the same total bytes."""
+    """The plan of a job, and what llama.cpp does with the same total bytes, or on the CPU."""
     if isinstance(job, PlacementPlan):
         plan, label = job, job.hash[:8]
         choices = replace(choices, device=next((d for d in plan.devices if d != HOST), HOST))
     else:
-        label = job
+        label = job or HOST
         with progress_bar("profiling") as report:
             plan = autoplan.plan_graph(model, graph, job, wanted, choices, report)
-    if not baseline or choices.device == HOST:
-        return Rivals(plan, {}, label)
+    if not baseline or not autoplan.choose_devices(choices.device):
+        return Rivals(plan, {}, label, on_cpu=baseline)
     with progress_bar("profiling") as report:
         return Rivals(plan, stock_plans(model, graph, plan, label, wanted, choices, report), label)
 

@@ -20,7 +20,7 @@ from oallama.bench.plain_page import BUDGET, CONTEXT, START, TOKENS, plain_page
 from oallama.bench.rivals import Rivals, interleave_for
 from oallama.bench.verdict import fastest, is_narrow, surprises, verdict
 from oallama.data.plan import PlacementPlan
-from oallama.engine import device_list, model_file, runtime
+from oallama.engine import device_list, model_file
 from oallama.engine.load_settings import Settings
 from oallama.engine.rpc import share_processor
 from oallama.errors import OallamaError
@@ -170,7 +170,8 @@ class _Run:
         """The fastest plan and what stock llama.cpp does in the same bytes; prints the plan and what is predicted."""
         plan = autoplan.plan_graph(self.model, self.graph, vram, self.settings, self.choices)
         stock = stock_plans(self.model, self.graph, plan, vram, self.settings, self.choices)
-        cpu = autoplan.plan_graph(self.model, self.graph, None, self.settings, replace(self.choices, planner="cpu"))
+        alone = replace(self.choices, planner="stock-cpu")
+        cpu = autoplan.plan_graph(self.model, self.graph, None, self.settings, alone)
         plan.save(RESULTS / "plan.json")
         out.print(render_plan(plan))
         names = {"layers": "llama.cpp's layer split", "fit": "llama.cpp's --fit"}
@@ -217,10 +218,10 @@ class _Run:
 
 
 def _all_threads(plan: PlacementPlan) -> Engine:
-    """Our engine without a plan and a device: what this machine does best without a GPU."""
+    """llama.cpp without a device: what this machine does without a GPU."""
     context = plan.context
     sizes = LoadParams(n_ctx=context.n_ctx, n_batch=context.n_batch, n_ubatch=context.n_ubatch)
-    return replace(cpu_only(sizes, runtime.lib_dir()), name=ALL_THREADS)
+    return replace(cpu_only(sizes), name=ALL_THREADS)
 
 
 def _keep(results: Sequence[Result], local: bool) -> None:

@@ -130,10 +130,9 @@ def serve(
     where = f"by plan {made.hash[:8]}" if made else "on the CPU alone"
     say(f"serving {model.name} {where} on http://{door.host}:{door.port} (OpenAI API under /v1)")
     address = f"http://{door.host}:{door.port}"
-    # Sequences beside each other take longer each, and a step with a draft is none of the plan's.
-    alone = made if wanted.n_seq_max == 1 and draft is None else None
+    predicted = made if draft is None else None  # a step with a draft is none of the plan's
     tables = planned_environment(made, draft.plan if isinstance(draft, Draft) else None)
-    with tables as environment, recorded(alone, address, wanted.n_threads):
+    with tables as environment, recorded(predicted, address, wanted.n_threads):
         code = run_server(command, environment | limits.of_server(wanted.n_seq_max))
     raise typer.Exit(code)
 

@@ -34,6 +34,7 @@ class Run:
         prefill_s: seconds of all prompts; tpot_s: seconds per generated token; None: too few tokens.
         predicted_prefill_s, predicted_tpot_s: what the plan predicts for these.
         others_cpus: CPUs that other work kept busy meanwhile.
+        batch: sequences that generated beside each other, one token each in a step.
         terms: predicted seconds by stage ("prefill" of all prompts, "decode" of a token), and by device and kind of
             work, before what was learned.
     """
@@ -54,6 +55,7 @@ class Run:
     predicted_tpot_s: float | None
     others_cpus: float = 0.0
     terms: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    batch: int = 1
 
     @property
     def clean(self) -> bool:

@@ -10,6 +10,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from ..base.printing import say
 from ..errors import OallamaError
 
 if TYPE_CHECKING:
@@ -52,11 +53,16 @@ def backend_map(plan: PlacementPlan, on: Mapping[str, str] = MappingProxyType({}
 
 
 def llama_cpp_flags(plan: PlacementPlan, program: str = "llama.cpp") -> list[str]:
-    """-ngl and -ot flags that give stock llama.cpp the same homes for layers and tensors."""
+    """-ngl and -ot flags that give stock llama.cpp the same homes for layers and tensors.
+
+    Says on stderr where the plan has our kernels of attention, which llama.cpp lacks.
+    """
     if plan.stream_caches:
         raise OallamaError("stock llama.cpp cannot compute attention on another device than the KV cache's")
     if plan.offline_arenas:
         raise OallamaError("stock llama.cpp needs larger compute buffers than a plan with offline arenas")
+    if plan.context.attention == "oallama":
+        say("the plan's attention on the CPU is computed by oallama's kernels; llama.cpp has its own only")
     bench = program == "llama-bench"
     flags = ["-ngl", str(_gpu_layers(plan))]
     moved: dict[str, list[str]] = defaultdict(list)

@@ -175,5 +175,5 @@ class _Maker:
 
 
 def _totals(held: Mapping[str, DeviceMemory]) -> dict[str, int]:
-    """Bytes on accelerators."""
-    return {name: memory.total for name, memory in held.items() if name != HOST and memory.total}
+    """Bytes on accelerators; a plan with heads may take a little less, where weights move and lie beside others."""
+    return {name: memory.total for name, memory in held.items() if name != HOST and memory.total > 0}

@@ -1,16 +1,23 @@
 """MTP heads of a model file: layers behind the model's own that guess tokens from its hidden states.
 
 llama.cpp loads them where they are asked for, and runs them in a second context of the same model. What it cannot run
-would end the process (an assertion), so it is refused here, by what its sources say (src/models/*.cpp).
+would end the process (an assertion), so it is refused here: by what its sources say (src/models/*.cpp), then by a trial
+in a process of its own.
 """
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 from oallama.engine import runtime, skeleton
 from oallama.engine.load_settings import Settings
+from oallama.engine.model_file import identity
 from oallama.engine.outline import metadata, outline
 from oallama.errors import OallamaError
 
@@ -28,6 +35,7 @@ KEEP_STATES = frozenset(("bailingmoe3", "deepseek4", "nemotron_h_moe", "qwen35",
 ASSERTED = ("nextn.eh_proj", "nextn.enorm", "nextn.hnorm")
 ROPE_OF_IMAGES = 8  # GGML_ROPE_TYPE_MROPE, which the graph of GLM-4.5's head does not know
 _LEAVE_OUT = "leave --heads out"
+_TRIAL = "oallama.engine.heads_trial"
 
 
 def count_heads(path: str | Path) -> int:
@@ -55,6 +63,8 @@ def count_heads(path: str | Path) -> int:
             f"wrong guesses; {_LEAVE_OUT}"
         )
     _check_graph(path, arch, n_heads)
+    if assertion := _how_it_ends(os.fspath(path), arch in KEEP_STATES, identity(path)):
+        raise OallamaError(f"llama.cpp ends the process on the MTP heads of {name} ({assertion}); {_LEAVE_OUT}")
     return n_heads
 
 
@@ -78,3 +88,18 @@ def _check_graph(path: str | Path, arch: str, n_heads: int) -> None:
     ropes = [node["op_params"][2] for node in raw["graphs"]["1"] if node["op"] == "ROPE"]
     if arch == "glm4moe" and any(mode & ROPE_OF_IMAGES for mode in ropes):
         raise OallamaError(f"llama.cpp does not run the MTP head of {name}, which takes images; {_LEAVE_OUT}")
+
+
+@lru_cache(maxsize=64)
+def _how_it_ends(path: str, keeps: bool, _: object) -> str:
+    """The assertion by which a process ends that makes the contexts of the heads; "" where it goes on.
+
+    Errors that llama.cpp reports are left to the caller, who meets them, too.
+    """
+    command = [sys.executable, "-m", _TRIAL, path, str(int(keeps))]
+    environment = {**os.environ, "GGML_NO_BACKTRACE": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", check=False)
+    if done.returncode >= 0:
+        return ""
+    found = re.search(r"([\w-]+\.cpp:\d+: .*)", done.stderr)
+    return found[1] if found else f"signal {-done.returncode}"

@@ -75,8 +75,18 @@ def _at_its_choice(plan: PlacementPlan) -> float:
     return float(measured["tpot_s"] / tpot) if tpot else 1.0
 
 
-def run_of(plan: PlacementPlan, times: RunTimes, used: int, others_cpus: float) -> Run | None:
-    """A run of a plan as the history keeps it; None where too little was computed. used: tokens in the cache now."""
+def batch_of(plan: PlacementPlan) -> int:
+    """Sequences that generate beside each other in the request that the plan was made and predicted for."""
+    return int(plan.planner["params"].get("n_parallel", 1))
+
+
+def run_of(plan: PlacementPlan, times: RunTimes, depth: int, others_cpus: float, batch: int = 1) -> Run | None:
+    """A run of a plan as the history keeps it; None where too little was computed, or another batch than predicted.
+
+    depth: tokens in the cache in the middle of an answer. batch: sequences that generated beside each other.
+    """
+    if batch != batch_of(plan):
+        return None
     enough = times.n_generate >= MIN_TOKENS
     prompt = times.n_prompt >= _MIN_PROMPT
     if not enough and not prompt:
@@ -86,7 +96,7 @@ def run_of(plan: PlacementPlan, times: RunTimes, used: int, others_cpus: float) 
     return _run(
         plan,
         source="run",
-        n=(times.n_prompt, times.n_generate, max(0, used - times.n_generate // 2)),
+        n=(times.n_prompt, times.n_generate, depth),
         measured=(prefill_s, tpot_s),
         predicted=(predicted_prefill_s, predicted_tpot_s),
         others_cpus=others_cpus,
@@ -94,9 +104,9 @@ def run_of(plan: PlacementPlan, times: RunTimes, used: int, others_cpus: float) 
 
 
 def trial_of(plan: PlacementPlan) -> Run | None:
-    """What `verify` measured of a plan; None where it could not be run."""
+    """What `verify` measured of a plan; None where it could not be run, or is for more than the one sequence it ran."""
     measured = plan.measured or {}
-    if "tpot_s" not in measured:
+    if "tpot_s" not in measured or batch_of(plan) != 1:
         return None
     n_prompt, n_generate, depth = measured["n_prompt"], measured["n_generate"], measured["depth_run"]
     ttft, tpot = predicted_times(plan, n_prompt, n_generate, depth)
@@ -124,7 +134,17 @@ def _run(
     profile = str(plan.planner["params"].get("profile", ""))
     about = str(plan.model.get("name", "")), plan.hash, str(plan.planner["name"])
     return Run(
-        now, profile, *about, source, *n, plan.context.n_ubatch, *measured, *predicted, round(others_cpus, 3), terms
+        now,
+        profile,
+        *about,
+        source,
+        *n,
+        plan.context.n_ubatch,
+        *measured,
+        *predicted,
+        round(others_cpus, 3),
+        terms,
+        batch_of(plan),
     )
 
 

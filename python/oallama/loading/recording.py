@@ -24,4 +24,5 @@ class RunRecorder:
             return
         llama_cpp = runtime.llama_cpp()
         used = llama_cpp.llama_memory_seq_pos_max(llama_cpp.llama_get_memory(context), 0) + 1
-        keep_runs(self._n_threads, [run_of(self._plan, times, used, self._others.so_far())])
+        depth = max(0, used - times.n_generate // 2)
+        keep_runs(self._n_threads, [run_of(self._plan, times, depth, self._others.so_far())])

@@ -23,7 +23,14 @@ LOADING_SHARE = 0.05  # of the seconds that loading takes, where that is more
 _MOST_ROUNDS = 45
 _RIVALS = 2
 _HOPELESS = 3.0  # times the plan's request
-_STOCK = ("fit", "layers", "fewer-layers", "cpu-moe", "cpu-ffn", "cpu")
+_STOCK = ("fit", "layers", "fewer-layers", "cpu-moe", "cpu-ffn")
+_ALONE = ("cpu", "stock-cpu")
+_NAMES = {
+    "cpu": "the CPU alone",
+    "stock-cpu": "llama.cpp's CPU alone",
+    "fit": "llama.cpp's --fit",
+    "layers": "llama.cpp's layer split",
+}
 # What is run, the most telling first: prompt, answer, and tokens in the cache before, at most.
 _REQUESTS = ((128, 16, 2048), (128, 16, 512), (64, 16, 0), (32, 8, 0))
 # A worker's start, and bytes per second of a load from memory: both slow, so that the limit holds.
@@ -59,6 +66,8 @@ class Trial:
             return best
         # Times of a noisy profile are too long by about as much, and there a measurement is needed most.
         rivals = _rivals(considered)
+        if not rivals:
+            return best
         entrants, request = _affordable(best, rivals, limit_s * (1 + min(considered.space.noise, 1.0)))
         if not entrants:
             seconds = _estimate([best, *rivals[:1]], _REQUESTS[-1])
@@ -129,21 +138,27 @@ def describe(winner: PlacementPlan, done: Sequence[PlacementPlan]) -> str:
 def _rivals(considered: Considered) -> list[PlacementPlan]:
     """llama.cpp's own placements that differ from the plan, the fastest prediction first.
 
-    The CPU alone is the second: it needs no device, so noise harms it least. It is left out where it is hopeless. When
-    the plan is the CPU alone itself, its rivals are all plans with a device.
+    The CPU alone is the second: it needs no device, so noise harms it least. It is left out where it is hopeless. It is
+    taken as a plan has it, perhaps with our kernels. When the plan is the CPU alone itself, its rivals are all plans
+    with a device; with our kernels llama.cpp's CPU is the first.
     """
     best, plans = considered.found.best, considered.found.plans
+    if _is_alone(best):
+        with_device = sorted((p for p in plans.values() if not _is_alone(p)), key=_seconds)
+        stock = [plans[n] for n in ("stock-cpu",) if n in plans and best.context.attention != "ggml"]
+        return [*stock, *with_device]
     seen, found = {_same(best)}, []
-    for plan in sorted((plans[n] for n in _STOCK if n in plans), key=lambda plan: plan.predicted.request_s):
+    for plan in sorted((plans[n] for n in _STOCK if n in plans and not _is_alone(plans[n])), key=_seconds):
         if _same(plan) not in seen:
             seen.add(_same(plan))
             found.append(plan)
-    alone = [p for p in found if _is_alone(p) and p.predicted.request_s < _HOPELESS * best.predicted.request_s]
-    found = [plan for plan in found if not _is_alone(plan)]
-    if _is_alone(best):
-        with_device = [plan for plan in plans.values() if not _is_alone(plan)]
-        return sorted(with_device, key=lambda plan: plan.predicted.request_s)
+    alone = sorted((plans[n] for n in _ALONE if n in plans), key=_seconds)[:1]
+    alone = [plan for plan in alone if _seconds(plan) < _HOPELESS * _seconds(best)]
     return [*found[:1], *alone, *found[1:]]
+
+
+def _seconds(plan: PlacementPlan) -> float:
+    return plan.predicted.request_s
 
 
 def _is_alone(plan: PlacementPlan) -> bool:
@@ -200,4 +215,6 @@ def _limit(given: float | None, weights: int) -> float:
 
 def _name(plan: PlacementPlan) -> str:
     name = str(plan.planner["name"])
-    return {"cpu": "the CPU alone", "fit": "llama.cpp's --fit", "layers": "llama.cpp's layer split"}.get(name, name)
+    if name == "cpu" and plan.context.attention != "ggml":
+        return "the CPU alone with oallama's attention"
+    return _NAMES.get(name, name)

@@ -18,16 +18,21 @@ def heads_context(context: ContextSettings) -> ContextSettings:
 
 
 def with_heads(plan: PlacementPlan, heads: OperatorGraph, device: str) -> PlacementPlan:
-    """The plan of a model, with its heads on a device; an embedding of their own is on the CPU. Bytes are as before.
+    """The plan of a model, with its heads on a device. Bytes are as before.
+
+    An embedding of their own is on the CPU, and so are matrices that no operator reads: heads of models with sparse
+    attention have an indexer's, and llama.cpp computes their attention over the whole cache.
 
     heads: graph of the heads' context, which lists the weights of model and heads.
     """
-    rows = {op.weight for op in heads.operators(min(heads.tiers)) if op.op == "GET_ROWS"}
+    ops = heads.operators(min(heads.tiers))
+    rows, read = {op.weight for op in ops if op.op == "GET_ROWS"}, {op.weight for op in ops}
     more = {}
     for t in heads.tensors:
         # Of some architectures llama.cpp loads parts of the heads with the model, whether they guess or not.
         if t.name not in plan.tensors or (t.layer is not None and t.layer >= heads.n_layer):
-            home = HOST if t.name in rows else device
+            unread = t.name not in read and sum(n > 1 for n in t.ne) > 1
+            home = HOST if t.name in rows or unread else device
             more[t.name] = TensorPlacement.whole(t.type, t.nbytes, home, "host" if home == HOST else "resident")
     layers = [*plan.layers]
     layers[heads.n_layer : heads.n_layer_all] = [device] * heads.n_heads

@@ -1,8 +1,8 @@
 """What each kind of operator takes on every device, and what a byte of it saves there: Table 1 and Figures 2 and 3 of
 the OATO paper (docs/sources.md, 1), from a profile.
 
-A kind is all operators with weights of one name, type and shape, attention of one form at one depth, or all small
-operators together.
+A kind is all operators with weights of one name, type and shape, attention of one form at one depth (fused also by our
+kernels, where they were measured), or all small operators together.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ from .oato import normalised
 
 SMALL, IN_ONE_PIECE = "small operators", "less in one piece"
 DEPTHS = (1024, 4096, 16384)
+# Name, whether fused, kernel on CPUs.
+_FORMS = (("fused", True, "ggml"), ("oallama", True, "oallama"), ("unfused", False, "ggml"))
 
 
 @dataclass(frozen=True)
 class OperatorKind:
     """All operators of one kind in one pass.
 
-    kind: of the weights ("ffn_up"), "attention fused, 1024" (positions), "small operators", or "less in one piece":
+    kind: of the weights ("ffn_up"), "attention fused, 1024" (positions; "oallama" for fused by our kernels, on devices
+    that lack them by the device's own; "unfused"), "small operators", or "less in one piece":
     what devices save that compute chains of operators at once, as negative seconds. type, ne: of the weights; "" and ()
     of other kinds. nbytes: of all weights, or of what all layers have in their KV caches. seconds: by device, of all of
     them together; devices on which it was not measured are left out. saved: seconds per 1e9 bytes moved to the first
@@ -56,8 +59,8 @@ def operator_kinds(
     at = costs.stage(n_tokens, decode)
     possible = [depth for depth in depths if n_tokens <= depth <= costs.context.n_ctx] or [costs.context.n_ctx]
     found = _targets(costs, at)
-    for flash, depth in product((True, False), possible):
-        found += _attention(costs, at, flash, depth)
+    for form, depth in product(_FORMS, possible):
+        found += _attention(costs, at, *form, depth)
     rest = [op.index for op in at.graph.operators if not op.is_target and at.graph.attention_layer[op.index] < 0]
     seconds = _by_device(costs, at.other[:, rest].sum(axis=1).tolist())
     found.append(OperatorKind(SMALL, "", (), len(rest), 0, seconds))
@@ -86,8 +89,8 @@ def _targets(costs: CostModel, at: StageCosts) -> list[OperatorKind]:
     return [replace(kind, affinity=g) for kind, g in zip(kinds, affinities.tolist(), strict=True)]
 
 
-def _attention(costs: CostModel, at: StageCosts, flash: bool, depth: int) -> list[OperatorKind]:
-    """Of all layers; nothing where no device has times of this form."""
+def _attention(costs: CostModel, at: StageCosts, form: str, flash: bool, kernel: str, depth: int) -> list[OperatorKind]:
+    """Of all layers; nothing where no device has times of this form and kernel."""
     shapes = [shape for shape in costs.graph.attention if shape is not None]
     one, times = (1, at.n_tokens) if at.graph.tier == costs.decode_tier else (at.n_tokens, 1)
     types = costs.context.type_k, costs.context.type_v
@@ -97,18 +100,21 @@ def _attention(costs: CostModel, at: StageCosts, flash: bool, depth: int) -> lis
         if (e.flash, e.type_k, e.type_v) == (flash, *types)
     }
     devices = [name for name in costs.names if all((name, shape) in known for shape in shapes)]
-    if not shapes or not devices:
+    of_kernel = {e.device for e in costs.profile.attention if e.kernel == kernel and e.flash == flash}
+    if not shapes or not of_kernel & {*devices}:
         return []
     rows = depth if flash else padded_rows(depth)
     seconds = {
-        name: times * sum(costs.profile.attention_time(name, s, one, rows, *types, flash).seconds for s in shapes)
+        name: times
+        * sum(costs.profile.attention_time(name, s, one, rows, *types, flash, kernel).seconds for s in shapes)
         for name in devices
     }
     k, v = (CACHE_BYTES[type] for type in types)
     values = sum(s.n_head_kv * (s.head_dim_k * k + s.head_dim_v * v) for s in shapes)
     nbytes = round(times * depth * values)
-    kind = f"attention {'fused' if flash else 'unfused'}, {depth}"
-    return [OperatorKind(kind, "", (), len(shapes), nbytes, seconds, _saved(costs, seconds, nbytes))]
+    return [
+        OperatorKind(f"attention {form}, {depth}", "", (), len(shapes), nbytes, seconds, _saved(costs, seconds, nbytes))
+    ]
 
 
 def _saved(costs: CostModel, seconds: Mapping[str, float], nbytes: int) -> float | None:

@@ -7,7 +7,7 @@ itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Literal, get_args
@@ -15,7 +15,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from ..data.budget import format_bytes
-from ..data.plan import HOST, PlacementPlan
+from ..data.plan import HOST, ContextSettings, PlacementPlan
 from ..data.predicted import TIE
 from ..data.workload import Workload
 from ..errors import OallamaError
@@ -48,14 +48,17 @@ PlannerName = Literal[
     "minimal",
     "cpu-moe-last",
     "cpu-ffn-last",
+    "stock-cpu",
 ]
 DEFAULT_WORKLOAD = Workload()
 PLANNERS: tuple[str, ...] = get_args(PlannerName)
 # Below this concurrency divided weights are computed one side after the other.
 BESIDE = 0.05
 # Candidates that may stream or divide weights, or are what others are measured against at first use.
-ALWAYS = ("exact", "divided", "layers", "cpu")
+ALWAYS = ("exact", "divided", "layers", "cpu", "stock-cpu")
 ON_REQUEST = ("all", "stream-all", "minimal", "cpu-moe-last", "cpu-ffn-last")
+# llama.cpp's CPU alone: with its own kernels "cpu" is the same, so it is made where that may have others.
+STOCK_CPU = "stock-cpu"
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,8 @@ def make_plans(space: Space, planner: PlannerName = "auto") -> Candidates:
     weights that accelerator and host compute at once (where the profile says that they can); "oato", Algorithm 1
     (paper=True: literally as published); "layers", stock `-ngl` with the most layers the budget admits;
     "fewer-layers", the `-ngl` up to that which is predicted to be fastest; "fit", llama.cpp's own --fit; "cpu-moe" and
-    "cpu-ffn", the fewest layers of --n-cpu-moe / --n-cpu-ffn that fit; "cpu", no device. Never chosen by "auto":
+    "cpu-ffn", the fewest layers of --n-cpu-moe / --n-cpu-ffn that fit; "cpu", no device; "stock-cpu", no device and
+    llama.cpp's own kernels of attention (by "auto" where "cpu" may have ours). Never chosen by "auto":
     "all", everything but the embedding on the device; "stream-all", the most layers that fit resident, all other
     weights streamed for every token (FlexGen's strategy); "minimal", all weights and KV caches on the host, streamed
     for every token through two slots; "cpu-moe-last" and "cpu-ffn-last", those of the last layers in place of the
@@ -101,9 +105,11 @@ def make_plans(space: Space, planner: PlannerName = "auto") -> Candidates:
         raise OallamaError(f"unknown planner {planner!r}, expected one of {', '.join(get_args(PlannerName))}")
     if space.fraction is not None and not 0 < space.fraction <= 1:
         raise OallamaError(f"fraction must be above 0 and at most 1, got {space.fraction}")
+    names: list[str] = [planner]
+    if planner == "auto":
+        names = [name for name in makers if name not in ON_REQUEST and (name != STOCK_CPU or space.attends)]
     if not space.accelerators:
-        return Candidates({"cpu": _with_range(space, _checked(space, _cpu(space)))}, {})
-    names = [name for name in makers if name not in ON_REQUEST] if planner == "auto" else [planner]
+        names = [name for name in names if name in ("cpu", STOCK_CPU)] or ["cpu"]
     plans: dict[str, PlacementPlan] = {}
     failed: dict[str, OallamaError] = {}
     skipped: dict[str, float] = {}
@@ -150,6 +156,7 @@ def _makers(space: Space) -> dict[str, Callable[[], PlacementPlan]]:
     for name in ("cpu-moe", "cpu-moe-last") if experts else ("cpu-ffn", "cpu-ffn-last"):
         makers[name] = partial(_family, space, name)
     makers["cpu"] = lambda: _cpu(space)
+    makers[STOCK_CPU] = lambda: _stock_cpu(space)
     makers["all"] = lambda: _all(space)
     makers["stream-all"] = lambda: stream_all(space)
     makers["minimal"] = lambda: minimal(space)
@@ -201,15 +208,25 @@ def _checked(space: Space, plan: PlacementPlan) -> PlacementPlan:
 
 
 def _cpu(space: Space) -> PlacementPlan:
-    """No accelerator at all, in the requested form of attention unless the other is faster by more than TIE."""
-    found = []
-    for context in space.forms():
-        builder = space.builder(context, host_only=True)
-        found.append((builder, builder.dry_run(builder.by_homes(builder.uniform(0)))))
+    """No accelerator at all."""
+    return _alone(space, "cpu", space.forms(), lambda builder: builder.by_homes(builder.uniform(0)))
+
+
+def _stock_cpu(space: Space) -> PlacementPlan:
+    """llama.cpp without an accelerator."""
+    return _alone(space, STOCK_CPU, space.stock_forms(), lambda builder: builder.by_stock(StockFlags(0)))
+
+
+def _alone(
+    space: Space, name: str, forms: Sequence[ContextSettings], place: Callable[[PlanBuilder], PlacementPlan]
+) -> PlacementPlan:
+    """On the host, in the requested form of attention unless another is faster by more than TIE."""
+    builders = [space.builder(context, host_only=True) for context in forms]
+    found = [(builder, builder.dry_run(place(builder))) for builder in builders]
     fastest = min(dry_run.seconds for _, dry_run in found)
     builder, dry_run = next(f for f in found if f[1].seconds <= fastest * (1 + TIE))
     context = builder.costs.context
-    return builder.finish(dry_run, "cpu", {"flash_attn": context.flash_attn, "attention": context.attention})
+    return builder.finish(dry_run, name, {"flash_attn": context.flash_attn, "attention": context.attention})
 
 
 def _all(space: Space) -> PlacementPlan:

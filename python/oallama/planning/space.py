@@ -89,15 +89,23 @@ class Space:
         """The requested context without the memory of logits nobody reads."""
         return replace(self.context, n_outputs_max=self.n_outputs_max)
 
+    def stock_forms(self) -> list[ContextSettings]:
+        """The context with each of llama.cpp's forms of attention whose times are known, the requested one first."""
+        forms = [flash for flash in self.graphs if flash == self.context.flash_attn or self._has_times(flash)]
+        return [replace(self.context, flash_attn=flash) for flash in forms]
+
     def forms(self) -> list[ContextSettings]:
-        """`ours` with each form of attention to choose from, the requested one first: those whose times are known."""
-        fused = [flash for flash in self.graphs if flash == self.context.flash_attn or self._has_times(flash)]
-        forms = [replace(self.ours, flash_attn=flash) for flash in fused]
+        """`ours` with each form of attention to choose from: llama.cpp's, then fused by our kernels."""
+        forms = [replace(form, n_outputs_max=self.n_outputs_max) for form in self.stock_forms()]
+        return [*forms, replace(self.ours, attention="oallama")] if self.attends else forms
+
+    @property
+    def attends(self) -> bool:
+        """Whether attention on the host may be computed by our kernels: it is allowed, and their times are known."""
+        if not self.own_attention or self.context.flash_attn == "off" or self.paper:
+            return False
         types = self.context.type_k, self.context.type_v
-        known = any(shape and self.profile.attends(HOST, shape, *types) for shape in {*self.graph.attention})
-        if known and self.own_attention and self.context.flash_attn != "off" and not self.paper:
-            forms.append(replace(self.ours, attention="oallama"))
-        return forms
+        return any(shape and self.profile.attends(HOST, shape, *types) for shape in {*self.graph.attention})
 
     def sizes(self) -> list[int]:
         """Micro-batches to choose from, the requested one first."""

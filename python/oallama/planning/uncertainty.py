@@ -85,7 +85,8 @@ def traffic(plan: PlacementPlan) -> float:
 
 def risk(plan: PlacementPlan) -> tuple[float, ...]:
     """A key to sort plans by, the safest first: the one that other work delays least."""
-    return traffic(plan), len(plan.devices), plan.context.flash_attn == "off", plan.predicted.request_s
+    form = plan.context.flash_attn == "off", plan.context.attention != "ggml"
+    return traffic(plan), len(plan.devices), *form, plan.predicted.request_s
 
 
 def _share(cause: str, noise: float) -> float:

@@ -10,11 +10,12 @@ from contextlib import contextmanager
 
 from oallama.data.plan import PlacementPlan
 from oallama.data.predicted import predicted_times
-from oallama.loading.learning import keep_runs, run_of
+from oallama.loading.learning import batch_of, keep_runs, run_of
 from oallama.loading.run_times import RunTimes
 from oallama.profiling.other_work import OtherWork
 
 _EVERY_S = 10.0
+_OTHER_BATCH = 0.1  # sequences at a time, on average, may differ by this share
 _COUNTER = re.compile(r"^llamacpp:(\w+) ([-+.\deE]+)$", re.MULTILINE)
 
 
@@ -22,7 +23,8 @@ _COUNTER = re.compile(r"^llamacpp:(\w+) ([-+.\deE]+)$", re.MULTILINE)
 def recorded(plan: PlacementPlan | None, address: str, n_threads: int) -> Iterator[None]:
     """Within the block a server of this plan runs at the address; afterwards its means are kept as one run.
 
-    The counters are read every 10 s. Nothing is kept without a plan, and of a server whose counters cannot be read.
+    The counters are read every 10 s. Nothing is kept without a plan, of a server whose counters cannot be read, and
+    where another number of sequences generated beside each other than the plan was made for.
     """
     if plan is None:
         yield
@@ -35,22 +37,33 @@ def recorded(plan: PlacementPlan | None, address: str, n_threads: int) -> Iterat
         finally:
             reader.stop()
     times = times_of(reader.counters, plan)
-    used = round(reader.counters.get("n_tokens_max", 0.0))
-    keep_runs(n_threads, [run_of(plan, times, used, others.cpus)] if times else [])
+    depth = round(reader.counters.get("n_tokens_max", 0.0) / 2)
+    keep_runs(n_threads, [run_of(plan, times, depth, others.cpus, batch_of(plan))] if times else [])
 
 
 def times_of(counters: Mapping[str, float], plan: PlacementPlan) -> RunTimes | None:
-    """The counters beside the plan's predictions, at half of the longest sequence; None before any request."""
+    """The counters beside the plan's predictions, at half of the longest sequence.
+
+    None before any request, and where the mean batch is not the plan's. Seconds of generation are summed over
+    sequences, and each waits while another one's prompt is computed: that is taken off. In a larger batch the steps of
+    prompts have tokens of others in them, so prompts have no time of their own.
+    """
     n_prompt, n_generate = (
         round(counters.get(name, 0.0)) for name in ("prompt_tokens_total", "tokens_predicted_total")
     )
     if not n_generate:
         return None
     prefill_s, decode_s = (counters.get(f"{name}_seconds_total", 0.0) for name in ("prompt", "tokens_predicted"))
+    batch = batch_of(plan)
+    waited_s = (batch - 1) * prefill_s
+    if abs(counters.get("n_busy_slots_per_decode", 1.0) / batch - 1) > _OTHER_BATCH or waited_s > decode_s / 2:
+        return None
+    decode_s -= waited_s
     longest = round(counters.get("n_tokens_max", 0.0))
     _, tpot = predicted_times(plan, 0, longest)
     # Prompts of many lengths add up to one number, which no prediction is made for.
-    return RunTimes(n_prompt, prefill_s or None, None, n_generate, decode_s / n_generate or None, tpot)
+    of_prompts = prefill_s if batch == 1 else None
+    return RunTimes(n_prompt, of_prompts or None, None, n_generate, decode_s / n_generate or None, tpot)
 
 
 class _Reader(threading.Thread):

@@ -48,7 +48,7 @@ def _runs(model: str, runs: Sequence[Run]) -> Table:
             seconds(run.predicted_tpot_s),
             seconds(run.tpot_s),
             f"{run.ratio:.2f}" if run.ratio else "-",
-            run.source + ("" if run.clean else ", busy"),
+            run.source + (f", batch {run.batch}" if run.batch > 1 else "") + ("" if run.clean else ", busy"),
         )
     return view
 
