@@ -94,7 +94,7 @@ class AttentionEfficiencies:
 
     def describe(self) -> str:
         """Where its shares are from, in a line."""
-        return f"its kernels reach the shares of the peaks that were measured on {self.measured_on} ({self.source})"
+        return f"priced by what kernels reached of the peaks of {self.measured_on}: {self.source}"
 
     def times(self, work: Attention, peaks: Roofline) -> Iterator[FormTime]:
         """Seconds of each form and kernel that the heads and the cache allow.
