@@ -49,8 +49,8 @@ def test_shipped_shares_are_those_of_the_file_they_name(path):
     made = AttentionEfficiencies.load(path.stem)
     lines = [json.loads(line) for line in (ROOT / made.source).read_text().splitlines()]
     assert made.name == path.stem and len(made.cells) == sum(len(line["ms"]) for line in lines)
-    clock = made.measured_on.split(" GHz")[0].split()[-1]
-    options = ("--efficiencies", made.name, "--from", ROOT / made.source, "--ghz", clock)
+    peak = made.measured_on.split(" GFLOP/s")[0].split()[-1]
+    options = ("--efficiencies", made.name, "--from", ROOT / made.source, "--peak-gflops", peak)
     assert ran(sys.executable, ROOT / "bench/attention.py", *options).stdout == path.read_text()
 
 
