@@ -97,12 +97,13 @@ def described(plan: PlacementPlan | str, workload: Workload) -> dict[str, Any]:
     if isinstance(plan, str):
         return {"refused": plan}
     context, times = plan.context, plan.predicted
-    device = next(name for name in plan.devices if name != HOST)
-    memory, tpot_s = times.devices[device], times.tpot_s[workload.middle]
+    on_cards = [memory for name, memory in times.devices.items() if name != HOST]
+    tpot_s = times.tpot_s[workload.middle]
     return {
         "chosen": plan.planner["name"], "params": dict(plan.planner["params"]), "flash_attn": context.flash_attn,
         "kernels": context.attention, "n_ubatch": context.n_ubatch, "layers_on_host": plan.layers[:-1].count(HOST),
-        "weights": memory.weights, "kv": memory.kv, "compute": memory.compute,
+        "weights": sum(m.weights for m in on_cards), "kv": sum(m.kv for m in on_cards),
+        "compute": sum(m.compute for m in on_cards),
         "request_s": times.request_s, "ttft_s": times.request_s - (workload.n_generate - 1) * tpot_s,
         "tpot_s": tpot_s, "parts": {stage: dict(causes) for stage, causes in times.parts.items()},
     }  # fmt: skip
@@ -111,18 +112,18 @@ def described(plan: PlacementPlan | str, workload: Workload) -> dict[str, Any]:
 def table(lines: list[dict[str, Any]]) -> str:
     """Markdown: per price and depth the plans' seconds, and how many times faster they are than --fit's better form."""
     rows = [
-        "| attention on the CPU | depth | plan | form | layers' KV on the host | TTFT | TPOT | request | x `--fit` |",
-        "|---|--:|---|---|--:|--:|--:|--:|--:|",
+        "| VRAM | kernels | depth | plan | form | layers' KV on the host | TTFT | TPOT | request | x `--fit` |",
+        "|---|---|--:|---|---|--:|--:|--:|--:|--:|",
     ]
     for line in lines:
-        case = [other for other in lines if (other["price"], other["depth"]) == (line["price"], line["depth"])]
+        case = [other for other in lines if all(other[key] == line[key] for key in ("vram", "price", "depth"))]
         fits = [other["request_s"] for other in case if other["planner"].startswith("fit") and "request_s" in other]
         rows.append(_row(line, min(fits, default=None)))
     return "\n".join(rows)
 
 
 def _row(line: dict[str, Any], fit_s: float | None) -> str:
-    start = f"| {line['price']} | {line['depth']} | {line['planner']} |"
+    start = f"| {line['vram']} | {line['price']} | {line['depth']} | {line['planner']} |"
     if "refused" in line:
         return f"{start} - | - | - | - | - | - |"
     form = "unfused" if line["flash_attn"] == "off" else {"ggml": "fused"}.get(line["kernels"], "ours")
