@@ -2,28 +2,34 @@
 
 python bench/attention.py [--out FILE.jsonl] [--depths 256,4096,16384] [--tokens 1,2,4,32,128,512] [--types f16,q8_0]
     [--heads 40/8/128,32/32/128] [--threads N] [--rounds 5] [--seconds 0.3]
+python bench/attention.py --efficiencies NAME --from FILE.jsonl --peak-gflops N
 
 heads: of queries / of K and V / width. Rounds are interleaved, form by form, from cold caches of K and V
 (profiling's OpBench). One JSON line per cell: by form the medians of the rounds in ms, GB/s of K and V read once,
 GFLOP/s; how many times faster ours is than the better of the two others, with its interval; the machine's read rate,
-measured between the rounds.
+measured between the rounds. With --efficiencies nothing is measured: prints the file of shares that datasheets take
+(python/oallama/data/attention). The peak is that of all threads of these lines, in f32 (bench/peak.py measures it).
 """
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-from oallama.bench.machine import describe
-from oallama.bench.script import arguments, note, numbers, record, words
+from oallama.bench.machine import REPOSITORY, describe
+from oallama.bench.script import arguments, note, numbers, read, record, words
 from oallama.bench.stats import speedup
 from oallama.engine import native
+from oallama.errors import OallamaError
+from oallama.profiling.cpu_attention import SCHEMA
 
 FORMS = ("fused", "unfused", "ours")
 COLD_BYTES = 512 << 20
@@ -39,7 +45,15 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.3)
+    parser.add_argument("--efficiencies", metavar="NAME")
+    parser.add_argument("--from", dest="source", type=Path)
+    parser.add_argument("--peak-gflops", type=float)
     options = parser.parse_args()
+    if options.efficiencies:
+        if not options.source or not options.peak_gflops:
+            parser.error("--efficiencies needs --from and --peak-gflops")
+        print(efficiencies(options.efficiencies, options.source, options.peak_gflops))
+        return
     cells = product(options.heads, options.types, options.tokens, options.depths)
     lines = (cell(*each, options.threads, options.rounds, options.seconds) for each in cells if each[2] <= each[3])
     record(lines, options.out, each={"machine": describe()})
@@ -83,6 +97,40 @@ def timed(form: str, shape: dict[str, Any], n_threads: int, seconds: float) -> f
     bench = native.core().OpBench("CPU", n_threads, True, COLD_BYTES)
     kernel = "oallama" if form == "ours" else "ggml"
     return float(bench.attention(max_s=seconds, flash=form != "unfused", kernel=kernel, **shape)["median_s"])
+
+
+def efficiencies(name: str, source: Path, peak_gflops: float) -> str:
+    """The cells of a recorded file as shares of its machine's peaks. Raises OallamaError for lines of two machines."""
+    lines = read(source)
+    machines = {(line["machine"]["hardware"]["cpu"], line["threads"]) for line in lines}
+    if len(machines) != 1:
+        raise OallamaError(f"{source} has lines of {len(machines)} machines or thread counts: expected one")
+    ((cpu, n_threads),) = machines
+    cells = []
+    for line, form in ((each, form) for each in lines for form in each["ms"]):
+        n_head, n_head_kv, width = map(int, line["heads"].split("/"))
+        seconds = line["ms"][form] / 1e3
+        n_bytes = line["depth"] * n_head_kv * 2 * width * BYTES[line["cache"]]
+        products = 4 * line["n_tokens"] * line["depth"] * n_head * width
+        cells.append(
+            {
+                "kernel": "oallama" if form == "ours" else "ggml",
+                "flash": form != "unfused",
+                "type": line["cache"],
+                "n_head": n_head,
+                "n_head_kv": n_head_kv,
+                "head_dim": width,
+                "n_tokens": line["n_tokens"],
+                "depth": line["depth"],
+                "bandwidth_efficiency": float(f"{n_bytes / seconds / 1e9 / line['read_gb_s']:.3g}"),
+                "compute_efficiency": float(f"{products / seconds / 1e9 / peak_gflops:.3g}"),
+            }
+        )
+    machine = f"{n_threads} threads of {cpu}, {peak_gflops:g} GFLOP/s"
+    source = source.resolve().relative_to(REPOSITORY)
+    head = {"schema": SCHEMA, "name": name, "source": str(source), "measured_on": machine}
+    text = json.dumps(head, indent=1).removesuffix("\n}")
+    return text + ',\n "cells": [\n' + ",\n".join(f"  {json.dumps(cell)}" for cell in cells) + "\n ]\n}"
 
 
 _memory: list[np.ndarray[Any, Any]] = []

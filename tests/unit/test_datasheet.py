@@ -93,17 +93,16 @@ def test_experts_that_no_token_chose_are_not_read():
     assert seconds[1] == pytest.approx((8 * 16384 + 4 * 8 * 192) / 800e9)
 
 
-def test_attention_reads_the_cache_once_and_unfused_costs_more():
+def test_attention_of_an_accelerator_reads_the_cache_once_and_unfused_costs_more():
     shape = (4, 2, 16, 16)
     f16 = make_profile(graph(), SHEET)
-    assert f16.attention_time("CPU", shape, 1, 4096).seconds == pytest.approx(4096 * 2 * 32 * 2 / 25e9 + 3e-6)
-    assert (
-        f16.attention_time("CPU", shape, 1, 4096, flash=False).seconds
-        > f16.attention_time("CPU", shape, 1, 4096).seconds
-    )
+    fused = f16.attention_time("CUDA0", shape, 1, 4096).seconds
+    assert fused == pytest.approx(4096 * 2 * 32 * 2 / 800e9 + 2e-6)
+    assert f16.attention_time("CUDA0", shape, 1, 4096, flash=False).seconds > fused
+    assert f16.attends(HOST, shape) and not f16.attends("CUDA0", shape)
     q8_0 = make_profile(graph(), SHEET, type_k="q8_0", type_v="q8_0")
-    exact = q8_0.attention_time("CPU", shape, 1, 4096, "q8_0", "q8_0")
-    assert exact == (pytest.approx(4096 * 2 * 32 * 34 / 32 / 25e9 + 3e-6), "measured")
+    exact = q8_0.attention_time("CUDA0", shape, 1, 4096, "q8_0", "q8_0")
+    assert exact == (pytest.approx(4096 * 2 * 32 * 34 / 32 / 800e9 + 2e-6), "measured")
     with pytest.raises(OallamaError, match="unknown type of the KV cache 'q3_K'"):
         make_profile(graph(), SHEET, type_k="q3_K")
 

@@ -259,10 +259,10 @@ class Profile:
 
     def _how_to_add(self, device: str) -> str:
         """The command that adds what a look-up missed."""
-        if failed := self.remarks([device]):
-            return "the profiler noted: " + "; ".join(failed)
         if self.source == "datasheet":
             return "compute it for this model with `oallama profile MODEL.gguf --datasheet NAME -o PROFILE.json`"
+        if failed := self.remarks([device]):
+            return "the profiler noted: " + "; ".join(failed)
         return f"measure it with `oallama profile MODEL.gguf --device {device}`"
 
     def scaled(self, ratios: Mapping[str, float]) -> Profile:

@@ -1,22 +1,22 @@
 """A profile of a machine one does not have: every time a planner needs, from the numbers of a datasheet.
 
 Each entry is a roofline: an operator takes the longer of moving its bytes and doing its arithmetic, each at the share
-of the peak that llama.cpp's kernels reach, plus a fixed cost. The result is marked (`Profile.source` is "datasheet"):
+of the peak that llama.cpp's kernels reach, plus a fixed cost. Attention on the CPU takes the shares that were measured
+by kernel, form, tokens and depth (cpu_attention.py). The result is marked (`Profile.source` is "datasheet"):
 it ranks placements on a machine, but it is no measurement of it.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ..base.jsonfile import read_json_object
-from ..data.entries import AttentionTime, Concurrency, DeviceInfo, OperatorTime, Overlap, ShapeTime, SwitchTime
+from ..data.entries import AttentionTime, Concurrency, DeviceInfo, Note, OperatorTime, Overlap, ShapeTime, SwitchTime
 from ..data.operators import OperatorGraph
 from ..data.plan import HOST
 from ..data.profile import Profile
@@ -24,11 +24,13 @@ from ..data.shapes import distance
 from ..data.shipped import HERE, find
 from ..errors import OallamaError
 from . import roofline
-from .roofline import Roofline
+from .cpu_attention import SHIPPED, AttentionEfficiencies
+from .parts import build_part
+from .roofline import Attention, FormTime, Roofline, attention_times
 
 SCHEMA = "oallama.datasheet/1"
 FOLDER = HERE / "datasheets"
-DEPTHS = (1, 128, 1024, 4096, 16384, 65536)
+DEPTHS = (1, 128, 1024, 4096, 8192, 16384, 65536)
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class Cpu:
         Xeon at 2.3 GHz); all cores together clock lower.
     overhead_s: the barrier of all threads after an operator.
     shapes: efficiencies of single weights; of those of a weight's type the nearest shape's hold for it.
+    attention: what kernels of attention reach, measured on another CPU; default: the shipped measurements.
     """
 
     description: str
@@ -68,6 +71,7 @@ class Cpu:
     compute_efficiency: float = 0.5
     overhead_s: float = 3e-6
     shapes: tuple[ShapeEfficiency, ...] = ()
+    attention: AttentionEfficiencies = field(default_factory=lambda: AttentionEfficiencies.load(SHIPPED))
 
     @property
     def flops(self) -> float:
@@ -87,6 +91,10 @@ class Cpu:
             return self.roofline
         nearest = min(alike, key=lambda shape: distance((k, m, 1, 1), (shape.k, shape.m, 1, 1)))
         return self._roofline(nearest.bandwidth_efficiency, nearest.compute_efficiency)
+
+    def attends(self, work: Attention) -> Iterator[FormTime]:
+        """Seconds of every form and kernel of attention that it may take."""
+        return self.attention.times(work, self._roofline(self.bandwidth_efficiency, 1.0))
 
     def _roofline(self, bandwidth_efficiency: float, compute_efficiency: float) -> Roofline:
         bytes_s = self.dram_gb_s * 1e9 * bandwidth_efficiency
@@ -145,6 +153,10 @@ class Accelerator:
         """The same for every weight."""
         return self.roofline
 
+    def attends(self, work: Attention) -> Iterator[FormTime]:
+        """Seconds of both forms of attention."""
+        return attention_times(work, self.roofline)
+
 
 @dataclass(frozen=True)
 class Datasheet:
@@ -169,18 +181,12 @@ class Datasheet:
                 raise ValueError(f"schema is not {SCHEMA!r}")
             accelerators = []
             for i, row in enumerate(content.get("accelerators", ())):
-                link = _build(Link, row["link"], f"accelerators[{i}].link")
-                accelerators.append(_build(Accelerator, {**row, "link": link}, f"accelerators[{i}]"))
+                link = build_part(Link, row["link"], f"accelerators[{i}].link")
+                accelerators.append(build_part(Accelerator, {**row, "link": link}, f"accelerators[{i}]"))
             names = [a.name for a in accelerators]
             if HOST in names or len({*names}) < len(names):
                 raise ValueError(f"accelerators are called {', '.join(names)}; expected different names, none {HOST}")
-            row = content["cpu"]
-            if not isinstance(row, dict):
-                raise ValueError(f"cpu is {row!r}, expected an object")
-            shapes = [_build(ShapeEfficiency, r, f"cpu.shapes[{i}]") for i, r in enumerate(row.get("shapes", ()))]
-            cpu = _build(Cpu, {**row, "shapes": tuple(shapes)}, "cpu")
-            if not cpu.flops:
-                raise ValueError("cpu needs ghz (and flops_per_cycle), or fp32_gflops")
+            cpu = _cpu(content["cpu"], path.parent)
             return cls(str(content["name"]), cpu, tuple(accelerators), tuple(content.get("sources", ())))
         except KeyError as e:
             raise OallamaError(f"datasheet {path} has no {e}; see the shipped ones in {FOLDER}") from None
@@ -188,31 +194,19 @@ class Datasheet:
             raise OallamaError(f"datasheet {path}: {e}; see the shipped ones in {FOLDER}") from None
 
 
-Part = TypeVar("Part", ShapeEfficiency, Cpu, Link, Accelerator)
-# Zero says that a number is not known or not used.
-_MAY_BE_ZERO = {"memory_bytes", "ghz", "fp32_gflops", "overhead_s", "launch_s", "latency_s", "switch_s"}
-
-
-def _build(kind: type[Part], row: Mapping[str, Any], where: str) -> Part:
-    """One part of a datasheet. Raises ValueError naming the field that is unknown, missing or not possible."""
-    known: dict[str, Field[Any]] = {f.name: f for f in fields(kind)}
-    if unknown := sorted({*row} - {*known}):
-        raise ValueError(f"{where}.{unknown[0]} is not known, expected some of {', '.join(known)}")
-    if missing := [name for name, f in known.items() if f.default is MISSING and name not in row]:
-        raise ValueError(f"{where} has no {missing[0]}")
-    for name, value in row.items():
-        if known[name].type == "str":
-            if not isinstance(value, str):
-                raise ValueError(f"{where}.{name} is {value!r}, expected a text")
-        elif known[name].type in ("int", "float"):
-            number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-            if not number or value < 0 or (value == 0 and name not in _MAY_BE_ZERO):
-                raise ValueError(f"{where}.{name} is {value!r}, expected a number above 0")
-            if name.endswith("_efficiency") and value > 1:
-                raise ValueError(f"{where}.{name} is {value!r}, expected a share of the peak: at most 1")
-            if known[name].type == "int" and value != int(value):
-                raise ValueError(f"{where}.{name} is {value!r}, expected a whole number")
-    return kind(**row)
+def _cpu(row: Any, folder: Path) -> Cpu:
+    """Its attention is the name of a shipped file, or a path from the datasheet's folder on."""
+    if not isinstance(row, dict):
+        raise ValueError(f"cpu is {row!r}, expected an object")
+    shapes = [build_part(ShapeEfficiency, r, f"cpu.shapes[{i}]") for i, r in enumerate(row.get("shapes", ()))]
+    source = row.get("attention", SHIPPED)
+    if not isinstance(source, str) or not source:
+        raise ValueError(f"cpu.attention is {source!r}, expected the name of a shipped file, or a path")
+    attention = AttentionEfficiencies.load(folder / source if Path(source).suffix else source)
+    cpu = build_part(Cpu, {**row, "shapes": tuple(shapes), "attention": attention}, "cpu")
+    if not cpu.flops:
+        raise ValueError("cpu needs ghz (and flops_per_cycle), or fp32_gflops")
+    return cpu
 
 
 def make_profile(
@@ -224,7 +218,7 @@ def make_profile(
 ) -> Profile:
     """Times of one model on the datasheet's machine, on every device of it.
 
-    `depths` are KV rows attention is computed at, fused and unfused.
+    `depths` are KV rows attention is computed at, in every form and by every kernel that the device has.
 
     Raises:
         OallamaError: for a cache type that is not known.
@@ -243,7 +237,7 @@ def make_profile(
         operators += roofline.targets(graph, name, part.roofline_of)
         operators += roofline.small_operators(graph, name, part.roofline)
         shapes += roofline.shaped_operators(graph, name, part.roofline)
-        attention += roofline.attention(graph, name, part.roofline, type_k, type_v, depths)
+        attention += roofline.attention(graph, name, part.attends, type_k, type_v, depths)
     cpu, accelerators = datasheet.cpu, datasheet.accelerators
     copies = [roofline.links(a.name, a.link.latency_s, a.link.bytes_s) for a in accelerators]
     return Profile(
@@ -261,4 +255,5 @@ def make_profile(
         overlaps=tuple(Overlap(a.name, 1.0) for a in accelerators),  # a DMA engine of its own
         concurrency=tuple(Concurrency(a.name, 1.0) for a in accelerators),  # and processors of its own
         source="datasheet",
+        notes=(Note(HOST, "attention", cpu.attention.describe()),),
     )

@@ -6,8 +6,9 @@ their quantised size), cache rows and activations, each moved once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..data.entries import OTHER, AttentionTime, LinkTime, OperatorTime, ShapeTime
 from ..data.operators import AttentionShape, OperatorGraph
@@ -87,28 +88,62 @@ def shaped_operators(graph: OperatorGraph, device: str, roofline: Roofline) -> I
         yield ShapeTime(device, key, roofline.seconds(nbytes, flops))
 
 
+@dataclass(frozen=True)
+class Attention:
+    """One layer's attention of `n_tokens` queries over `depth` cached positions."""
+
+    shape: AttentionShape
+    type_k: str
+    type_v: str
+    n_tokens: int
+    depth: int
+
+    @property
+    def cache_bytes(self) -> float:
+        """The cache of all KV heads, once."""
+        shape = self.shape
+        per_head = shape.head_dim_k * CACHE_BYTES[self.type_k] + shape.head_dim_v * CACHE_BYTES[self.type_v]
+        return self.depth * shape.n_head_kv * per_head
+
+    @property
+    def flops(self) -> float:
+        """Products of all query heads with K and with V."""
+        return 2.0 * self.n_tokens * self.depth * self.shape.n_head * (self.shape.head_dim_k + self.shape.head_dim_v)
+
+
+class FormTime(NamedTuple):
+    """Seconds of one form of attention; kernel: of KERNELS."""
+
+    kernel: str
+    flash: bool
+    seconds: float
+
+
+def attention_times(work: Attention, roofline: Roofline) -> Iterator[FormTime]:
+    """By rooflines alone. Unfused: the scores are written by K*q, softmaxed and read by V*p too."""
+    yield FormTime("ggml", True, roofline.seconds(work.cache_bytes, work.flops))
+    if work.type_v in UNFUSED_V_TYPES:
+        scores = _F32 * work.n_tokens * work.depth * work.shape.n_head
+        parts = (roofline.seconds(work.cache_bytes + 2 * scores, work.flops), roofline.seconds(2 * scores, 0.0))
+        yield FormTime("ggml", False, sum(parts) + roofline.overhead_s)
+
+
 def attention(
-    graph: OperatorGraph, device: str, roofline: Roofline, type_k: str, type_v: str, depths: Sequence[int]
+    graph: OperatorGraph,
+    device: str,
+    times: Callable[[Attention], Iterable[FormTime]],
+    type_k: str,
+    type_v: str,
+    depths: Sequence[int],
 ) -> Iterator[AttentionTime]:
-    """Bytes: the cache of all KV heads, once. Unfused: the scores are written by K*q, softmaxed and read by V*p too."""
+    """Attention at the graph's token counts and the powers of two between, at depths of at least as many rows."""
     tokens = _with_powers_of_two({*graph.tiers})
     for shape in {s: None for s in graph.attention if s is not None}:
         for n in tokens:
             for depth in sorted({max(depth, n) for depth in depths}):
-                cache = _cache_bytes(shape, depth, type_k, type_v)
-                flops = 2.0 * n * depth * shape.n_head * (shape.head_dim_k + shape.head_dim_v)
-                fused = roofline.seconds(cache, flops)
-                yield AttentionTime(device, *shape, type_k, type_v, n, depth, fused, flash=True)
-                if type_v in UNFUSED_V_TYPES:
-                    scores = _F32 * n * depth * shape.n_head
-                    parts = (roofline.seconds(cache + 2 * scores, flops), roofline.seconds(2 * scores, 0.0))
-                    seconds = sum(parts) + roofline.overhead_s
-                    yield AttentionTime(device, *shape, type_k, type_v, n, depth, seconds, flash=False)
-
-
-def _cache_bytes(shape: AttentionShape, depth: int, type_k: str, type_v: str) -> float:
-    per_head = shape.head_dim_k * CACHE_BYTES[type_k] + shape.head_dim_v * CACHE_BYTES[type_v]
-    return depth * shape.n_head_kv * per_head
+                for kernel, flash, seconds in times(Attention(shape, type_k, type_v, n, depth)):
+                    heads = (*shape, type_k, type_v)
+                    yield AttentionTime(device, *heads, n, depth, seconds, flash=flash, kernel=kernel)
 
 
 def links(device: str, latency_s: float, bytes_s: Mapping[str, float]) -> Iterator[LinkTime]:
