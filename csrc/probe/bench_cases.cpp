@@ -1,6 +1,7 @@
 #include "bench_cases.h"
 
 #include "own_attention.h"
+#include "own_products.h"
 
 #include "ggml-impl.h" // ggml_graph_next_uid
 #include "ggml.h"
@@ -95,7 +96,9 @@ class mul_mat_case : public oa_bench_case {
 
     ggml_tensor * append(const oa_repeat & r) const override {
         if (!moe()) {
-            return ggml_mul_mat(r.context, r.cold[0], r.inputs[0]);
+            ggml_tensor * op                 = ggml_mul_mat(r.context, r.cold[0], r.inputs[0]);
+            op->op_params[OA_PRODUCTS_PARAM] = spec_.realisation == "tiled";
+            return op;
         }
         ggml_tensor * ids = r.inputs[1 + size_t(r.index) % (r.inputs.size() - 1)];
         return ggml_mul_mat_id(r.context, r.cold[0], r.inputs[0], ids);

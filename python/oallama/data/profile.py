@@ -22,6 +22,7 @@ from .entries import (
     KINDS,
     OTHER,
     REALISATIONS,
+    TILED_FROM,
     AttentionTime,
     ChainTime,
     Concurrency,
@@ -108,11 +109,13 @@ class Profile:
 
         Exact point: "measured". Between measured token counts of the same shape: log-log "interpolated". Otherwise the
         nearest measured shape of the same type, "scaled" by the weight values touched (bytes when few tokens, flops
-        when many: both are proportional to k*m at equal tokens). `realisation` is preferred where it was measured.
+        when many: both are proportional to k*m at equal tokens). `realisation` is preferred where it was measured;
+        "tiled" is "plain" for few tokens.
         Raises OallamaError when the type was not measured.
         """
         shape = _shape(ne, n_used)
-        curves = (self._plain_curves if realisation == "plain" else self._curves).get((device, op, type), {})
+        named = "plain" if realisation == "tiled" and n_tokens < TILED_FROM else realisation
+        curves = self._preferring.get(named, self._curves).get((device, op, type), {})
         if shape in curves:
             return _on_curve(curves[shape], n_tokens)
         if curves:
@@ -306,8 +309,10 @@ class Profile:
         return _merged(self._realised, ("plain", "", "repacked"))
 
     @cached_property
-    def _plain_curves(self) -> Curves:
-        return _merged(self._realised, ("repacked", "", "plain"))
+    def _preferring(self) -> dict[str, Curves]:
+        """Curves of a realisation where it was measured, else of others. Other than these, `_curves` are meant."""
+        plain = _merged(self._realised, ("repacked", "", "plain"))
+        return {"plain": plain, "tiled": _merged({**self._realised, "plain": plain}, ("plain", "tiled"))}
 
     @cached_property
     def _attention(self) -> dict[tuple[str, str, Shape, str, str, bool], dict[int, list[tuple[int, float]]]]:

@@ -1,0 +1,3 @@
+#include "kernels.h"
+
+const oa::products::Kernels oa::products::base_kernels = kernels_named("base");

@@ -1,0 +1,193 @@
+// Blocks of quantised weights, unpacked into a panel: a byte per value, rows as lanes.
+//
+// Each type has: values and bytes of its block; values that share a scale (`part`); the offset of its bytes; whether a
+// part has a minimum, which is taken from all its values; and `unpack` for as many rows as a vector has lanes.
+#pragma once
+
+#include "lanes.h"
+#include "task.h"
+
+namespace {
+
+using namespace oa::products;
+
+constexpr int panel_vectors = 2;                           // of rows
+constexpr int panel_rows    = panel_vectors * width;
+constexpr int block_groups  = int(block_values) / 4;       // of four values
+
+// Where the values of one vector of rows go. Vectors of the same values lie beside each other.
+struct Unpacked {
+    Bytes *  values;
+    Floats * scales;
+    Floats * minima;
+
+    // Four vectors, of 16 values of each row from `first` on.
+    void put(int first, Bytes a, Bytes b, Bytes c, Bytes d) const {
+        Bytes * to            = values + first / 4 * panel_vectors;
+        to[0]                 = a;
+        to[panel_vectors]     = b;
+        to[2 * panel_vectors] = c;
+        to[3 * panel_vectors] = d;
+    }
+
+    void scale(int part, Floats v) const { scales[part * panel_vectors] = v; }
+    void minimum(int part, Floats v) const { minima[part * panel_vectors] = v; }
+};
+
+inline uint16_t half_at(const char * p) {
+    uint16_t bits;
+    memcpy(&bits, p, 2);
+    return bits;
+}
+
+template <class F> Floats of_rows(const char * const * rows, const F & f) {
+    Floats made;
+    for (int r = 0; r < width; ++r) {
+        made[r] = f(rows[r]);
+    }
+    return made;
+}
+
+inline Floats halves(const char * const * rows, size_t offset) {
+    return of_rows(rows, [&](const char * row) { return from_half(half_at(row + offset)); });
+}
+
+inline Bytes low(Bytes v) {
+    return v & all_bytes(15);
+}
+
+inline Bytes high(Bytes v) {
+    return low((Bytes) ((Ints) v >> 4));
+}
+
+struct Q4_0 {
+    using Sums                    = Sum;
+    static constexpr int  values  = 32, bytes = 18, part = 32, offset = 8;
+    static constexpr bool minimum = false;
+
+    static void unpack(const char * const * rows, const Unpacked & to) {
+        Bytes v[4];
+        transposed(rows, 2, v);
+        to.put(0, low(v[0]), low(v[1]), low(v[2]), low(v[3]));
+        to.put(16, high(v[0]), high(v[1]), high(v[2]), high(v[3]));
+        to.scale(0, halves(rows, 0));
+    }
+};
+
+struct Q8_0 {
+    using Sums                    = ByteSum;
+    static constexpr int  values  = 32, bytes = 34, part = 32, offset = byte_offset;
+    static constexpr bool minimum = false;
+
+    static void unpack(const char * const * rows, const Unpacked & to) {
+        const Bytes shift = all_bytes(byte_offset);
+        for (int i = 0; i < 32; i += 16) {
+            Bytes v[4];
+            transposed(rows, size_t(2 + i), v);
+            to.put(i, v[0] ^ shift, v[1] ^ shift, v[2] ^ shift, v[3] ^ shift);
+        }
+        to.scale(0, halves(rows, 0));
+    }
+};
+
+struct MXFP4 {
+    using Sums                    = Sum;
+    static constexpr int  values  = 32, bytes = 17, part = 32, offset = 12;
+    static constexpr bool minimum = false;
+
+    static void unpack(const char * const * rows, const Unpacked & to) {
+        // Twice the values of E2M1, plus the offset.
+        static const uint8_t table[16] = { 12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0 };
+        Bytes                v[4];
+        transposed(rows, 1, v);
+        const auto of = [&](Bytes index) { return looked_up(table, index); };
+        to.put(0, of(low(v[0])), of(low(v[1])), of(low(v[2])), of(low(v[3])));
+        to.put(16, of(high(v[0])), of(high(v[1])), of(high(v[2])), of(high(v[3])));
+        to.scale(0, of_rows(rows, [](const char * row) { return half_power(uint8_t(*row)); }));
+    }
+
+    // Half of 2^(e - 127).
+    static float half_power(uint32_t e) {
+        const uint32_t bits = e < 2 ? 0x00200000u << e : (e - 1) << 23;
+        float          value;
+        memcpy(&value, &bits, 4);
+        return value;
+    }
+};
+
+// Numbers of a part of all rows, as scales.
+inline Floats numbers(const int8_t * of_part) {
+    Floats made;
+    for (int r = 0; r < width; ++r) {
+        made[r] = of_part[r];
+    }
+    return made;
+}
+
+struct Q4_K {
+    using Sums                    = Sum;
+    static constexpr int  values  = 256, bytes = 144, part = 32, offset = 0;
+    static constexpr bool minimum = true;
+
+    static void unpack(const char * const * rows, const Unpacked & to) {
+        for (int i = 0; i < 8; ++i) {
+            Bytes v[4];
+            transposed(rows, size_t(16 + 16 * i), v);
+            const int first = i / 2 * 64 + i % 2 * 16;
+            to.put(first, low(v[0]), low(v[1]), low(v[2]), low(v[3]));
+            to.put(first + 32, high(v[0]), high(v[1]), high(v[2]), high(v[3]));
+        }
+        int8_t scales[8][width], minima[8][width];
+        for (int r = 0; r < width; ++r) {
+            uint32_t bits[3];
+            memcpy(bits, rows[r] + 4, 12);
+            const uint32_t of_scales[2] = { bits[0] & 0x3f3f3f3f,
+                                            (bits[2] & 0x0f0f0f0f) | (bits[0] >> 2 & 0x30303030) };
+            const uint32_t of_minima[2] = { bits[1] & 0x3f3f3f3f,
+                                            (bits[2] >> 4 & 0x0f0f0f0f) | (bits[1] >> 2 & 0x30303030) };
+            for (int part = 0; part < 8; ++part) {
+                scales[part][r] = int8_t(of_scales[part / 4] >> 8 * (part % 4));
+                minima[part][r] = int8_t(of_minima[part / 4] >> 8 * (part % 4));
+            }
+        }
+        const Floats d = halves(rows, 0), d_minimum = -halves(rows, 2);
+        for (int part = 0; part < 8; ++part) {
+            to.scale(part, d * numbers(scales[part]));
+            to.minimum(part, d_minimum * numbers(minima[part]));
+        }
+    }
+};
+
+struct Q6_K {
+    using Sums                    = Sum;
+    static constexpr int  values  = 256, bytes = 210, part = 16, offset = 32;
+    static constexpr bool minimum = false;
+
+    static void unpack(const char * const * rows, const Unpacked & to) {
+        for (int i = 0; i < 8; ++i) {
+            const int half = i / 4, j = i % 4, shift = j / 2 * 2, first = half * 128 + j * 16;
+            Bytes     v[4], more[4];
+            transposed(rows, size_t(16 * i), v);
+            transposed(rows, size_t(128 + half * 32 + j % 2 * 16), more);
+            const auto of_low  = [&](int k) { return low(v[k]) | upper(more[k], shift); };
+            const auto of_high = [&](int k) { return high(v[k]) | upper(more[k], shift + 4); };
+            to.put(first, of_low(0), of_low(1), of_low(2), of_low(3));
+            to.put(first + 64, of_high(0), of_high(1), of_high(2), of_high(3));
+        }
+        int8_t scales[16][width];
+        for (int r = 0; r < width; ++r) {
+            for (int part = 0; part < 16; ++part) {
+                scales[part][r] = int8_t(rows[r][192 + part]);
+            }
+        }
+        const Floats d = halves(rows, 208);
+        for (int part = 0; part < 16; ++part) {
+            to.scale(part, d * numbers(scales[part]));
+        }
+    }
+
+    // Two bits of each byte, at the place of bits 4 and 5.
+    static Bytes upper(Bytes v, int shift) { return (Bytes) ((Ints) v >> shift << 4) & all_bytes(0x30); }
+};
+
+} // namespace
