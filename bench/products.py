@@ -111,9 +111,13 @@ def lies_in(weight: dict[str, Any]) -> str:
 @cache
 def with_amx() -> ProcessPoolExecutor:
     """A process that takes AMX where the CPU has it; this one does not."""
-    return ProcessPoolExecutor(1, get_context("spawn"), os.environ.update, ({"OALLAMA_AMX": "1"},))
+    return ProcessPoolExecutor(1, get_context("spawn"), amx, ("1",))
+
+
+def amx(setting: str) -> None:
+    os.environ["OALLAMA_AMX"] = setting
 
 
 if __name__ == "__main__":
-    os.environ["OALLAMA_AMX"] = "0"
+    amx("0")
     main()

@@ -38,6 +38,18 @@ template <class T> void unpack(const char * const * rows, int64_t first_block, i
     }
 }
 
+// Fetches what `unpack` reads of some of a panel's rows.
+template <class T> void prefetch(const char * const * rows, int64_t n_rows, int64_t first_block, int64_t n_blocks) {
+    constexpr int64_t blocks_of_one = T::values / block_values;
+    for (int64_t r = 0; r < n_rows; ++r) {
+        const char * at  = rows[r] + first_block / blocks_of_one * T::bytes;
+        const char * end = at + n_blocks / blocks_of_one * T::bytes;
+        for (; at < end; at += 64) {
+            __builtin_prefetch(at, 0, 2);
+        }
+    }
+}
+
 inline Ints four_bytes(const char * p) {
     int32_t bits;
     memcpy(&bits, p, 4);
@@ -152,7 +164,10 @@ void run(const Task & task, int64_t panel, int64_t first_tile, int64_t n_tiles, 
     for (int64_t b = 0; b < all_blocks; b += chunk_blocks) {
         const int64_t n_blocks = all_blocks - b < chunk_blocks ? all_blocks - b : chunk_blocks;
         unpack<T>(rows, b, n_blocks, scratch);
+        const int64_t next = b + n_blocks, n_next = all_blocks - next < chunk_blocks ? all_blocks - next : chunk_blocks;
         for (int64_t t = 0; t < n_tiles; ++t) {
+            const int64_t r = t * panel_rows / n_tiles;
+            prefetch<T>(rows + r, (t + 1) * panel_rows / n_tiles - r, next, n_next);
             const int64_t n = columns_of_tile(task, first_tile + t);
             const char *  x = quantised + tile_offset<T>(task, first_tile + t) + b * n * block_bytes<T>;
             products_of<T, tile_columns>(n, scratch, x, n_blocks, scratch.sums + t * tile_columns);

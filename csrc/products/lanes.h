@@ -52,20 +52,19 @@ inline Floats floats(Ints v) {
     return __builtin_convertvector(v, Floats);
 }
 
-inline float from_half(uint16_t half) {
-#if defined(__AVX2__)
-    return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(half)));
+// Half floats, one in the low 16 bits of each lane.
+inline Floats from_halves(Ints v) {
+#if defined(__AVX512VNNI__)
+    return (Floats) _mm512_cvtph_ps(_mm512_cvtepi32_epi16((__m512i) v));
+#elif defined(__AVX2__)
+    const __m256i low = (__m256i) (v & 0xffff);
+    const __m256i all = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, low), 0x08);
+    return (Floats) _mm256_cvtph_ps(_mm256_castsi256_si128(all));
 #else
     // A half's exponent and fraction at a float's place, then times 2^112; infinities and NaN stay.
-    const uint32_t magnitude = uint32_t(half & 0x7fff) << 13, sign = uint32_t(half & 0x8000) << 16;
-    float          value;
-    memcpy(&value, &magnitude, 4);
-    value *= 5.192296858534828e33f;
-    uint32_t scaled;
-    memcpy(&scaled, &value, 4);
-    scaled = (magnitude >= (0x7c00u << 13) ? (scaled | 0x7f800000u) : scaled) | sign;
-    memcpy(&value, &scaled, 4);
-    return value;
+    const Ints magnitude = (v & 0x7fff) << 13, sign = (v & 0x8000) << 16;
+    const Ints scaled    = (Ints) ((Floats) magnitude * 5.192296858534828e33f);
+    return (Floats) (scaled | ((magnitude >= (0x7c00 << 13)) & 0x7f800000) | sign);
 #endif
 }
 

@@ -34,22 +34,32 @@ struct Unpacked {
     void minimum(int part, Floats v) const { minima[part * panel_vectors] = v; }
 };
 
-inline uint16_t half_at(const char * p) {
-    uint16_t bits;
-    memcpy(&bits, p, 2);
-    return bits;
-}
-
-template <class F> Floats of_rows(const char * const * rows, const F & f) {
-    Floats made;
+// A number of each row.
+template <class F> Ints of_rows(const char * const * rows, const F & f) {
+    int32_t numbers[width];
     for (int r = 0; r < width; ++r) {
-        made[r] = f(rows[r]);
+        numbers[r] = f(rows[r]);
     }
+    Ints made;
+    memcpy(&made, numbers, sizeof(made));
     return made;
 }
 
 inline Floats halves(const char * const * rows, size_t offset) {
-    return of_rows(rows, [&](const char * row) { return from_half(half_at(row + offset)); });
+    return from_halves(of_rows(rows, [&](const char * row) {
+        uint16_t bits;
+        memcpy(&bits, row + offset, sizeof(bits));
+        return int32_t(bits);
+    }));
+}
+
+// Byte i of each lane.
+inline Floats byte_of(Ints v, int i) {
+    return floats(v >> 8 * i & 0xff);
+}
+
+inline Floats signed_byte_of(Ints v, int i) {
+    return floats(v << (24 - 8 * i) >> 24);
 }
 
 inline Bytes low(Bytes v) {
@@ -103,26 +113,11 @@ struct MXFP4 {
         const auto of = [&](Bytes index) { return looked_up(table, index); };
         to.put(0, of(low(v[0])), of(low(v[1])), of(low(v[2])), of(low(v[3])));
         to.put(16, of(high(v[0])), of(high(v[1])), of(high(v[2])), of(high(v[3])));
-        to.scale(0, of_rows(rows, [](const char * row) { return half_power(uint8_t(*row)); }));
-    }
-
-    // Half of 2^(e - 127).
-    static float half_power(uint32_t e) {
-        const uint32_t bits = e < 2 ? 0x00200000u << e : (e - 1) << 23;
-        float          value;
-        memcpy(&value, &bits, 4);
-        return value;
+        // Half of 2^(e - 127).
+        const Ints e = of_rows(rows, [](const char * row) { return int32_t(uint8_t(*row)); });
+        to.scale(0, (Floats) (e < 2 ? 0x00200000 << e : (e - 1) << 23));
     }
 };
-
-// Numbers of a part of all rows, as scales.
-inline Floats numbers(const int8_t * of_part) {
-    Floats made;
-    for (int r = 0; r < width; ++r) {
-        made[r] = of_part[r];
-    }
-    return made;
-}
 
 struct Q4_K {
     using Sums                    = Sum;
@@ -137,23 +132,16 @@ struct Q4_K {
             to.put(first, low(v[0]), low(v[1]), low(v[2]), low(v[3]));
             to.put(first + 32, high(v[0]), high(v[1]), high(v[2]), high(v[3]));
         }
-        int8_t scales[8][width], minima[8][width];
-        for (int r = 0; r < width; ++r) {
-            uint32_t bits[3];
-            memcpy(bits, rows[r] + 4, 12);
-            const uint32_t of_scales[2] = { bits[0] & 0x3f3f3f3f,
-                                            (bits[2] & 0x0f0f0f0f) | (bits[0] >> 2 & 0x30303030) };
-            const uint32_t of_minima[2] = { bits[1] & 0x3f3f3f3f,
-                                            (bits[2] >> 4 & 0x0f0f0f0f) | (bits[1] >> 2 & 0x30303030) };
-            for (int part = 0; part < 8; ++part) {
-                scales[part][r] = int8_t(of_scales[part / 4] >> 8 * (part % 4));
-                minima[part][r] = int8_t(of_minima[part / 4] >> 8 * (part % 4));
-            }
-        }
-        const Floats d = halves(rows, 0), d_minimum = -halves(rows, 2);
+        // Both scales of the block, then 12 bytes with those of the parts, of 6 bits.
+        Bytes head[4];
+        transposed(rows, 0, head);
+        const Ints   a = (Ints) head[1], b = (Ints) head[2], c = (Ints) head[3];
+        const Ints   scales[2] = { a & 0x3f3f3f3f, (c & 0x0f0f0f0f) | (a >> 2 & 0x30303030) };
+        const Ints   minima[2] = { b & 0x3f3f3f3f, (c >> 4 & 0x0f0f0f0f) | (b >> 2 & 0x30303030) };
+        const Floats d = from_halves((Ints) head[0]), d_minimum = -from_halves((Ints) head[0] >> 16);
         for (int part = 0; part < 8; ++part) {
-            to.scale(part, d * numbers(scales[part]));
-            to.minimum(part, d_minimum * numbers(minima[part]));
+            to.scale(part, d * byte_of(scales[part / 4], part % 4));
+            to.minimum(part, d_minimum * byte_of(minima[part / 4], part % 4));
         }
     }
 };
@@ -174,15 +162,11 @@ struct Q6_K {
             to.put(first, of_low(0), of_low(1), of_low(2), of_low(3));
             to.put(first + 64, of_high(0), of_high(1), of_high(2), of_high(3));
         }
-        int8_t scales[16][width];
-        for (int r = 0; r < width; ++r) {
-            for (int part = 0; part < 16; ++part) {
-                scales[part][r] = int8_t(rows[r][192 + part]);
-            }
-        }
+        Bytes scales[4];
+        transposed(rows, 192, scales);
         const Floats d = halves(rows, 208);
         for (int part = 0; part < 16; ++part) {
-            to.scale(part, d * numbers(scales[part]));
+            to.scale(part, d * signed_byte_of((Ints) scales[part / 4], part % 4));
         }
     }
 
