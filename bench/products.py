@@ -3,8 +3,8 @@
 python bench/products.py [--out FILE.jsonl] [--types q4_0,q4_K,...] [--rows 16,32,128,512] [--shapes 4096x4096]
     [--sets avx2,avx512] [--threads N] [--rounds 5] [--seconds 0.3]
 
-shapes: k x m of the weight. sets: instruction sets of ours; empty: the best of this CPU. Rounds are interleaved, form by
-form, over copies of the weight that caches do not hold (profiling's OpBench). One JSON line per cell: by form the
+shapes: k x m of the weight. sets: instruction sets of ours; empty: the best of this CPU. Rounds are interleaved, form
+by form, over copies of the weight that caches do not hold (profiling's OpBench). One JSON line per cell: by form the
 medians of the rounds in ms and GFLOP/s; how many times faster ours is than the best of ggml's forms without AMX, with
 its interval, and than AMX where the CPU has it. ggml's instruction set is that of the machine that compiled it.
 """

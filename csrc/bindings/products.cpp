@@ -57,14 +57,12 @@ py::dict multiply(const Bytes & weight, const std::string & type_name, const Val
 } // namespace
 
 void register_products(py::module_ & m) {
-    m.def(
-        "multiply", &multiply, py::arg("weight"), py::arg("type"), py::arg("columns"), py::arg("n_threads") = 1,
-        py::arg("marked") = true,
-        "One product of a weight with columns on the CPU. weight: bytes of rows of a type of ggml's. columns: f32\n"
-        "[sequences, columns, k]. marked: by our kernels where there is one. Returns out (f32 [sequences, columns,\n"
-        "rows]), kernel (what computed it) and refusal (why there is no kernel, or None).");
-    m.def(
-        "products_use", &oa_products_use, py::arg("instruction_set"),
-        "Take one instruction set for our products (\"base\", \"avx2\", \"avx-vnni\", \"avx512\"; \"\" for the best\n"
-        "of this CPU). Returns False where the CPU lacks it.");
+    m.def("multiply", &multiply, py::arg("weight"), py::arg("type"), py::arg("columns"), py::arg("n_threads") = 1,
+          py::arg("marked") = true,
+          "One product of a weight with columns on the CPU. weight: bytes of rows of a type of ggml's. columns: f32\n"
+          "[sequences, columns, k]. marked: by our kernels where there is one. Returns out (f32 [sequences, columns,\n"
+          "rows]), kernel (what computed it) and refusal (why there is no kernel, or None).");
+    m.def("products_use", &oa_products_use, py::arg("instruction_set"),
+          "Take one instruction set for our products (\"base\", \"avx2\", \"avx-vnni\", \"avx512\"; \"\" for the best\n"
+          "of this CPU). Returns False where the CPU lacks it.");
 }

@@ -14,11 +14,13 @@
 namespace {
 
 #if defined(__AVX512VNNI__)
-constexpr int width = 16, tile_columns = 6;
+constexpr int width = 16, tile_columns = 6, groups_at_once = 8;
+#elif defined(__AVXVNNI__)
+constexpr int width = 8, tile_columns = 4, groups_at_once = 8;
 #elif defined(__AVX2__)
-constexpr int width = 8, tile_columns = 4;
+constexpr int width = 8, tile_columns = 4, groups_at_once = 2; // with more, GCC keeps sums in memory
 #else
-constexpr int width = 4, tile_columns = 4;
+constexpr int width = 4, tile_columns = 4, groups_at_once = 2;
 #endif
 
 typedef float   Floats __attribute__((vector_size(4 * width)));
@@ -63,7 +65,7 @@ inline Floats from_halves(Ints v) {
 #else
     // A half's exponent and fraction at a float's place, then times 2^112; infinities and NaN stay.
     const Ints magnitude = (v & 0x7fff) << 13, sign = (v & 0x8000) << 16;
-    const Ints scaled    = (Ints) ((Floats) magnitude * 5.192296858534828e33f);
+    const Ints scaled = (Ints) ((Floats) magnitude * 5.192296858534828e33f);
     return (Floats) (scaled | ((magnitude >= (0x7c00 << 13)) & 0x7f800000) | sign);
 #endif
 }
@@ -168,9 +170,13 @@ struct Sum {
 #endif
     }
 
-    Ints total() const { return lanes; }
+    Ints total() const {
+        return lanes;
+    }
 
-    static int32_t bias(Ints values, int offset) { return -offset * sum_of(values); }
+    static int32_t bias(Ints values, int offset) {
+        return -offset * sum_of(values);
+    }
 };
 
 using ByteSum                 = Sum;

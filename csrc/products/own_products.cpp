@@ -2,7 +2,7 @@
 
 #include "ggml-cpu-impl.h"
 #include "ggml-cpu.h"
-#include "task.h"
+#include "product_task.h"
 
 #include <algorithm>
 #include <atomic>
@@ -79,8 +79,8 @@ size_t lines(size_t nbytes) {
 
 // Null and a task where there is a kernel for the operator, else why not.
 const char * read(const ggml_tensor * node, Task & task) {
-    const ggml_tensor * weight = node->src[0], *columns = node->src[1];
-    task                       = {};
+    const ggml_tensor *weight = node->src[0], *columns = node->src[1];
+    task = {};
     if (!type_of(weight->type, task.type)) {
         return "no kernel for this type of weight";
     }

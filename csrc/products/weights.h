@@ -5,15 +5,15 @@
 #pragma once
 
 #include "lanes.h"
-#include "task.h"
+#include "product_task.h"
 
 namespace {
 
 using namespace oa::products;
 
-constexpr int panel_vectors = 2;                           // of rows
+constexpr int panel_vectors = 2; // of rows
 constexpr int panel_rows    = panel_vectors * width;
-constexpr int block_groups  = int(block_values) / 4;       // of four values
+constexpr int block_groups  = int(block_values) / 4; // of four values
 
 // Where the values of one vector of rows go. Vectors of the same values lie beside each other.
 struct Unpacked {
@@ -71,8 +71,8 @@ inline Bytes high(Bytes v) {
 }
 
 struct Q4_0 {
-    using Sums                    = Sum;
-    static constexpr int  values  = 32, bytes = 18, part = 32, offset = 8;
+    using Sums                   = Sum;
+    static constexpr int  values = 32, bytes = 18, part = 32, offset = 8;
     static constexpr bool minimum = false;
 
     static void unpack(const char * const * rows, const Unpacked & to) {
@@ -85,8 +85,8 @@ struct Q4_0 {
 };
 
 struct Q8_0 {
-    using Sums                    = ByteSum;
-    static constexpr int  values  = 32, bytes = 34, part = 32, offset = byte_offset;
+    using Sums                   = ByteSum;
+    static constexpr int  values = 32, bytes = 34, part = 32, offset = byte_offset;
     static constexpr bool minimum = false;
 
     static void unpack(const char * const * rows, const Unpacked & to) {
@@ -101,8 +101,8 @@ struct Q8_0 {
 };
 
 struct MXFP4 {
-    using Sums                    = Sum;
-    static constexpr int  values  = 32, bytes = 17, part = 32, offset = 12;
+    using Sums                   = Sum;
+    static constexpr int  values = 32, bytes = 17, part = 32, offset = 12;
     static constexpr bool minimum = false;
 
     static void unpack(const char * const * rows, const Unpacked & to) {
@@ -120,8 +120,8 @@ struct MXFP4 {
 };
 
 struct Q4_K {
-    using Sums                    = Sum;
-    static constexpr int  values  = 256, bytes = 144, part = 32, offset = 0;
+    using Sums                   = Sum;
+    static constexpr int  values = 256, bytes = 144, part = 32, offset = 0;
     static constexpr bool minimum = true;
 
     static void unpack(const char * const * rows, const Unpacked & to) {
@@ -147,8 +147,8 @@ struct Q4_K {
 };
 
 struct Q6_K {
-    using Sums                    = Sum;
-    static constexpr int  values  = 256, bytes = 210, part = 16, offset = 32;
+    using Sums                   = Sum;
+    static constexpr int  values = 256, bytes = 210, part = 16, offset = 32;
     static constexpr bool minimum = false;
 
     static void unpack(const char * const * rows, const Unpacked & to) {

@@ -20,6 +20,7 @@ from support.logits import compute_logits, nmse
 
 TYPES = {"q4_0": 32, "q8_0": 32, "mxfp4": 32, "q4_K": 256, "q6_K": 256}  # values of a block
 SETS = ("base", "avx2", "avx-vnni", "avx512")
+SHAPES = [(64, 512, 32), (1, 256, 8), (33, 768, 9), (70, 2304, 47), (97, 256, 131)]
 Array = np.ndarray[Any, Any]
 
 
@@ -65,7 +66,7 @@ def error(found: Array, exact: Array) -> float:
 
 
 @pytest.mark.parametrize("type", TYPES)
-@pytest.mark.parametrize(("n_rows", "k", "n"), [(64, 512, 32), (1, 256, 8), (33, 768, 9), (70, 2304, 47), (97, 256, 131)])
+@pytest.mark.parametrize(("n_rows", "k", "n"), SHAPES)
 def test_values_are_those_of_float64(type: str, n_rows: int, k: int, n: int, instruction_set: str) -> None:
     weight, columns = weight_of(type, n_rows, k, n), columns_of(n, k, n)
     done = computed(weight, type, columns, n_threads=2)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -89,6 +90,10 @@ def test_a_second_run_measures_nothing_and_another_model_only_what_is_new(
     assert set(first.operators) < set(both.operators)
 
 
+def dense(weight: Mapping[str, Any]) -> bool:
+    return weight["n_expert"] == 0
+
+
 def test_an_interruption_leaves_a_usable_partial_cache(tiny: Callable[..., Path], tmp_path: Path) -> None:
     graph, calls = graph_of(tiny("llama")), 0
 
@@ -101,7 +106,7 @@ def test_an_interruption_leaves_a_usable_partial_cache(tiny: Callable[..., Path]
     with pytest.raises(KeyboardInterrupt):
         profiler.profile_machine(graph, [], depths=DEPTHS, cache=tmp_path, progress=interrupt)
     _, rest = measure(graph, [], tmp_path)
-    total = len(tasks_for(graph, depths=DEPTHS, type_k="f16", type_v="f16", accelerator=False))
+    total = len(tasks_for(graph, depths=DEPTHS, type_k="f16", type_v="f16", accelerator=False, tiles=dense))
     assert len(rest) == total - 3
 
 
@@ -219,6 +224,21 @@ def test_a_form_that_a_device_lacks_is_not_measured(tiny: Callable[..., Path]) -
     attention = [task.args for task in tasks if task.kind == "attention"]
     assert attention and not any(a["flash"] for a in attention)
     assert {a["depth"] for a in attention} == {256, 512}  # padded
+
+
+def test_few_tokens_of_tiled_weights_are_plain_ones(tiny: Callable[..., Path]) -> None:
+    graph = graph_of(tiny("llama"))
+    tasks = tasks_for(graph, depths=(256,), type_k="f16", type_v="f16", accelerator=False, tiles=lambda weight: True)
+    found: dict[int, set[str]] = {}
+    for a in (task.args for task in tasks if task.kind == "mul_mat"):
+        found.setdefault(a["n_tokens"], set()).add(a["realisation"])
+    assert found.pop(1) == {"plain"} and set(map(frozenset, found.values())) == {frozenset({"plain", "tiled"})}
+
+
+def test_our_kernels_take_types_and_dense_weights_of_cpus() -> None:
+    core = native.core()
+    assert core.tiles("CPU", "q4_K", 0)
+    assert not core.tiles("CPU", "q4_K", 8) and not core.tiles("CPU", "f16", 0)
 
 
 def test_what_does_not_fit_is_noted_and_tried_again(

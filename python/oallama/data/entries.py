@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 # Pseudo operator: the median time of one of the small operators (norm, add, rope, ...) at a token count.
 OTHER = "OTHER"
-# How a weight on the CPU may lie: as in the file, in a buffer type with a layout of its own (ggml-cpu's repacking, AMX),
-# or as in the file with our kernels for many tokens (docs/products.md). "" is what llama.cpp takes on a machine without
-# accelerators: repacked where it can be.
+# How a weight on the CPU may lie: as in the file, in a buffer type with a layout of its own (ggml-cpu's repacking,
+# AMX), or as in the file with our kernels for many tokens (docs/products.md). "" is what llama.cpp takes on a machine
+# without accelerators: repacked where it can be.
 REALISATIONS = ("", "plain", "repacked", "tiled")
 # Tokens from which on our kernels compute a tiled weight's products; for fewer it is a plain one.
 TILED_FROM = 8

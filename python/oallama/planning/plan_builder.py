@@ -231,7 +231,7 @@ class PlanBuilder:
         ]
 
     def _realisation_notes(self, dry_run: DryRunPlan) -> list[str]:
-        """What repacking takes, and what it and our kernels gain: the request predicted with the same homes, all plain."""
+        """What repacking takes, and what it and our kernels gain: the request predicted with all weights plain."""
         weights = dry_run.plan.tensors.values()
         on_host = [t for t in weights if t.realisation == REPACKED]
         tiled = sum(t.realisation == TILED for t in weights)

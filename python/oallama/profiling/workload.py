@@ -63,7 +63,7 @@ def _task(kind: str, cost: float, **arguments: Any) -> Task:
     return Task(kind, tuple(sorted(arguments.items())), cost)
 
 
-# Of mul_mat arguments (type, k, m, n_expert): whether the device repacks such a weight, or our kernels compute it there.
+# Of mul_mat arguments (type, k, m, n_expert): whether the device repacks such a weight, or our kernels compute it.
 Takes = Callable[[Mapping[str, Any]], bool]
 # Of attention arguments without n_tokens and depth: whether the device has all operators of this form.
 Attends = Callable[[Mapping[str, Any]], bool]

@@ -1,9 +1,9 @@
 // The kernels, for the instruction set that the including file is compiled for: a panel of rows is unpacked to bytes
 // once for all columns (weights.h), chunk by chunk so that it stays in the nearest cache, and multiplied with tiles of
-// columns (columns.h) in registers.
+// columns (activations.h) in registers.
 #pragma once
 
-#include "columns.h"
+#include "activations.h"
 
 namespace {
 
@@ -69,7 +69,8 @@ inline Floats float_at(const char * p) {
 }
 
 // sums[c][.] += the panel's chunk times n columns.
-template <class T, int n> void products_tile(const Scratch & panel, const char * x, int64_t n_blocks, Floats (*sums)[panel_vectors]) {
+template <class T, int n>
+void products_tile(const Scratch & panel, const char * x, int64_t n_blocks, Floats (*sums)[panel_vectors]) {
     constexpr int  n_parts = int(block_values) / T::part;
     const Bytes *  w       = panel.values;
     const Floats * scales  = panel.scales;
@@ -96,7 +97,7 @@ template <class T, int n> void products_tile(const Scratch & panel, const char *
                     s[c][v] = T::Sums::begin(bias);
                 }
             }
-#pragma GCC unroll 16
+#pragma GCC unroll groups_at_once
             for (int g = 0; g < T::part / 4; ++g) {
                 Bytes rows[panel_vectors];
 #pragma GCC unroll 16
@@ -138,7 +139,8 @@ template <class T, int n> void products_tile(const Scratch & panel, const char *
 }
 
 template <class T, int n>
-void products_of(int64_t wanted, const Scratch & panel, const char * x, int64_t n_blocks, Floats (*sums)[panel_vectors]) {
+void products_of(int64_t wanted, const Scratch & panel, const char * x, int64_t n_blocks,
+                 Floats (*sums)[panel_vectors]) {
     if constexpr (n > 0) {
         if (wanted == n) {
             products_tile<T, n>(panel, x, n_blocks, sums);
@@ -151,8 +153,8 @@ void products_of(int64_t wanted, const Scratch & panel, const char * x, int64_t 
 template <class T>
 void run(const Task & task, int64_t panel, int64_t first_tile, int64_t n_tiles, const char * quantised, char * memory) {
     Scratch &     scratch = *reinterpret_cast<Scratch *>(memory);
-    const int64_t first   = panel * panel_rows, left = task.n_rows - first;
-    const int64_t n_rows  = left < panel_rows ? left : panel_rows;
+    const int64_t first = panel * panel_rows, left = task.n_rows - first;
+    const int64_t n_rows = left < panel_rows ? left : panel_rows;
     const char *  rows[panel_rows];
     for (int64_t r = 0; r < panel_rows; ++r) {
         rows[r] = task.weight + size_t(first + (r < n_rows ? r : n_rows - 1)) * task.row_stride;

@@ -59,8 +59,7 @@ template <class T> float quantised(const float * x, int8_t * q, int32_t * begins
     return largest / 127.0f;
 }
 
-template <class T>
-void quantise(const Task & task, int64_t tile, int64_t first_block, int64_t n_blocks, char * to) {
+template <class T> void quantise(const Task & task, int64_t tile, int64_t first_block, int64_t n_blocks, char * to) {
     const int64_t n = columns_of_tile(task, tile);
     to += tile_offset<T>(task, tile) + first_block * n * block_bytes<T>;
     for (int64_t c = 0; c < n; ++c) {
