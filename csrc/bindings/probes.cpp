@@ -168,13 +168,8 @@ void register_probes(py::module_ & m) {
         },
         py::arg("device"), py::arg("type"), py::arg("k"), py::arg("m"), py::arg("n_expert"),
         "Whether a buffer type of the device repacks a weight of this type and shape (n_expert 0: dense).");
-    m.def(
-        "tiles",
-        [](const std::string & device, const std::string & type, int64_t n_expert) {
-            return oa_tiles(device, { type, 0, 0, n_expert, n_expert > 0 ? 1 : 0 });
-        },
-        py::arg("device"), py::arg("type"), py::arg("n_expert"),
-        "Whether our kernels compute products of such a weight on the device (n_expert 0: dense).");
+    m.def("tiles", &oa_tiles, py::arg("device"), py::arg("type"),
+          "Whether our kernels compute products of weights of this type on the device.");
     m.def(
         "attends",
         [](const std::string & device, const std::string & type_k, const std::string & type_v, int64_t head_dim_k,

@@ -81,9 +81,9 @@ bool oa_repacks(const std::string & device, const oa_mul_mat_spec & spec) {
     return weight_type(dev, spec, true) != ggml_backend_dev_buffer_type(dev);
 }
 
-bool oa_tiles(const std::string & device, const oa_mul_mat_spec & spec) {
+bool oa_tiles(const std::string & device, const std::string & type) {
     const bool computes = ggml_backend_dev_type(oa_require_device(device)) == GGML_BACKEND_DEVICE_TYPE_CPU;
-    return computes && spec.n_expert == 0 && oa_products_has(oa_parse_type(spec.type));
+    return computes && oa_products_has(oa_parse_type(type));
 }
 
 bool oa_attends(const std::string & device, const oa_attention_spec & spec) {
@@ -242,7 +242,7 @@ oa_timing oa_op_bench::mul_mat(const oa_mul_mat_spec & spec, double max_s) {
         throw std::runtime_error(std::string(ggml_backend_dev_name(device_)) + " does not repack " + spec.type +
                                  " of " + std::to_string(spec.k) + "x" + std::to_string(spec.m));
     }
-    if (spec.realisation == tiled && !oa_tiles(ggml_backend_dev_name(device_), spec)) {
+    if (spec.realisation == tiled && !oa_tiles(ggml_backend_dev_name(device_), spec.type)) {
         throw std::runtime_error(std::string(ggml_backend_dev_name(device_)) + " has no kernels of ours for " +
                                  spec.type);
     }

@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define OA_PRODUCTS_PARAM 13 // of op_params of a GGML_OP_MUL_MAT; ggml uses the first few
+#define OA_PRODUCTS_PARAM 13 // of op_params of a GGML_OP_MUL_MAT(_ID); ggml uses the first few
 
 #ifdef __cplusplus
 extern "C" {

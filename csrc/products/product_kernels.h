@@ -176,7 +176,7 @@ void run(const Task & task, int64_t panel, int64_t first_tile, int64_t n_tiles, 
         }
     }
     for (int64_t c = 0; c < n_columns; ++c) {
-        memcpy(task.out + size_t(first_column + c) * task.out_stride + size_t(first) * sizeof(float), scratch.sums[c],
+        memcpy(task.out_of(first_column + c) + size_t(first) * sizeof(float), scratch.sums[c],
                size_t(n_rows) * sizeof(float));
     }
 }

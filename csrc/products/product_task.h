@@ -1,4 +1,4 @@
-// One product of a quantised weight with columns of activations as our kernels see it. Plain data: files compiled for
+// One product of a quantised matrix with columns of activations as our kernels see it. Plain data: files compiled for
 // other instruction sets share it.
 #pragma once
 
@@ -16,24 +16,36 @@ constexpr int n_weight_types = 5;
 // Columns are quantised in blocks of as many values, each with a scale of its own.
 constexpr int64_t block_values = 32;
 
+// A column of a mixture: the token, and which of the experts that it chose computes it.
+struct Choice {
+    int32_t slot, token;
+};
+
 // out[c][r] = sum over k of weight[r][k] * columns[c][k].
 struct Task {
-    const char * weight; // rows of ggml's blocks
-    size_t       row_stride;
-    WeightType   type;
-    int64_t      n_rows, n_k, n_columns;
-    const char * columns; // f32; [n_outer][n_middle][n_inner]
-    size_t       inner_stride, middle_stride, outer_stride;
-    int64_t      n_inner, n_middle;
-    char *       out; // f32
-    size_t       out_stride;
+    const char *   weight; // rows of ggml's blocks
+    size_t         row_stride;
+    WeightType     type;
+    int64_t        n_rows, n_k, n_columns;
+    const char *   columns; // f32; [outer][n_middle][n_inner]
+    size_t         inner_stride, middle_stride, outer_stride;
+    int64_t        n_inner, n_middle;
+    char *         out; // f32
+    size_t         out_stride;
+    const Choice * choices; // of an expert: its columns, [tokens][n_inner]; null: all
+    int64_t        n_slots; // of a token of a mixture
 
     // Inline everywhere: the linker must not take a copy that was compiled for a later CPU.
     OA_INLINE const float * column(int64_t c) const {
-        const int64_t middle = c / n_inner;
-        return reinterpret_cast<const float *>(columns + size_t(c % n_inner) * inner_stride +
+        const int64_t inner  = choices ? choices[c].slot % n_inner : c % n_inner;
+        const int64_t middle = choices ? choices[c].token : c / n_inner;
+        return reinterpret_cast<const float *>(columns + size_t(inner) * inner_stride +
                                                size_t(middle % n_middle) * middle_stride +
                                                size_t(middle / n_middle) * outer_stride);
+    }
+
+    OA_INLINE char * out_of(int64_t c) const {
+        return out + size_t(choices ? choices[c].token * n_slots + choices[c].slot : c) * out_stride;
     }
 };
 

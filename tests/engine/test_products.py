@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from oallama.data.entries import TILED_FROM
+from oallama.data.entries import TILED_FROM, is_tiled
 from oallama.data.plan import HOST
 from oallama.engine import native, runtime
 from support.hand_plan import hand_plan, realised
@@ -52,6 +53,13 @@ def columns_of(n: int, k: int, seed: int, n_sequences: int = 1) -> Array:
     return rng.normal(size=(n_sequences, n, k)).astype(np.float32)
 
 
+def whole_columns(n: int, k: int, seed: int) -> Array:
+    """Columns that lose nothing as bytes: each block has the largest one."""
+    columns = np.random.default_rng(seed).integers(-127, 128, (1, n, k)).astype(np.float32)
+    columns[:, :, ::32] = 127
+    return columns
+
+
 def computed(weight: Array, type: str, columns: Array, n_threads: int = 1, marked: bool = True) -> dict[str, Any]:
     return dict(native.core().multiply(weight, type, columns, n_threads=n_threads, marked=marked))
 
@@ -78,8 +86,7 @@ def test_values_are_those_of_float64(type: str, n_rows: int, k: int, n: int, ins
 def test_columns_of_bytes_are_exact(type: str, instruction_set: str) -> None:
     """Columns that lose nothing as bytes show every mistake of the weight's, at the ends of its range, too."""
     weight = weight_of(type, 40, 512, 1)
-    columns = np.random.default_rng(2).integers(-127, 128, (1, 21, 512)).astype(np.float32)
-    columns[:, :, ::32] = 127
+    columns = whole_columns(21, 512, 2)
     columns[0, 3] = 127
     columns[0, 4] = -127
     if type == "q8_0":
@@ -98,10 +105,9 @@ def test_columns_of_bytes_are_exact(type: str, instruction_set: str) -> None:
 )
 def test_any_shape(type: str, n_rows: int, n_blocks: int, n: int, n_threads: int, seed: int) -> None:
     k = n_blocks * TYPES[type]
-    weight, columns = weight_of(type, n_rows, k, seed), columns_of(n, k, seed)
+    weight, columns = weight_of(type, n_rows, k, seed), whole_columns(n, k, seed)
     found, exact = computed(weight, type, columns, n_threads)["out"], reference(weight, type, columns)
-    scale = np.sqrt(np.mean(exact**2))
-    np.testing.assert_allclose(found, exact, rtol=0, atol=0.06 * scale)
+    np.testing.assert_allclose(found, exact, rtol=0, atol=1e-5 * np.abs(exact).max())
 
 
 @pytest.mark.parametrize("type", TYPES)
@@ -125,6 +131,71 @@ def test_sequences_are_columns() -> None:
     weight, columns = weight_of("q4_0", 50, 256, 3), columns_of(11, 256, 3, n_sequences=3)
     flat = computed(weight, "q4_0", columns.reshape(1, 33, 256))["out"]
     assert np.array_equal(computed(weight, "q4_0", columns)["out"].reshape(1, 33, 50), flat)
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Tokens and the experts they choose. slots: columns of a token, one for all of its experts or one for each."""
+
+    type: str
+    n_tokens: int
+    n_experts: int
+    n_used: int
+    slots: int
+    n_rows: int = 45
+    k: int = 512
+    skewed: bool = False  # to the first experts; some have none
+
+    def operands(self) -> dict[str, Any]:
+        rng = np.random.default_rng(3)
+        most = self.n_experts // 2 if self.skewed else self.n_experts
+        ids = np.stack([rng.permutation(most)[: self.n_used] for _ in range(self.n_tokens)]).astype(np.int32)
+        return {
+            "weight": weight_of(self.type, self.n_experts * self.n_rows, self.k, 1),
+            "type": self.type,
+            "columns": rng.normal(size=(self.n_tokens, self.slots, self.k)).astype(np.float32),
+            "ids": ids,
+            "n_experts": self.n_experts,
+        }
+
+    def reference(self, given: dict[str, Any]) -> Array:
+        values = gguf.quants.dequantize(given["weight"], gguf.GGMLQuantizationType[self.type.upper()])
+        matrices = values.astype(np.float64).reshape(self.n_experts, self.n_rows, self.k)[given["ids"]]
+        columns = np.repeat(given["columns"].astype(np.float64), self.n_used // self.slots, axis=1)
+        return np.asarray(np.einsum("tumk,tuk->tum", matrices, columns))
+
+
+MIXTURES = [
+    Mixture("mxfp4", 70, 8, 2, 1),
+    Mixture("q4_K", 64, 4, 4, 4),
+    Mixture("q4_0", 200, 16, 3, 3, skewed=True),
+    Mixture("q8_0", 33, 4, 1, 1),
+    Mixture("q6_K", 90, 32, 4, 1, n_rows=7, skewed=True),
+]
+
+
+@pytest.mark.parametrize("mixture", MIXTURES, ids=str)
+def test_mixtures_are_those_of_float64(mixture: Mixture, instruction_set: str) -> None:
+    given = mixture.operands()
+    done = native.core().multiply(**given, n_threads=2)
+    assert done["refusal"] is None and done["kernel"] == instruction_set
+    assert error(done["out"], mixture.reference(given)) < 2e-2
+
+
+@pytest.mark.parametrize("mixture", MIXTURES, ids=str)
+def test_threads_change_no_bit_of_a_mixture(mixture: Mixture) -> None:
+    given = mixture.operands()
+    one = native.core().multiply(**given)["out"]
+    for n_threads in range(2, 9):
+        assert np.array_equal(native.core().multiply(**given, n_threads=n_threads)["out"], one)
+
+
+def test_few_rows_for_each_expert_are_ggmls() -> None:
+    given = Mixture("q4_0", 31, 8, 2, 1).operands()
+    done = native.core().multiply(**given)
+    assert done["refusal"] == "few columns"
+    assert np.array_equal(done["out"], native.core().multiply(**given, marked=False)["out"])
+    assert not is_tiled(31, 8, 2) and is_tiled(32, 8, 2)
 
 
 def test_a_broken_value_shows() -> None:

@@ -22,7 +22,6 @@ from .entries import (
     KINDS,
     OTHER,
     REALISATIONS,
-    TILED_FROM,
     AttentionTime,
     ChainTime,
     Concurrency,
@@ -33,6 +32,7 @@ from .entries import (
     Overlap,
     ShapeTime,
     SwitchTime,
+    is_tiled,
     kind_of,
 )
 from .shapes import Shape, attention_distance, attention_work, distance, n_active, work
@@ -113,7 +113,7 @@ class Profile:
         "tiled" is "plain" for few tokens. Raises OallamaError when the type was not measured.
         """
         shape = _shape(ne, n_used)
-        named = "plain" if realisation == "tiled" and n_tokens < TILED_FROM else realisation
+        named = "plain" if realisation == "tiled" and not is_tiled(n_tokens, *shape[2:]) else realisation
         curves = self._curves[named].get((device, op, type), {})
         if shape in curves:
             return _on_curve(curves[shape], n_tokens)

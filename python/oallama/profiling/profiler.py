@@ -160,7 +160,7 @@ def _repacks(device: str, weight: Mapping[str, Any]) -> bool:
 
 
 def _tiles(device: str, weight: Mapping[str, Any]) -> bool:
-    return bool(native.core().tiles(device, weight["type"], weight["n_expert"]))
+    return bool(native.core().tiles(device, weight["type"]))
 
 
 def _attends(device: str, attention: Mapping[str, Any]) -> bool:

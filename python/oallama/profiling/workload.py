@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from oallama.data.entries import FEED_FORWARD, KERNELS, TILED_FROM, padded_rows
+from oallama.data.entries import FEED_FORWARD, KERNELS, is_tiled, padded_rows
 from oallama.data.fusion import chains
 from oallama.data.operators import OperatorGraph
 
@@ -75,9 +75,9 @@ def depths_for(n_ctx: int) -> list[int]:
     return sorted({min(depth, size) for depth in DEPTHS})
 
 
-def _realisations(repacks: bool, tiles: bool, n_tokens: int) -> list[str]:
-    """What is measured of a weight at a number of tokens."""
-    others = ["repacked"] * repacks + ["tiled"] * (tiles and n_tokens >= TILED_FROM)
+def _realisations(repacks: bool, tiles: bool, many: bool) -> list[str]:
+    """What is measured of a weight. many: at a number of tokens at which our kernels compute it."""
+    others = ["repacked"] * repacks + ["tiled"] * (tiles and many)
     return ["plain", *others] if repacks or tiles else [""]
 
 
@@ -113,7 +113,8 @@ def tasks_for(
                 "n_expert": n_expert if moe else 0,
             }
             n_used = op.n_used if moe else 0
-            for realisation in _realisations(repacks(weight), tiles(weight), op.n_tokens):
+            many = is_tiled(op.n_tokens, *((n_expert, n_used) if moe else ()))
+            for realisation in _realisations(repacks(weight), tiles(weight), many):
                 shapes[
                     _task(
                         "mul_mat",
