@@ -7,7 +7,8 @@
 
 namespace {
 
-constexpr int64_t chunk_blocks = 8192 / panel_rows / block_values * 2; // a panel's chunk takes 16 KiB
+constexpr int64_t chunk_bytes  = 16 << 10; // of a panel, unpacked at once
+constexpr int64_t chunk_blocks = chunk_bytes / panel_rows / block_values;
 
 struct Scratch {
     alignas(64) Bytes values[chunk_blocks * block_groups * panel_vectors];
@@ -50,12 +51,6 @@ template <class T> void prefetch(const char * const * rows, int64_t n_rows, int6
     }
 }
 
-inline Ints four_bytes(const char * p) {
-    int32_t bits;
-    memcpy(&bits, p, 4);
-    return all(bits);
-}
-
 inline int32_t int_at(const char * p) {
     int32_t value;
     memcpy(&value, p, 4);
@@ -68,74 +63,65 @@ inline Floats float_at(const char * p) {
     return all(value);
 }
 
+// s[c][.] = products of one part of a block, of its groups of four values w and x.
+template <class T, int n>
+OA_INLINE void products_of_part(const Bytes * w, const char * x, const char * begins,
+                                typename T::Sums (&s)[n][panel_vectors]) {
+#pragma GCC    unroll 16
+    for (int c = 0; c < n; ++c) {
+           const int32_t begin = T::minimum ? 0 : int_at(begins + 4 * c);
+#pragma GCC unroll 16
+        for (int v = 0; v < panel_vectors; ++v) {
+            s[c][v] = T::Sums::begin(begin);
+        }
+    }
+#pragma GCC unroll groups_at_once
+    for (int g = 0; g < T::part / 4; ++g) {
+        Bytes rows[panel_vectors];
+#pragma GCC unroll 16
+        for (int v = 0; v < panel_vectors; ++v) {
+            rows[v] = w[g * panel_vectors + v];
+        }
+#pragma GCC unroll 16
+        for (int c = 0; c < n; ++c) {
+            const Ints values = all(int_at(x + 4 * (g * n + c)));
+#pragma GCC unroll 16
+            for (int v = 0; v < panel_vectors; ++v) {
+                s[c][v].add(rows[v], values);
+            }
+        }
+    }
+}
+
 // sums[c][.] += the panel's chunk times n columns.
 template <class T, int n>
 void products_tile(const Scratch & panel, const char * x, int64_t n_blocks, Floats (*sums)[panel_vectors]) {
-    constexpr int  n_parts = int(block_values) / T::part;
-    const Bytes *  w       = panel.values;
-    const Floats * scales  = panel.scales;
-    const Floats * minima  = panel.minima;
+    constexpr int  n_parts = int(block_values) / T::part, groups = T::part / 4;
+    const Bytes *  w      = panel.values;
+    const Floats * scales = panel.scales;
+    const Floats * minima = panel.minima;
     Floats         sum[n][panel_vectors];
+    memcpy(sum, sums, sizeof(sum));
+    for (int64_t b = 0; b < n_blocks; ++b, x += n * block_bytes<T>, minima += panel_vectors) {
+        const char * begins = x + n * block_values;
+        const char * d      = begins + 4 * n * n_parts;
 #pragma GCC unroll 16
-    for (int c = 0; c < n; ++c) {
-#pragma GCC unroll 16
-        for (int v = 0; v < panel_vectors; ++v) {
-            sum[c][v] = sums[c][v];
-        }
-    }
-    for (int64_t b = 0; b < n_blocks; ++b, x += n * block_bytes<T>) {
-        const char * of_parts = x + n * block_values;
-        const char * d        = of_parts + 4 * n * n_parts;
-#pragma GCC unroll 16
-        for (int part = 0; part < n_parts; ++part) {
+        for (int part = 0; part < n_parts; ++part, w += groups * panel_vectors, scales += panel_vectors) {
             typename T::Sums s[n][panel_vectors];
-#pragma GCC unroll 16
-            for (int c = 0; c < n; ++c) {
-                const int32_t bias = T::minimum ? 0 : int_at(of_parts + 4 * (part * n + c));
-#pragma GCC unroll 16
-                for (int v = 0; v < panel_vectors; ++v) {
-                    s[c][v] = T::Sums::begin(bias);
-                }
-            }
-#pragma GCC unroll groups_at_once
-            for (int g = 0; g < T::part / 4; ++g) {
-                Bytes rows[panel_vectors];
-#pragma GCC unroll 16
-                for (int v = 0; v < panel_vectors; ++v) {
-                    rows[v] = w[(part * (T::part / 4) + g) * panel_vectors + v];
-                }
-#pragma GCC unroll 16
-                for (int c = 0; c < n; ++c) {
-                    const Ints values = four_bytes(x + 4 * ((part * (T::part / 4) + g) * n + c));
-#pragma GCC unroll 16
-                    for (int v = 0; v < panel_vectors; ++v) {
-                        s[c][v].add(rows[v], values);
-                    }
-                }
-            }
+            products_of_part<T, n>(w, x + 4 * n * groups * part, begins + 4 * n * part, s);
 #pragma GCC unroll 16
             for (int v = 0; v < panel_vectors; ++v) {
-                const Floats scale = scales[part * panel_vectors + v];
 #pragma GCC unroll 16
                 for (int c = 0; c < n; ++c) {
-                    sum[c][v] += floats(s[c][v].total()) * (scale * float_at(d + 4 * c));
+                    sum[c][v] += floats(s[c][v].total()) * (scales[v] * float_at(d + 4 * c));
                     if constexpr (T::minimum) {
-                        sum[c][v] += minima[v] * float_at(of_parts + 4 * c);
+                        sum[c][v] += minima[v] * float_at(begins + 4 * c);
                     }
                 }
             }
         }
-        w += block_groups * panel_vectors;
-        scales += n_parts * panel_vectors;
-        minima += panel_vectors;
     }
-#pragma GCC unroll 16
-    for (int c = 0; c < n; ++c) {
-#pragma GCC unroll 16
-        for (int v = 0; v < panel_vectors; ++v) {
-            sums[c][v] = sum[c][v];
-        }
-    }
+    memcpy(sums, sum, sizeof(sum));
 }
 
 template <class T, int n>
