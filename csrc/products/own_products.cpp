@@ -4,6 +4,10 @@
 #include "ggml-cpu.h"
 #include "product_task.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -33,7 +37,8 @@ bool has(const Kernels & kernels) {
                __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512vnni");
     }
     if (&kernels == &avx_vnni_kernels) {
-        return avx2 && __builtin_cpu_supports("avxvnni");
+        unsigned a, b, c, d; // not all compilers know the name
+        return avx2 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
     }
     return &kernels == &base_kernels || avx2;
 #else

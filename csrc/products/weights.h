@@ -114,8 +114,9 @@ struct MXFP4 {
         to.put(0, of(low(v[0])), of(low(v[1])), of(low(v[2])), of(low(v[3])));
         to.put(16, of(high(v[0])), of(high(v[1])), of(high(v[2])), of(high(v[3])));
         // Half of 2^(e - 127).
-        const Ints e = of_rows(rows, [](const char * row) { return int32_t(uint8_t(*row)); });
-        to.scale(0, (Floats) (e < 2 ? 0x00200000 << e : (e - 1) << 23));
+        const Ints e     = of_rows(rows, [](const char * row) { return int32_t(uint8_t(*row)); });
+        const Ints least = e < 2; // a denormal
+        to.scale(0, (Floats) ((least & (all(0x00200000) << (e & 1))) | (~least & ((e - 1) << 23))));
     }
 };
 
