@@ -111,6 +111,16 @@ void cut(Work & work) {
     work.choices_bytes   = work.ids ? lines(size_t(n) * sizeof(Choice)) : 0;
 }
 
+// Operators may come by network: nothing is taken for granted that a kernel relies on.
+bool fits(const ggml_tensor * node, const ggml_tensor * ids) {
+    const ggml_tensor *weight = node->src[0], *columns = node->src[1];
+    const bool         matrices = node->ne[0] == weight->ne[1] && columns->ne[0] == weight->ne[0] && weight->ne[3] == 1;
+    const bool results = ids ? ids->type == GGML_TYPE_I32 && ids->ne[0] == node->ne[1] && ids->ne[1] == node->ne[2] &&
+                                   ggml_is_matrix(ids) && node->ne[3] == 1 && columns->ne[3] == 1 :
+                               weight->ne[2] == 1 && ggml_nrows(node) == ggml_nrows(columns);
+    return matrices && results && ggml_nrows(node) <= INT32_MAX;
+}
+
 // Null and the work where there is a kernel for the operator, else why not.
 const char * read(const ggml_tensor * node, Work & work) {
     const ggml_tensor *weight = node->src[0], *columns = node->src[1];
@@ -120,8 +130,8 @@ const char * read(const ggml_tensor * node, Work & work) {
     if (!type_of(weight->type, task.type)) {
         return "no kernel for this type of weight";
     }
-    if ((!work.ids && weight->ne[2] != 1) || weight->ne[3] != 1 || weight->nb[0] != ggml_type_size(weight->type)) {
-        return "the weight is no matrix with contiguous rows";
+    if (!fits(node, work.ids) || weight->nb[0] != ggml_type_size(weight->type)) {
+        return "no product of matrices with contiguous rows";
     }
     if (columns->type != GGML_TYPE_F32 || columns->nb[0] != sizeof(float) || !ggml_is_contiguous(node)) {
         return "columns are not f32";
