@@ -21,6 +21,7 @@ void register_replay(py::module_ & m);
 void register_graphs(py::module_ & m);
 void register_memory(py::module_ & m);
 void register_op_timer(py::module_ & m);
+void register_products(py::module_ & m);
 void register_probes(py::module_ & m);
 void register_streams(py::module_ & m);
 void register_trace(py::module_ & m);

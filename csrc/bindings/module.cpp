@@ -15,6 +15,7 @@ PYBIND11_MODULE(_core, m) {
     register_graphs(m);
     register_memory(m);
     register_op_timer(m);
+    register_products(m);
     register_probes(m);
     register_streams(m);
     register_trace(m);

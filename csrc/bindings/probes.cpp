@@ -168,6 +168,8 @@ void register_probes(py::module_ & m) {
         },
         py::arg("device"), py::arg("type"), py::arg("k"), py::arg("m"), py::arg("n_expert"),
         "Whether a buffer type of the device repacks a weight of this type and shape (n_expert 0: dense).");
+    m.def("tiles", &oa_tiles, py::arg("device"), py::arg("type"),
+          "Whether our kernels compute products of weights of this type on the device.");
     m.def(
         "attends",
         [](const std::string & device, const std::string & type_k, const std::string & type_v, int64_t head_dim_k,

@@ -178,7 +178,7 @@ oa_buft_list oa_backend_map_bufts(const oa_weight_place & place, ggml_backend_de
     }
     oa_buft_list kept;
     std::copy_if(cpu.begin(), cpu.end(), std::back_inserter(kept), [&](const auto & entry) {
-        return ggml_backend_buft_is_host(entry.second) == (place.realisation == oa_realisation::plain);
+        return ggml_backend_buft_is_host(entry.second) == (place.realisation != oa_realisation::repacked);
     });
     if (kept.empty()) {
         fail("'" + place.name + "' is to be repacked, and this load has no buffer type for that");

@@ -65,6 +65,7 @@ bool read_mode(const std::string & word, oa_weight_mode & mode) {
 bool read_realisation(const std::string & word, oa_realisation & realisation) {
     realisation = word == "plain"    ? oa_realisation::plain :
                   word == "repacked" ? oa_realisation::repacked :
+                  word == "tiled"    ? oa_realisation::tiled :
                                        oa_realisation::any;
     return word.empty() || realisation != oa_realisation::any;
 }
@@ -80,7 +81,7 @@ void add_weight(oa_backend_table & table, table_line & line) {
     }
     const bool fits = read_realisation(line.next(), weight.realisation);
     if (weight.device.empty() || !known || !fits || !line.ended()) {
-        throw line.bad("expected 'tensor <name> <device> resident|host|upload|stream <tokens> [plain|repacked]'");
+        throw line.bad("expected 'tensor <name> <device> resident|host|upload|stream <tokens> [plain|repacked|tiled]'");
     }
     if (weight.realisation != oa_realisation::any && weight.mode == oa_weight_mode::resident) {
         throw line.bad("a resident weight has no realisation");

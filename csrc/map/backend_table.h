@@ -13,7 +13,12 @@ enum class oa_weight_mode {
     stream,   // from some number of tokens on copied to an accelerator ahead of its operator
 };
 
-enum class oa_realisation { any, plain, repacked }; // any: llama.cpp's own choice
+enum class oa_realisation {
+    any, // llama.cpp's own choice
+    plain,
+    repacked,
+    tiled, // plain memory, and our kernels for many rows of activations
+};
 
 struct oa_table_weight {
     std::string    device;

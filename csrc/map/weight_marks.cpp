@@ -22,6 +22,9 @@ void oa_backend_map_mark(ggml_tensor * weight, const oa_weight_place & place, in
     if (place.mode == oa_weight_mode::host) {
         weight->flags |= OA_TENSOR_FLAG_HOST;
     }
+    if (place.realisation == oa_realisation::tiled) {
+        weight->flags |= OA_TENSOR_FLAG_TILED;
+    }
     if (place.mode == oa_weight_mode::stream) {
         // An embedding that is the output matrix, too, may be marked already; its rows are fetched on the host either
         // way.

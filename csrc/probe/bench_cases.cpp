@@ -1,6 +1,7 @@
 #include "bench_cases.h"
 
 #include "own_attention.h"
+#include "own_products.h"
 
 #include "ggml-impl.h" // ggml_graph_next_uid
 #include "ggml.h"
@@ -94,11 +95,11 @@ class mul_mat_case : public oa_bench_case {
     }
 
     ggml_tensor * append(const oa_repeat & r) const override {
-        if (!moe()) {
-            return ggml_mul_mat(r.context, r.cold[0], r.inputs[0]);
-        }
-        ggml_tensor * ids = r.inputs[1 + size_t(r.index) % (r.inputs.size() - 1)];
-        return ggml_mul_mat_id(r.context, r.cold[0], r.inputs[0], ids);
+        ggml_tensor * ids                = moe() ? r.inputs[1 + size_t(r.index) % (r.inputs.size() - 1)] : nullptr;
+        ggml_tensor * op                 = ids ? ggml_mul_mat_id(r.context, r.cold[0], r.inputs[0], ids) :
+                                                 ggml_mul_mat(r.context, r.cold[0], r.inputs[0]);
+        op->op_params[OA_PRODUCTS_PARAM] = spec_.realisation == "tiled";
+        return op;
     }
 
     void fill_cold(const std::vector<oa_operands> & copies, ggml_backend_buffer_t buffer) const override {

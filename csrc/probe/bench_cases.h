@@ -18,7 +18,7 @@ struct oa_mul_mat_spec {
     int64_t     n_expert = 0; // 0: MUL_MAT, else MUL_MAT_ID
     int64_t     n_used   = 0; // experts per token
     int64_t     n_tokens = 1;
-    std::string realisation; // "plain", "repacked"; empty: what llama.cpp takes on a machine without accelerators
+    std::string realisation; // "plain", "repacked", "tiled"; empty: what llama.cpp takes without accelerators
 };
 
 struct oa_attention_spec {

@@ -1,6 +1,7 @@
 #include "op_bench.h"
 
 #include "own_attention.h"
+#include "own_products.h"
 
 #include "ggml-alloc.h"
 #include "ggml-impl.h"
@@ -27,6 +28,7 @@ constexpr double usable_memory    = 0.9; // of what is free
 // Backends convert operands in memory of their own: at most all scores to F16, half of their size.
 constexpr double converted = 0.5;
 constexpr auto   repacked  = "repacked";
+constexpr auto   tiled     = "tiled";
 
 ggml_backend_buffer_ptr allocate(ggml_context * ctx, ggml_backend_buffer_type_t buft) {
     ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors_from_buft(ctx, buft));
@@ -77,6 +79,11 @@ std::string mebibytes(size_t n) {
 bool oa_repacks(const std::string & device, const oa_mul_mat_spec & spec) {
     ggml_backend_dev_t dev = oa_require_device(device);
     return weight_type(dev, spec, true) != ggml_backend_dev_buffer_type(dev);
+}
+
+bool oa_tiles(const std::string & device, const std::string & type) {
+    const bool computes = ggml_backend_dev_type(oa_require_device(device)) == GGML_BACKEND_DEVICE_TYPE_CPU;
+    return computes && oa_products_has(oa_parse_type(type));
 }
 
 bool oa_attends(const std::string & device, const oa_attention_spec & spec) {
@@ -234,6 +241,10 @@ oa_timing oa_op_bench::mul_mat(const oa_mul_mat_spec & spec, double max_s) {
     if (spec.realisation == repacked && buft == ggml_backend_dev_buffer_type(device_)) {
         throw std::runtime_error(std::string(ggml_backend_dev_name(device_)) + " does not repack " + spec.type +
                                  " of " + std::to_string(spec.k) + "x" + std::to_string(spec.m));
+    }
+    if (spec.realisation == tiled && !oa_tiles(ggml_backend_dev_name(device_), spec.type)) {
+        throw std::runtime_error(std::string(ggml_backend_dev_name(device_)) + " has no kernels of ours for " +
+                                 spec.type);
     }
     return measure(*oa_mul_mat_case(spec), buft, max_s);
 }

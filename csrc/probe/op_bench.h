@@ -25,6 +25,9 @@ class oa_no_room : public std::bad_alloc {
 // device or type.
 bool oa_repacks(const std::string & device, const oa_mul_mat_spec & spec);
 
+// Whether our kernels compute products of weights of this type on `device`. Errors as above.
+bool oa_tiles(const std::string & device, const std::string & type);
+
 // Whether `device` has every operator of this attention. Errors as above.
 bool oa_attends(const std::string & device, const oa_attention_spec & spec);
 

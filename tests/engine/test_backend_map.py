@@ -52,8 +52,8 @@ def test_a_complete_table_loads(arch: str, tiny: Callable[..., Path]) -> None:
         (f"{Q} host", "slots 1", "expected 'slots <number>', 2 to 64"),
         (f"{Q} host", "caches resident", "expected 'caches stream'"),
         (f"{Q} host", f"{Q} host 32", "resident|host|upload"),
-        (f"{Q} host", f"{Q} host packed", "[plain|repacked]"),
-        (f"{Q} host", f"{Q} host plain plain", "[plain|repacked]"),
+        (f"{Q} host", f"{Q} host packed", "[plain|repacked|tiled]"),
+        (f"{Q} host", f"{Q} host plain plain", "[plain|repacked|tiled]"),
         (f"{Q} host", f"{Q} upload repacked", "may be uploaded, so it is plain"),
         (f"{Q} host", f"{Q} resident plain", "a resident weight has no realisation"),
         (f"{NORM} host", f"{NORM} host repacked", "'blk.0.attn_norm.weight' cannot be repacked"),  # no matrix

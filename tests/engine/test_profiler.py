@@ -101,7 +101,8 @@ def test_an_interruption_leaves_a_usable_partial_cache(tiny: Callable[..., Path]
     with pytest.raises(KeyboardInterrupt):
         profiler.profile_machine(graph, [], depths=DEPTHS, cache=tmp_path, progress=interrupt)
     _, rest = measure(graph, [], tmp_path)
-    total = len(tasks_for(graph, depths=DEPTHS, type_k="f16", type_v="f16", accelerator=False))
+    types = {"depths": DEPTHS, "type_k": "f16", "type_v": "f16"}
+    total = len(tasks_for(graph, **types, accelerator=False, tiles=lambda weight: True))
     assert len(rest) == total - 3
 
 
@@ -219,6 +220,20 @@ def test_a_form_that_a_device_lacks_is_not_measured(tiny: Callable[..., Path]) -
     attention = [task.args for task in tasks if task.kind == "attention"]
     assert attention and not any(a["flash"] for a in attention)
     assert {a["depth"] for a in attention} == {256, 512}  # padded
+
+
+def test_few_tokens_of_tiled_weights_are_plain_ones(tiny: Callable[..., Path]) -> None:
+    graph = graph_of(tiny("llama"))
+    tasks = tasks_for(graph, depths=(256,), type_k="f16", type_v="f16", accelerator=False, tiles=lambda weight: True)
+    found: dict[int, set[str]] = {}
+    for a in (task.args for task in tasks if task.kind == "mul_mat"):
+        found.setdefault(a["n_tokens"], set()).add(a["realisation"])
+    assert found.pop(1) == {"plain"} and set(map(frozenset, found.values())) == {frozenset({"plain", "tiled"})}
+
+
+def test_our_kernels_take_some_types_on_cpus() -> None:
+    core = native.core()
+    assert core.tiles("CPU", "q4_K") and not core.tiles("CPU", "f16")
 
 
 def test_what_does_not_fit_is_noted_and_tried_again(

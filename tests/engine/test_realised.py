@@ -15,22 +15,11 @@ from oallama.engine import native
 from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
 from oallama.loading import autoplan, start
-from support.hand_plan import hand_plan
+from support.hand_plan import hand_plan, realised
 from support.logits import nmse
 from support.made_profile import made_profile
 
 TOKENS = [int(t) for t in np.random.default_rng(5).integers(300, 1000, size=40)]
-
-
-def realised(plan: PlacementPlan, realisation: str, mode: str = "host", start: int = 0) -> PlacementPlan:
-    """The plan with its matrices on the CPU in this mode and realisation."""
-    tensors = {}
-    for name, t in plan.tensors.items():
-        if t.device == HOST and t.type == "q4_0" and name != "token_embd.weight":
-            segment = replace(t.segments[0], mode=mode, stream_from=start, realisation=realisation)
-            t = replace(t, segments=(segment,))
-        tensors[name] = t
-    return replace(plan, tensors=tensors)
 
 
 def logits(path: Path, plan: PlacementPlan) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Plain or repacked: chosen from the profile alone, said in the plan, counted, predicted with the chosen times."""
+"""Plain, repacked or tiled: chosen from the profile alone, said in the plan, counted, and predicted with."""
 
 from __future__ import annotations
 
@@ -96,6 +96,33 @@ def test_a_tuned_table_decides_between_measured_token_counts() -> None:
     assert choose(WEIGHT, [(4, 1.0)], profile).realisation == "repacked"
     assert choose(WEIGHT, [(4, 1.0)], profile, crossover=table).realisation == "plain"
     assert choose(WEIGHT, [(1, 1.0)], profile, crossover=table).realisation == "repacked"  # measured
+
+
+def test_a_tiled_weight_is_plain_for_few_tokens() -> None:
+    points = [("plain", 1, 1.0), ("plain", 512, 8.0), ("repacked", 1, 0.8), ("repacked", 512, 6.0), ("tiled", 512, 4.0)]
+    profile = times(*points)
+    key = (HOST, "MUL_MAT", "q4_K", (64, 128))
+    assert profile.op_time(*key, 1, realisation="tiled").seconds == 1.0
+    assert profile.op_time(*key, 4, realisation="tiled") == profile.op_time(*key, 4, realisation="plain")
+    assert profile.op_time(*key, 512, realisation="tiled").seconds == 4.0
+    assert profile.op_time(*key, 512).seconds == 6.0  # llama.cpp's own choice
+    assert choose(WEIGHT, [(1, 1.0), (512, 1.0)], profile, usual="repacked").realisation == "tiled"
+    assert choose(WEIGHT, [(1, 20.0), (512, 1.0)], profile, usual="repacked").realisation == "repacked"
+    never_repacked = times(*(point for point in points if point[0] != "repacked"))
+    assert choose(WEIGHT, [(1, 9.0), (512, 1.0)], never_repacked, usual="repacked").realisation == "tiled"
+    assert choose(WEIGHT, [(1, 9.0)], never_repacked, usual="repacked").realisation == "plain"
+
+
+def test_plans_say_how_many_weights_are_tiled() -> None:
+    base = machine(2.0, 2.0, op_offload=False)
+    tiled = [
+        replace(e, realisation="tiled", median_s=e.median_s / 3) for e in base.operators if e.realisation == "plain"
+    ]
+    profile = replace(base, operators=(*base.operators, *(e for e in tiled if e.n_tokens > 1)))
+    made = planned(profile, planner="cpu", workload=Workload(512, 4))
+    assert "tiled" in set(on_host(made)) and made.repacked_nbytes == 0
+    note = next(note for note in made.predicted.notes if "oallama's kernels" in note)
+    assert "from 8 tokens on" in note and "longer" in note
 
 
 @pytest.mark.parametrize("planner", ["exact", "oato", "cpu"])

@@ -9,6 +9,7 @@ from oallama.data.plan import (
     HOST,
     ContextSettings,
     DeviceMemory,
+    Mode,
     PlacementPlan,
     Prediction,
     TensorPlacement,
@@ -83,3 +84,14 @@ def streamed_plan(model: Path, device: str) -> PlacementPlan:
         stream_slots=2,
         stream_caches=True,
     )
+
+
+def realised(plan: PlacementPlan, realisation: str, mode: Mode = "host", start: int = 0) -> PlacementPlan:
+    """The plan with its q4_0 matrices on the CPU in this mode and realisation."""
+    tensors = {}
+    for name, t in plan.tensors.items():
+        if t.device == HOST and t.type == "q4_0" and name != "token_embd.weight":
+            segment = replace(t.segments[0], mode=mode, stream_from=start, realisation=realisation)
+            t = replace(t, segments=(segment,))
+        tensors[name] = t
+    return replace(plan, tensors=tensors)

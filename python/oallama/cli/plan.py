@@ -58,7 +58,7 @@ class Ways:
         bool,
         typer.Option(
             "--repack/--no-repack",
-            help="Whether weights on the CPU may be repacked for faster kernels, which round differently.",
+            help="Whether weights on the CPU may be repacked or tiled for faster kernels, which round differently.",
         ),
     ] = True
     own_attention: Annotated[

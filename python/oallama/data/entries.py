@@ -11,9 +11,12 @@ from dataclasses import dataclass
 
 # Pseudo operator: the median time of one of the small operators (norm, add, rope, ...) at a token count.
 OTHER = "OTHER"
-# How a weight on the CPU may lie: as in the file, or in a buffer type with a layout of its own (ggml-cpu's repacking,
-# AMX). "" is what llama.cpp takes on a machine without accelerators: repacked where it can be.
-REALISATIONS = ("", "plain", "repacked")
+# How a weight on the CPU may lie: as in the file, in a buffer type with a layout of its own (ggml-cpu's repacking,
+# AMX), or as in the file with our kernels for many tokens (docs/products.md). "" is what llama.cpp takes on a machine
+# without accelerators: repacked where it can be.
+REALISATIONS = ("", "plain", "repacked", "tiled")
+# Rows of activations from which on our kernels compute a tiled weight's products; for fewer it is a plain one.
+TILED_FROM = 8
 # Of fused attention on CPUs: llama.cpp's, and ours (docs/attention.md).
 KERNELS = ("ggml", "oallama")
 # Share of clean repeats from which on a measurement counts as taken alone.
@@ -27,6 +30,11 @@ KV_ROWS = 256
 def padded_rows(n: int) -> int:
     """KV rows that llama.cpp attends to when `n` of them are used."""
     return max(1, -(-n // KV_ROWS)) * KV_ROWS
+
+
+def is_tiled(n_tokens: int, n_expert: int = 1, n_used: int = 1) -> bool:
+    """Whether our kernels compute a tiled weight's product: there are enough rows for each expert."""
+    return n_tokens * n_used >= TILED_FROM * n_expert
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,8 @@ class Segment:
     operator for batches of `stream_from` tokens and more (0 for all other modes).
 
     realisation, of a weight on the CPU: "plain", as in the file, "repacked" for the CPU's faster kernels (in memory of
-    its own; streams are copied from the file), or "" for llama.cpp's own choice.
+    its own; streams are copied from the file), "tiled", as in the file with our kernels for many tokens, or "" for
+    llama.cpp's own choice.
     """
 
     device: str

@@ -32,6 +32,7 @@ from .entries import (
     Overlap,
     ShapeTime,
     SwitchTime,
+    is_tiled,
     kind_of,
 )
 from .shapes import Shape, attention_distance, attention_work, distance, n_active, work
@@ -108,18 +109,19 @@ class Profile:
 
         Exact point: "measured". Between measured token counts of the same shape: log-log "interpolated". Otherwise the
         nearest measured shape of the same type, "scaled" by the weight values touched (bytes when few tokens, flops
-        when many: both are proportional to k*m at equal tokens). `realisation` is preferred where it was measured.
-        Raises OallamaError when the type was not measured.
+        when many: both are proportional to k*m at equal tokens). `realisation` is preferred where it was measured;
+        "tiled" is "plain" for few tokens. Raises OallamaError when the type was not measured.
         """
         shape = _shape(ne, n_used)
-        curves = (self._plain_curves if realisation == "plain" else self._curves).get((device, op, type), {})
+        named = "plain" if realisation == "tiled" and not is_tiled(n_tokens, *shape[2:]) else realisation
+        curves = self._curves[named].get((device, op, type), {})
         if shape in curves:
             return _on_curve(curves[shape], n_tokens)
         if curves:
             nearest = min(curves, key=lambda s: (distance(s, shape), s))
             estimate = _on_curve(curves[nearest], n_tokens)
             return Estimate(estimate.seconds * work(shape, n_tokens) / work(nearest, n_tokens), "scaled")
-        dense = self._curves.get((device, "MUL_MAT", type), {})
+        dense = self._curves[""].get((device, "MUL_MAT", type), {})
         if op == "MUL_MAT_ID" and dense:
             # Each active expert is a dense product over its share of the rows.
             k, m, _, used = shape
@@ -127,7 +129,7 @@ class Profile:
             rows = max(1, round(n_tokens * used / active))
             one = self.op_time(device, "MUL_MAT", type, (k, m), rows, realisation=realisation)
             return Estimate(one.seconds * active, "scaled")
-        have = ", ".join(sorted({t for d, o, t in self._curves if (d, o) == (device, op)})) or "none"
+        have = ", ".join(sorted({t for d, o, t in self._curves[""] if (d, o) == (device, op)})) or "none"
         raise OallamaError(
             f"the profile has no {op} of type {type} on {device} (wanted for a weight of {'x'.join(map(str, ne))}; it "
             f"has types {have}); {self._how_to_add(device)}"
@@ -213,7 +215,7 @@ class Profile:
         """
         curves = {
             shape[0]: points
-            for (d, op, _), shapes in self._curves.items()
+            for (d, op, _), shapes in self._curves[""].items()
             if (d, op) == (device, OTHER)
             for shape, points in shapes.items()
         }
@@ -301,13 +303,12 @@ class Profile:
         }
 
     @cached_property
-    def _curves(self) -> Curves:
-        """What llama.cpp takes without accelerators: repacked curves where there are any."""
-        return _merged(self._realised, ("plain", "", "repacked"))
-
-    @cached_property
-    def _plain_curves(self) -> Curves:
-        return _merged(self._realised, ("repacked", "", "plain"))
+    def _curves(self) -> dict[str, Curves]:
+        """By the realisation preferred; "" is what llama.cpp takes without accelerators: repacked where it can be."""
+        plain = ("repacked", "", "plain")
+        usual = tuple(reversed(plain))
+        orders = {"": usual, "plain": plain, "repacked": usual, "tiled": (*plain, "tiled")}
+        return {name: _merged(self._realised, order) for name, order in orders.items()}
 
     @cached_property
     def _attention(self) -> dict[tuple[str, str, Shape, str, str, bool], dict[int, list[tuple[int, float]]]]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .entries import CHAINS, SwitchTime
+from .entries import CHAINS, REALISATIONS, SwitchTime
 
 if TYPE_CHECKING:
     from .profile import Profile
@@ -31,7 +31,7 @@ _SMALLEST = {
 _CHOICES = {
     "direction": ("h2d", "d2h"),
     "memory": ("pageable", "pinned"),
-    "realisation": ("", "plain", "repacked"),
+    "realisation": REALISATIONS,
     "kind": CHAINS,
 }
 _SECTIONS = ("operators", "attention", "links", "switches", "overlaps", "concurrency", "chains", "shapes", "notes")

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from ..data.budget import Budget, format_bytes
-from ..data.entries import REALISATIONS
+from ..data.entries import REALISATIONS, TILED_FROM
 from ..data.plan import HOST, DeviceMemory, Mode, PlacementPlan, Prediction, TensorPlacement, is_divided_by_columns
 from ..data.workload import Workload
 from .cost import CostModel
 from .pool import pool_bytes
 from .predict import Predictor
-from .realisation import PLAIN, REPACKED
+from .realisation import PLAIN, REPACKED, TILED
 from .stage import STREAMER, Homes, Ids, Mask
 from .stock import StockFlags, stock_homes
 
@@ -231,22 +231,26 @@ class PlanBuilder:
         ]
 
     def _realisation_notes(self, dry_run: DryRunPlan) -> list[str]:
-        """What repacking takes and gains: the request predicted with the same homes, all plain."""
-        on_host = [t for t in dry_run.plan.tensors.values() if t.realisation == REPACKED]
-        if not on_host:
+        """What repacking takes, and what it and our kernels gain: the request predicted with all weights plain."""
+        weights = dry_run.plan.tensors.values()
+        on_host = [t for t in weights if t.realisation == REPACKED]
+        tiled = sum(t.realisation == TILED for t in weights)
+        if not on_host and not tiled:
             return []
         homes = self.costs.homes(dry_run.plan)
         assert homes.realisation is not None
         plain = replace(homes, realisation=np.minimum(homes.realisation, REALISATIONS.index(PLAIN)))
         gain = self.predictor.request(plain, self.workload) / dry_run.seconds - 1
-        streamed = sum(t.nbytes for t in on_host if t.mode == "stream")
-        note = (
-            f"{len(on_host)} weights on the host are repacked: {format_bytes(dry_run.plan.repacked_nbytes)} of its "
-            f"memory that the mapped file does not serve; with all of them plain the request takes {gain:.1%} longer"
-        )
-        if streamed:
-            note += f"; {format_bytes(streamed)} of them are read from the file as well, when they are streamed"
-        return [note]
+        longer = f"with all weights on the host plain the request takes {gain:.1%} longer"
+        notes = [f"{tiled} weights on the host take oallama's kernels from {TILED_FROM} tokens on"] if tiled else []
+        if on_host:
+            notes.append(
+                f"{len(on_host)} weights on the host are repacked: {format_bytes(dry_run.plan.repacked_nbytes)} of its "
+                "memory that the mapped file does not serve"
+            )
+        if streamed := sum(t.nbytes for t in on_host if t.mode == "stream"):
+            notes[-1] += f"; {format_bytes(streamed)} of them are read from the file as well, when they are streamed"
+        return [*notes[:-1], f"{notes[-1]}; {longer}"]
 
     def _lazy_notes(self) -> list[str]:
         return [

@@ -1,4 +1,5 @@
-"""How each weight on the host lies there: plain, as in the file, or repacked for the CPU's faster kernels.
+"""How each weight on the host lies there: plain, as in the file, repacked for the CPU's faster kernels, or tiled, as in
+the file with our kernels for many tokens.
 
 Chosen from the profile's times of this machine alone; a weight that was measured in one realisation only is left to
 llama.cpp. Pure functions.
@@ -16,7 +17,7 @@ from ..data.plan import HOST
 from ..data.profile import Profile
 from ..data.tuning import Crossover
 
-PLAIN, REPACKED = "plain", "repacked"
+PLAIN, REPACKED, TILED = "plain", "repacked", "tiled"
 # What llama.cpp takes gives way to nothing that is faster by less: times of one machine come and go by as much.
 NOISE = 0.05
 # Backends without host memory of their own: beside these alone llama.cpp repacks what it can, beside others nothing.
@@ -65,7 +66,8 @@ def choose(
     crossover: Crossover | None = None,
     usual: str = PLAIN,
 ) -> WeightRealisation:
-    """The realisation in which the tiers take least time; the usual one unless another saves more than `NOISE`.
+    """The realisation in which the tiers take least time; the usual one (plain where a weight is never repacked) unless
+    another saves more than `NOISE`.
 
     tiers: (tokens, how often) of the stages that compute the operator on `device`. crossover: of this type, by
     `oallama tune`; it says how repacked compares with plain at token counts that the profile did not measure. usual: by
@@ -78,13 +80,14 @@ def choose(
     def seconds(name: str, n_tokens: int) -> float:
         key = (device, weight.op, weight.type, weight.ne, n_tokens, weight.n_used)
         found = profile.op_time(*key, name)
-        if name == PLAIN or found.source == "measured" or crossover is None:
+        if name != REPACKED or found.source == "measured" or crossover is None:
             return found.seconds
         return profile.op_time(*key, PLAIN).seconds * crossover.ratio(n_tokens)
 
     total = {name: sum(times * seconds(name, n) for n, times in tiers) for name in names}
     fastest = min(names, key=total.__getitem__)
-    return WeightRealisation(weight, fastest if total[fastest] < (1 - NOISE) * total[usual] else usual, total)
+    default = usual if usual in total else PLAIN
+    return WeightRealisation(weight, fastest if total[fastest] < (1 - NOISE) * total[default] else default, total)
 
 
 @dataclass(frozen=True)

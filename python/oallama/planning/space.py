@@ -44,7 +44,7 @@ class Space:
         free_batch: whether a micro-batch above the batch raises it.
         streams: whether weights may be streamed.
         offline_arenas: whether our own plans have their compute buffers laid out offline.
-        repack: whether weights on the host may be repacked.
+        repack: whether weights on the host may be repacked or tiled.
         own_attention: whether our kernels may compute fused attention on CPUs.
         crossovers: of the host, by weight type, where `oallama tune` recorded them.
         all_candidates: whether "auto" makes also those that cannot come near the fastest.

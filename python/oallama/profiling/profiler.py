@@ -103,6 +103,7 @@ def profile_machine(
                 type_v=type_v,
                 accelerator=name != "CPU",
                 repacks=partial(_repacks, name),
+                tiles=partial(_tiles, name),
                 attends=partial(_attends, name),
             )
             if not (alone and task.kind in ("links", "overlap", "concurrency"))
@@ -156,6 +157,10 @@ def forget(devices: Sequence[str], n_threads: int = 0, cache: Path | None = None
 
 def _repacks(device: str, weight: Mapping[str, Any]) -> bool:
     return bool(native.core().repacks(device, **weight))
+
+
+def _tiles(device: str, weight: Mapping[str, Any]) -> bool:
+    return bool(native.core().tiles(device, weight["type"]))
 
 
 def _attends(device: str, attention: Mapping[str, Any]) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from oallama.data.entries import FEED_FORWARD, KERNELS, padded_rows
+from oallama.data.entries import FEED_FORWARD, KERNELS, is_tiled, padded_rows
 from oallama.data.fusion import chains
 from oallama.data.operators import OperatorGraph
 
@@ -63,8 +63,8 @@ def _task(kind: str, cost: float, **arguments: Any) -> Task:
     return Task(kind, tuple(sorted(arguments.items())), cost)
 
 
-# Of mul_mat arguments (type, k, m, n_expert): whether the device repacks such a weight.
-Repacks = Callable[[Mapping[str, Any]], bool]
+# Of mul_mat arguments (type, k, m, n_expert): whether the device repacks such a weight, or our kernels compute it.
+Takes = Callable[[Mapping[str, Any]], bool]
 # Of attention arguments without n_tokens and depth: whether the device has all operators of this form.
 Attends = Callable[[Mapping[str, Any]], bool]
 
@@ -75,6 +75,12 @@ def depths_for(n_ctx: int) -> list[int]:
     return sorted({min(depth, size) for depth in DEPTHS})
 
 
+def _realisations(repacks: bool, tiles: bool, many: bool) -> list[str]:
+    """What is measured of a weight. many: at a number of tokens at which our kernels compute it."""
+    others = ["repacked"] * repacks + ["tiled"] * (tiles and many)
+    return ["plain", *others] if repacks or tiles else [""]
+
+
 def tasks_for(
     graph: OperatorGraph,
     *,
@@ -82,7 +88,8 @@ def tasks_for(
     type_k: str,
     type_v: str,
     accelerator: bool,
-    repacks: Repacks = lambda weight: False,
+    repacks: Takes = lambda weight: False,
+    tiles: Takes = lambda weight: False,
     attends: Attends = lambda attention: True,
 ) -> list[Task]:
     """The tasks of one device in the order they are best measured: cheap and decisive ones first.
@@ -90,9 +97,8 @@ def tasks_for(
     Token counts are those of the graph's tiers: an operator that sees one row at every tier (the output head) is
     measured for one row. `depths` are KV rows, rounded up to what llama.cpp pads them to; a prefill tier is measured at
     depths of at least its own token count. Attention is measured fused, by each of KERNELS, and, where the cache
-    allows it, unfused, each where the device `attends` in that form. Weights are measured plain and, where the device
-    `repacks` them, repacked: the plan
-    chooses.
+    allows it, unfused, each where the device `attends` in that form. Weights are measured plain, where the device
+    `repacks` them repacked, and where our kernels compute them there (`tiles`) tiled: the plan chooses.
     """
     shapes: dict[Task, None] = {}
     for tier in graph.tiers:
@@ -107,7 +113,8 @@ def tasks_for(
                 "n_expert": n_expert if moe else 0,
             }
             n_used = op.n_used if moe else 0
-            for realisation in ("plain", "repacked") if repacks(weight) else ("",):
+            many = is_tiled(op.n_tokens, *((n_expert, n_used) if moe else ()))
+            for realisation in _realisations(repacks(weight), tiles(weight), many):
                 shapes[
                     _task(
                         "mul_mat",
