@@ -109,7 +109,7 @@ def profile(
 
 def _remarks(made: MachineProfile, output: Path | None) -> None:
     if made.source != "measured":
-        out.print(f"computed from a {made.source}, not measured", soft_wrap=True)
+        out.print(f"computed from a {made.source}, not measured")
     for remark in made.remarks([device.name for device in made.devices]):
         out.print(remark, soft_wrap=True, markup=False)
     if output:
