@@ -111,7 +111,7 @@ def _remarks(made: MachineProfile, output: Path | None) -> None:
     if made.source != "measured":
         out.print(f"computed from a {made.source}, not measured")
     for remark in made.remarks([device.name for device in made.devices]):
-        out.print(remark, soft_wrap=True, markup=False)
+        out.print(remark, markup=False)
     if output:
         out.print(f"written to {output}", soft_wrap=True)
 
