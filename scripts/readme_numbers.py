@@ -204,9 +204,8 @@ def writing(lines: Lines) -> str:
     return f"{made['seconds']:.1f} s; {made['peak_rss_bytes'] / 1e6:.0f} MB"
 
 
-def attention(*runs: Lines, cache: str) -> str:
-    lines = [line for run in runs for line in run if line["cache"] == cache]
-    return span([line["ours_times_rival"]["value"] for line in lines], "{:.1f}x")
+def attention(lines: Lines, cache: str) -> str:
+    return span([line["ours_times_rival"]["value"] for line in lines if line["cache"] == cache], "{:.1f}x")
 
 
 def prompts(lines: Lines) -> str:
@@ -218,7 +217,6 @@ def at_depth(lines: Lines, time: str, rival: str) -> str:
     return "; ".join(f"{depth}: {each['value']:.2f}x" for depth, each in sorted(found.items()) if each)
 
 
-ATTENTION = ("2026-11-24-attention", "2026-11-25-attention")
 FASTER = "request time against the best of llama.cpp's `-ngl` and `--fit`"
 BUFFER = "compute buffer of a 128k-vocabulary llama at a micro-batch of 512: llama.cpp's, ours"
 # Words of a row, its files in bench/results (without .jsonl), and what makes a text of their lines.
@@ -264,9 +262,9 @@ ROWS: list[tuple[str, tuple[str, ...], Callable[..., str]]] = [
     ("OATO alone, both devices on the same two cores, TPOT against `-ngl`: it loses",
      ("2026-11-21-loopback-rpc-50pct",), oato),
     ("fresh clone: `make demo`; again; `make check`; `make test`", ("2026-11-24-fresh-clone",), clone),
-    ("one layer's attention on the CPU, our kernels against the faster of ggml's two forms: f16 cache", ATTENTION,
-     partial(attention, cache="f16")),
-    ("the same: q8_0 cache", ATTENTION, partial(attention, cache="q8_0")),
+    ("one layer's attention on the CPU, our kernels against the faster of ggml's two forms: f16 cache",
+     ("2026-11-24-attention",), partial(attention, cache="f16")),
+    ("the same: q8_0 cache", ("2026-11-24-attention",), partial(attention, cache="q8_0")),
     ("prompt of 512 tokens on the CPU, our kernels against llama.cpp's without AMX", ("2026-11-24-cpu-prompts",),
      prompts),
     ("2 layers of LLaMA3-8B Q4_0 on the CPU, `auto` against llama.cpp, the faster `-fa`: TTFT of 512 tokens by depth",
