@@ -110,8 +110,8 @@ void register_attend(py::module_ & m) {
         "[sequences, rows, heads of K/V * width] in ggml's types. mask: halves as uint16 [sequences or 1, tokens,\n"
         "rows]. marked: by our kernels where there is one. Returns out (f32 [sequences, tokens, heads, d_v]), kernel\n"
         "(what computed it) and refusal (why there is no kernel, or None).");
-    m.def(
-        "attend_use", &oa_attend_use, py::arg("instruction_set"),
-        "Take one instruction set for our attention (\"base\", \"avx2\", \"avx512\", \"amx\"; \"\" for the best of this CPU).\n"
-        "Returns False where the CPU lacks it.");
+    m.def("attend_use", &oa_attend_use, py::arg("instruction_set"),
+          "Take one instruction set for our attention (\"base\", \"avx2\", \"avx512\", \"amx\"; \"\" for the best of "
+          "this CPU).\n"
+          "Returns False where the CPU lacks it.");
 }
