@@ -227,6 +227,7 @@ def test_a_broken_query_shows(n_tokens: int) -> None:
 
 
 @pytest.mark.parametrize("case", CASES[:6] + CASES[7:8], ids=str)
+@pytest.mark.usefixtures("instruction_set")
 def test_errors_are_no_larger_than_ggmls(case: Case) -> None:
     given = case.operands()
     exact = reference(case, given)
@@ -235,6 +236,7 @@ def test_errors_are_no_larger_than_ggmls(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.usefixtures("instruction_set")
 def test_threads_change_no_bit(case: Case) -> None:
     given = case.operands()
     one = computed(case, given)["out"]
