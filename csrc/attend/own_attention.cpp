@@ -2,15 +2,14 @@
 
 #include "ggml-cpu-impl.h"
 #include "ggml-cpu.h"
+#include "kernel_choice.h"
 #include "task.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <iterator>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -27,8 +26,6 @@ constexpr int64_t least_split = 128; // tokens; a part costs a row of partial va
 constexpr int64_t widest      = 16;  // values of a vector
 constexpr size_t  cache_line  = 64;
 
-std::atomic<const Kernels *> chosen{ nullptr };
-
 #if defined(__x86_64__)
 // Whether the CPU has AMX for bf16, and the kernel lets this process use it.
 bool has_amx() {
@@ -44,41 +41,38 @@ bool has_amx() {
 
 bool has(const Kernels & kernels) {
 #if defined(__x86_64__)
-    // All CPUs with AVX2 have the rest of x86-64-v3 (F16C, BMI, LZCNT, MOVBE), whose names not all compilers know.
-    __builtin_cpu_init();
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
-    if (&kernels == &amx_kernels || &kernels == &avx512_kernels) {
+    if (&kernels == &amx_kernels) {
         static const bool amx = has_amx();
-        return (amx || &kernels == &avx512_kernels) && avx2 && __builtin_cpu_supports("avx512f") &&
-               __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd");
+        return amx && cpu_has_avx512();
     }
-    return &kernels == &base_kernels || avx2;
+    if (&kernels == &avx512_kernels) {
+        return cpu_has_avx512();
+    }
+    return &kernels == &base_kernels || cpu_has_avx2();
 #else
     return &kernels == &base_kernels;
 #endif
 }
 
-const Kernels * const by_speed[] = {
+bool is_default(const Kernels & kernels) {
+    const char * amx = getenv("OALLAMA_AMX"); // 0 leaves AMX alone
+    return kernels.many != Method::tiles || !amx || strcmp(amx, "0") != 0;
+}
+
+KernelChoice<Kernels> & choice() {
+    static KernelChoice<Kernels> made(
+        {
 #if defined(__x86_64__)
-    &amx_kernels,
-    &avx512_kernels,
-    &avx2_kernels,
+            &amx_kernels, &avx512_kernels, &avx2_kernels,
 #endif
-    &base_kernels,
-};
+                &base_kernels
+        },
+        has, is_default);
+    return made;
+}
 
 const Kernels & kernels() {
-    if (const Kernels * known = chosen.load(std::memory_order_relaxed)) {
-        return *known;
-    }
-    const char * asked  = getenv("OALLAMA_AMX"); // 0 leaves AMX alone
-    const bool   no_amx = asked && !strcmp(asked, "0");
-    const auto   found  = std::find_if(std::begin(by_speed), std::end(by_speed), [&](auto * each) {
-        return has(*each) && !(no_amx && each->many == Method::tiles);
-    });
-    chosen.store(*found, std::memory_order_relaxed);
-    return **found;
+    return choice().get();
 }
 
 bool type_of(ggml_type type, CacheType & found) {
@@ -251,16 +245,7 @@ const char * oa_attend_kernel(const ggml_tensor * node) {
 }
 
 bool oa_attend_use(const char * instruction_set) {
-    for (const Kernels * each : by_speed) {
-        if (!strcmp(each->name, instruction_set)) {
-            if (has(*each)) {
-                chosen = each;
-            }
-            return has(*each);
-        }
-    }
-    chosen = nullptr;
-    return !*instruction_set;
+    return choice().use(instruction_set);
 }
 
 bool oa_attend_takes(const ggml_tensor * node) {

@@ -2,6 +2,7 @@
 
 #include "ggml-cpu-impl.h"
 #include "ggml-cpu.h"
+#include "kernel_choice.h"
 #include "product_task.h"
 
 #if defined(__x86_64__)
@@ -9,9 +10,7 @@
 #endif
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
-#include <iterator>
 #include <numeric>
 
 namespace oa::products {
@@ -24,44 +23,35 @@ constexpr int64_t fewest_tiles   = 8;   // of columns in a part: unpacking a pan
 constexpr int64_t most_columns   = 512; // in a part
 constexpr size_t  cache_line     = 64;
 
-std::atomic<const Kernels *> chosen{ nullptr };
-
 bool has(const Kernels & kernels) {
 #if defined(__x86_64__)
-    // All CPUs with AVX2 have the rest of x86-64-v3 (F16C, BMI, LZCNT, MOVBE), whose names not all compilers know.
-    __builtin_cpu_init();
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
     if (&kernels == &avx512_kernels) {
-        return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-               __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512vnni");
+        return cpu_has_avx512() && __builtin_cpu_supports("avx512vnni");
     }
     if (&kernels == &avx_vnni_kernels) {
         unsigned a, b, c, d; // not all compilers know the name
-        return avx2 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
+        return cpu_has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
     }
-    return &kernels == &base_kernels || avx2;
+    return &kernels == &base_kernels || cpu_has_avx2();
 #else
     return &kernels == &base_kernels;
 #endif
 }
 
-const Kernels * const by_speed[] = {
+KernelChoice<Kernels> & choice() {
+    static KernelChoice<Kernels> made(
+        {
 #if defined(__x86_64__)
-    &avx512_kernels,
-    &avx_vnni_kernels,
-    &avx2_kernels,
+            &avx512_kernels, &avx_vnni_kernels, &avx2_kernels,
 #endif
-    &base_kernels,
-};
+                &base_kernels
+        },
+        has, [](const Kernels &) { return true; });
+    return made;
+}
 
 const Kernels & kernels() {
-    if (const Kernels * known = chosen.load(std::memory_order_relaxed)) {
-        return *known;
-    }
-    const auto found = std::find_if(std::begin(by_speed), std::end(by_speed), [](auto * each) { return has(*each); });
-    chosen.store(*found, std::memory_order_relaxed);
-    return **found;
+    return choice().get();
 }
 
 bool type_of(ggml_type type, WeightType & found) {
@@ -261,16 +251,7 @@ const char * oa_products_kernel() {
 }
 
 bool oa_products_use(const char * instruction_set) {
-    for (const Kernels * each : by_speed) {
-        if (!strcmp(each->name, instruction_set)) {
-            if (has(*each)) {
-                chosen = each;
-            }
-            return has(*each);
-        }
-    }
-    chosen = nullptr;
-    return !*instruction_set;
+    return choice().use(instruction_set);
 }
 
 bool oa_products_takes(const ggml_tensor * node) {
