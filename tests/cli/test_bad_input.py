@@ -298,6 +298,20 @@ def test_interrupted_while_the_engine_calls_back() -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "interrupted\n")
 
 
+def test_interrupted_while_an_object_begins() -> None:
+    """llama-cpp-python's context asks at its end for what only a whole beginning has set."""
+    program = (
+        "import os, signal; from oallama import cli\n"
+        "class Half:\n"
+        "    def __init__(self): os.kill(os.getpid(), signal.SIGINT); self.stack = []\n"
+        "    def __del__(self): self.stack.pop()\n"
+        "cli._imported_app = lambda: lambda *_, **options: Half()\n"
+        "cli.main()"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "interrupted\n")
+
+
 def test_interrupted_inside_the_engine() -> None:
     """Python would wait for a long native call (loading tens of GB) before it looks at a Ctrl-C."""
     program = (

@@ -12,10 +12,14 @@ __all__ = ["main"]
 
 INTERRUPTED = 130
 
+_was_interrupted = threading.Event()
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script; ends the process with the command's exit code. `arguments`: default those of the process."""
-    sys.unraisablehook = _again_outside
+    sys.unraisablehook = _not_raised
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a job in the background ignores it
+        signal.signal(signal.SIGINT, _interrupt)
     try:
         _imported_app()(arguments, prog_name="oallama")
     except KeyboardInterrupt:
@@ -37,12 +41,21 @@ def _imported_app() -> Any:
     return app
 
 
-def _again_outside(failure: Any) -> None:
-    """A Ctrl-C that comes while the engine calls back (its log, a progress) is dropped there: it comes once more."""
+def _interrupt(number: int, frame: Any) -> None:
+    _was_interrupted.set()
+    signal.default_int_handler(number, frame)
+
+
+def _not_raised(failure: Any) -> None:
+    """What Python cannot raise: a Ctrl-C while the engine calls back, or an error of an object's end.
+
+    The engine's callbacks (its log, a progress) drop a Ctrl-C, so it comes once more. An object whose beginning was
+    interrupted lacks what its end asks for: nobody wants to read that.
+    """
     if failure.exc_type is KeyboardInterrupt:
         main_thread = threading.main_thread().ident or 0
         threading.Timer(0.05, signal.pthread_kill, (main_thread, signal.SIGINT)).start()
-    else:
+    elif not _was_interrupted.is_set():
         sys.__unraisablehook__(failure)
 
 
