@@ -140,7 +140,7 @@ def test_a_weight_in_memory_twice_has_the_times_of_both() -> None:
 def test_weights_are_in_memory_twice_where_that_pays_and_fits(planner: str) -> None:
     profile = tiling(machine(0.5, 0.9, op_offload=False), 0.3)
     roomy, short = (
-        planned(profile, planner=planner, workload=Workload(512, 64), host_memory=nbytes, streams=False)
+        planned(profile, planner=planner, workload=Workload(512, 4), host_memory=nbytes, streams=False)
         for nbytes in (2**40, 0)
     )
     assert TWICE in set(on_host(roomy)) and TWICE not in set(on_host(short))
@@ -148,16 +148,17 @@ def test_weights_are_in_memory_twice_where_that_pays_and_fits(planner: str) -> N
     twice = [t for t in roomy.tensors.values() if t.realisation == TWICE]
     assert roomy.repacked_nbytes >= sum(t.nbytes for t in twice)
     note = next(note for note in roomy.predicted.notes if "in memory twice" in note)
-    assert note.startswith(f"{len(twice)} weights on the host") and "longer" in note
+    assert note.startswith(f"{len(twice)} weights on the host")
+    assert any("longer" in note for note in roomy.predicted.notes)
     again = PlacementPlan.from_json(roomy.to_json())
     assert again == roomy and any(line.endswith(f"CPU host {TWICE}") for line in again.to_backend_map().splitlines())
-    once = planned(profile, planner=planner, workload=Workload(512, 64), host_memory=2**40, repack=False)
+    once = planned(profile, planner=planner, workload=Workload(512, 4), host_memory=2**40, repack=False)
     assert set(on_host(once)) == {"plain"}
 
 
 def test_memory_goes_to_the_kinds_of_weights_that_gain_most() -> None:
     profile = tiling(machine(0.5, 0.9), 0.3)
-    decode, prefill = [(1, 64.0)], [(512, 1.0)]
+    decode, prefill = [(1, 3.0)], [(512, 1.0)]
 
     def twice(spare: int) -> list[str]:
         made = realise(GRAPH, profile, decode, prefill, spare=spare)
@@ -174,7 +175,7 @@ def test_memory_goes_to_the_kinds_of_weights_that_gain_most() -> None:
 def test_divided_weights_are_in_memory_once() -> None:
     wide = OperatorGraph.from_engine(synthetic.raw_graph(WIDE, TIERS), model={})
     profile = tiling(machine(0.5, 0.9, wide, op_offload=False), 0.3)
-    space = synthetic.space(wide, "30%", machine=profile, workload=Workload(512, 64), host_memory=2**40)
+    space = synthetic.space(wide, "30%", machine=profile, workload=Workload(512, 4), host_memory=2**40)
     costs = space.builder(space.context).costs
     homes = space.builder(space.context).uniform(0)
     split = (np.arange(len(costs.targets)) % 2).astype(np.intp)

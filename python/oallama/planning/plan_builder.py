@@ -246,8 +246,8 @@ class PlanBuilder:
         notes = [f"{tiled} weights on the host take oallama's kernels from {TILED_FROM} tokens on"] if tiled else []
         if twice:
             notes.append(
-                f"{twice} weights on the host are in memory twice: {format_bytes(again)} repacked, and as in the file, "
-                f"for oallama's kernels from {TILED_FROM} tokens on"
+                f"{twice} weights on the host are in memory twice: repacked ({format_bytes(again)}), and as in the "
+                f"file for oallama's kernels from {TILED_FROM} tokens on"
             )
         if on_host:
             nbytes = format_bytes(dry_run.plan.repacked_nbytes - again)
