@@ -4,8 +4,8 @@ python bench/cpu_forms.py [--out FILE.jsonl] [--types Q4_0,Q4_K_M] [--layers 2] 
     [--threads N] [--rounds 5] [--no-amx]
 
 By llama-bench. Models have LLaMA-8B's layers, some of them, and 32000 words. Every form is loaded anew in each round,
-and rounds are interleaved. "llama.cpp" has no backend map: its own choice. One JSON line per type: medians of TTFT, TPOT
-and the request's seconds, and how many times faster "repacked+tiled" is than each of the others, with intervals.
+and rounds are interleaved. "llama.cpp" has no backend map: its own choice. One JSON line per type: medians of TTFT,
+TPOT and the request's seconds, and how many times faster "repacked+tiled" is than each of the others, with intervals.
 """
 
 from __future__ import annotations
