@@ -88,9 +88,8 @@ void add_weight(oa_backend_table & table, table_line & line) {
     }
     const bool fits = read_realisation(line.next(), weight.realisation);
     if (weight.device.empty() || !known || !fits || !line.ended()) {
-        throw line.bad(
-            "expected 'tensor <name> <device> resident|host|upload|stream <tokens> "
-            "[plain|repacked|tiled|repacked+tiled]'");
+        throw line.bad("expected 'tensor <name> <device> resident|host|upload|stream <tokens> "
+                       "[plain|repacked|tiled|repacked+tiled]'");
     }
     if (weight.realisation != oa_realisation::any && weight.mode == oa_weight_mode::resident) {
         throw line.bad("a resident weight has no realisation");
