@@ -24,6 +24,7 @@ set(OALLAMA_LLAMA_SOURCES
     ${OALLAMA_CSRC}/map/host_weights.cpp
     ${OALLAMA_CSRC}/map/weight_marks.cpp
     ${OALLAMA_CSRC}/products/products_marks.cpp
+    ${OALLAMA_CSRC}/products/twins.cpp
     ${OALLAMA_CSRC}/ranks/replay.cpp
     ${OALLAMA_CSRC}/segments/segments.cpp
     ${OALLAMA_CSRC}/segments/segments_graph.cpp

@@ -60,4 +60,16 @@ inline ggml_tensor * oa_segment_part(const ggml_tensor * weight, int side) {
 inline void oa_segment_part_set(ggml_tensor * weight, int side, ggml_tensor * part) {
     std::memcpy(weight->op_params + 8 + 2 * side, &part, sizeof(part));
 }
+
+// Of a weight that is in memory twice: the repacked one (twins.h); nullptr: there is none. The pointer stays in this
+// process, as those above: weights on the CPU are not sent, and copies of them for other devices lack their op_params.
+inline ggml_tensor * oa_twin(const ggml_tensor * weight) {
+    ggml_tensor * twin;
+    std::memcpy(&twin, weight->op_params + 12, sizeof(twin));
+    return twin;
+}
+
+inline void oa_twin_set(ggml_tensor * weight, ggml_tensor * twin) {
+    std::memcpy(weight->op_params + 12, &twin, sizeof(twin));
+}
 #endif

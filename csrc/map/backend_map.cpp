@@ -3,6 +3,7 @@
 #include "ggml-backend.h"
 #include "host_weights.h"
 #include "llama-impl.h"
+#include "tensor_flags.h"
 
 #include <algorithm>
 #include <atomic>
@@ -198,6 +199,24 @@ ggml_backend_buffer_type_t oa_backend_map_buft(const oa_weight_place & place, gg
     // Of a divided weight its parts are what is computed.
     const bool repacked = !place.segment.device && oa_host_weights_take(ggml_nbytes(weight), mapped);
     return repacked ? chosen : ggml_backend_cpu_buffer_type();
+}
+
+oa_buft_list oa_backend_map_twin_bufts(const oa_weight_place & place, const ggml_tensor * weight,
+                                       const oa_buft_list & cpu) {
+    oa_buft_list kept;
+    if (place.home && is_cpu(place.home) && place.realisation == oa_realisation::twice &&
+        !(weight->flags & OA_TENSOR_FLAG_LAZY) && !oa_twin(weight)) {
+        std::copy_if(cpu.begin(), cpu.end(), std::back_inserter(kept),
+                     [](const auto & entry) { return !ggml_backend_buft_is_host(entry.second); });
+    }
+    return kept;
+}
+
+bool oa_backend_map_twin(ggml_backend_buffer_type_t chosen, const ggml_tensor * weight, bool mapped) {
+    if (!chosen) {
+        LLAMA_LOG_WARN("backend map: '%s' is tiled alone: the CPU has no faster layout for it\n", weight->name);
+    }
+    return chosen && oa_host_weights_take_twin(ggml_nbytes(weight), mapped);
 }
 
 bool oa_backend_map_part(ggml_backend_buffer_type_t chosen, const ggml_tensor * weight, const ggml_tensor * part,

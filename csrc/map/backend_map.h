@@ -56,6 +56,15 @@ oa_buft_list oa_backend_map_bufts(const oa_weight_place & place, ggml_backend_de
 ggml_backend_buffer_type_t oa_backend_map_buft(const oa_weight_place & place, ggml_backend_buffer_type_t chosen,
                                                const ggml_tensor * weight, bool mapped);
 
+// Buffer types `cpu` that the twin (twins.h) of a weight on the host may lie in, the preferred first, as of a repacked
+// weight; empty: it is to have none, or has one.
+oa_buft_list oa_backend_map_twin_bufts(const oa_weight_place & place, const ggml_tensor * weight,
+                                       const oa_buft_list & cpu);
+
+// Whether the twin is made, in memory of type `chosen` (nullptr: the CPU has no faster layout for the weight); without
+// room for it (`mapped`: the weight stays in the mapped file) it is not.
+bool oa_backend_map_twin(ggml_backend_buffer_type_t chosen, const ggml_tensor * weight, bool mapped);
+
 // Whether a part of a divided weight becomes a tensor of its own in memory of type `chosen`: on `dev` always, on the
 // host (nullptr) if that is a faster layout than the mapped file's; else it is read within the whole weight.
 bool oa_backend_map_part(ggml_backend_buffer_type_t chosen, const ggml_tensor * weight, const ggml_tensor * part,

@@ -63,11 +63,18 @@ bool read_mode(const std::string & word, oa_weight_mode & mode) {
 }
 
 bool read_realisation(const std::string & word, oa_realisation & realisation) {
-    realisation = word == "plain"    ? oa_realisation::plain :
-                  word == "repacked" ? oa_realisation::repacked :
-                  word == "tiled"    ? oa_realisation::tiled :
-                                       oa_realisation::any;
-    return word.empty() || realisation != oa_realisation::any;
+    static const std::map<std::string, oa_realisation> realisations = {
+        { "", oa_realisation::any },
+        { "plain", oa_realisation::plain },
+        { "repacked", oa_realisation::repacked },
+        { "tiled", oa_realisation::tiled },
+        { "repacked+tiled", oa_realisation::twice },
+    };
+    const auto it = realisations.find(word);
+    if (it != realisations.end()) {
+        realisation = it->second;
+    }
+    return it != realisations.end();
 }
 
 void add_weight(oa_backend_table & table, table_line & line) {
@@ -81,7 +88,8 @@ void add_weight(oa_backend_table & table, table_line & line) {
     }
     const bool fits = read_realisation(line.next(), weight.realisation);
     if (weight.device.empty() || !known || !fits || !line.ended()) {
-        throw line.bad("expected 'tensor <name> <device> resident|host|upload|stream <tokens> [plain|repacked|tiled]'");
+        throw line.bad("expected 'tensor <name> <device> resident|host|upload|stream <tokens> "
+                       "[plain|repacked|tiled|repacked+tiled]'");
     }
     if (weight.realisation != oa_realisation::any && weight.mode == oa_weight_mode::resident) {
         throw line.bad("a resident weight has no realisation");
@@ -145,9 +153,13 @@ void add(oa_backend_table & table, table_line & line) {
 // What no line alone can tell.
 void check(const oa_backend_table & table) {
     for (const auto & [name, weight] : table.weights) {
-        if (weight.mode == oa_weight_mode::upload && weight.realisation == oa_realisation::repacked &&
-            table.segments.count(name) == 0) {
+        const bool divided = table.segments.count(name) > 0, twice = weight.realisation == oa_realisation::twice;
+        if (weight.mode == oa_weight_mode::upload && !divided &&
+            (weight.realisation == oa_realisation::repacked || twice)) {
             throw std::invalid_argument("backend map: '" + name + "' may be uploaded, so it is plain");
+        }
+        if (divided && twice) {
+            throw std::invalid_argument("backend map: '" + name + "' is divided, so it has one realisation");
         }
     }
     for (const auto & [name, segment] : table.segments) {

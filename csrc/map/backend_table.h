@@ -18,6 +18,7 @@ enum class oa_realisation {
     plain,
     repacked,
     tiled, // plain memory, and our kernels for many rows of activations
+    twice, // "repacked+tiled": in memory as both
 };
 
 struct oa_table_weight {

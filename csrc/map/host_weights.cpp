@@ -27,6 +27,15 @@ bool oa_host_weights_take(size_t nbytes, bool mapped) {
     return false;
 }
 
+bool oa_host_weights_take_twin(size_t nbytes, bool mapped) {
+    if (mapped && 2 * nbytes > t_repackable) {
+        t_left_mapped += nbytes;
+        return false;
+    }
+    t_repackable -= std::min(2 * nbytes, t_repackable);
+    return true;
+}
+
 bool oa_host_weights_take_part(size_t nbytes, bool mapped) {
     if (!mapped || nbytes > t_repackable) {
         return false;

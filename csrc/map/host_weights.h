@@ -13,6 +13,9 @@ void oa_host_weights_begin();
 // is counted as left there. Without a file mapping it has no other place.
 bool oa_host_weights_take(size_t nbytes, bool mapped);
 
+// Whether the repacked twin of a plain weight gets memory: of a mapped weight the pages are to stay in memory, too.
+bool oa_host_weights_take_twin(size_t nbytes, bool mapped);
+
 // Whether a copy of a part of a weight gets memory. Beside a weight that is read from the file into memory (not
 // `mapped`) it would be memory twice.
 bool oa_host_weights_take_part(size_t nbytes, bool mapped);

@@ -22,7 +22,7 @@ void oa_backend_map_mark(ggml_tensor * weight, const oa_weight_place & place, in
     if (place.mode == oa_weight_mode::host) {
         weight->flags |= OA_TENSOR_FLAG_HOST;
     }
-    if (place.realisation == oa_realisation::tiled) {
+    if (place.realisation == oa_realisation::tiled || place.realisation == oa_realisation::twice) {
         weight->flags |= OA_TENSOR_FLAG_TILED;
     }
     if (place.mode == oa_weight_mode::stream) {

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from oallama.data.entries import OTHER, OperatorTime
+from oallama.data.entries import OTHER, REALISATIONS, OperatorTime
 from oallama.data.plan import HOST, PlacementPlan
 from oallama.data.plan_difference import describe_difference
 from oallama.data.profile import Profile
 from oallama.data.tuning import Crossover
 from oallama.data.workload import Workload
 from oallama.planning import OperatorGraph, make_plans
-from oallama.planning.realisation import Weight, choose, usual_realisation
+from oallama.planning.realisation import TWICE, Weight, choose, realise, usual_realisation
 from support import synthetic
 
 WEIGHT = Weight("MUL_MAT", "q4_K", (64, 128))
@@ -113,13 +114,77 @@ def test_a_tiled_weight_is_plain_for_few_tokens() -> None:
     assert choose(WEIGHT, [(1, 9.0)], never_repacked, usual="repacked").realisation == "plain"
 
 
+def tiling(base: Profile, ratio: float) -> Profile:
+    """The same machine with our kernels, which take so many times as long as plain ones."""
+    plain = [e for e in base.operators if e.realisation == "plain" and e.n_tokens > 1]
+    tiled = (replace(e, realisation="tiled", median_s=e.median_s * ratio) for e in plain)
+    return replace(base, operators=(*base.operators, *tiled))
+
+
+def test_a_weight_in_memory_twice_has_the_times_of_both() -> None:
+    points = [("plain", 1, 1.0), ("plain", 512, 8.0), ("repacked", 1, 0.5), ("repacked", 512, 6.0), ("tiled", 512, 4.0)]
+    profile, key = times(*points), (HOST, "MUL_MAT", "q4_K", (64, 128))
+    for n, single in ((1, "repacked"), (7, "repacked"), (8, "tiled"), (512, "tiled")):
+        assert profile.op_time(*key, n, realisation=TWICE) == profile.op_time(*key, n, realisation=single)
+    chosen = choose(WEIGHT, [(1, 8.0), (512, 1.0)], profile, usual="repacked")
+    assert chosen.realisation == "repacked" and chosen.seconds[TWICE] == pytest.approx(8.0)
+    assert chosen.gain_twice() == pytest.approx(2.0)
+    assert choose(WEIGHT, [(1, 80.0), (512, 1.0)], profile, usual="repacked").gain_twice() == 0.0  # 4.3 %: noise
+    assert choose(WEIGHT, [(1, 8.0)], profile).gain_twice() == 0.0
+    assert choose(WEIGHT, [(512, 1.0)], profile).gain_twice() == 0.0
+    never_repacked = times(*(point for point in points if point[0] != "repacked"))
+    assert choose(WEIGHT, [(1, 8.0), (512, 1.0)], never_repacked).gain_twice() == 0.0
+
+
+@pytest.mark.parametrize("planner", ["exact", "oato", "cpu"])
+def test_weights_are_in_memory_twice_where_that_pays_and_fits(planner: str) -> None:
+    profile = tiling(machine(0.5, 0.9, op_offload=False), 0.3)
+    roomy, short = (
+        planned(profile, planner=planner, workload=Workload(512, 4), host_memory=nbytes, streams=False)
+        for nbytes in (2**40, 0)
+    )
+    assert TWICE in set(on_host(roomy)) and TWICE not in set(on_host(short))
+    assert roomy.predicted.request_s < short.predicted.request_s
+    twice = [t for t in roomy.tensors.values() if t.realisation == TWICE]
+    assert roomy.repacked_nbytes >= sum(t.nbytes for t in twice)
+    note = next(note for note in roomy.predicted.notes if "in memory twice" in note)
+    assert note.startswith(f"{len(twice)} weights on the host")
+    assert any("longer" in note for note in roomy.predicted.notes)
+    again = PlacementPlan.from_json(roomy.to_json())
+    assert again == roomy and any(line.endswith(f"CPU host {TWICE}") for line in again.to_backend_map().splitlines())
+    once = planned(profile, planner=planner, workload=Workload(512, 4), host_memory=2**40, repack=False)
+    assert set(on_host(once)) == {"plain"}
+
+
+def test_memory_goes_to_the_kinds_of_weights_that_gain_most() -> None:
+    profile = tiling(machine(0.5, 0.9), 0.3)
+    decode, prefill = [(1, 3.0)], [(512, 1.0)]
+
+    def twice(spare: int) -> list[str]:
+        made = realise(GRAPH, profile, decode, prefill, spare=spare)
+        assert TWICE not in {*made.moved.values(), *made.divided.values()}
+        return [name for name, form in made.host.items() if form == TWICE]
+
+    nbytes = {t.name: t.nbytes for t in GRAPH.tensors}
+    everything = sum(nbytes[name] for name in twice(2**40))
+    some = twice(everything - 1)
+    assert 0 < sum(nbytes[name] for name in some) < everything and set(some) < set(twice(2**40))
+    assert twice(0) == []
+
+
+def test_divided_weights_are_in_memory_once() -> None:
+    wide = OperatorGraph.from_engine(synthetic.raw_graph(WIDE, TIERS), model={})
+    profile = tiling(machine(0.5, 0.9, wide, op_offload=False), 0.3)
+    space = synthetic.space(wide, "30%", machine=profile, workload=Workload(512, 4), host_memory=2**40)
+    costs = space.builder(space.context).costs
+    homes = space.builder(space.context).uniform(0)
+    split = (np.arange(len(costs.targets)) % 2).astype(np.intp)
+    found = [REALISATIONS[i] for i in costs.realised(replace(homes, split=split))]
+    assert TWICE in set(found[::2]) and TWICE not in set(found[1::2])
+
+
 def test_plans_say_how_many_weights_are_tiled() -> None:
-    base = machine(2.0, 2.0, op_offload=False)
-    tiled = [
-        replace(e, realisation="tiled", median_s=e.median_s / 3) for e in base.operators if e.realisation == "plain"
-    ]
-    profile = replace(base, operators=(*base.operators, *(e for e in tiled if e.n_tokens > 1)))
-    made = planned(profile, planner="cpu", workload=Workload(512, 4))
+    made = planned(tiling(machine(2.0, 2.0, op_offload=False), 1 / 3), planner="cpu", workload=Workload(512, 4))
     assert "tiled" in set(on_host(made)) and made.repacked_nbytes == 0
     note = next(note for note in made.predicted.notes if "oallama's kernels" in note)
     assert "from 8 tokens on" in note and "longer" in note

@@ -86,11 +86,14 @@ def streamed_plan(model: Path, device: str) -> PlacementPlan:
     )
 
 
-def realised(plan: PlacementPlan, realisation: str, mode: Mode = "host", start: int = 0) -> PlacementPlan:
-    """The plan with its q4_0 matrices on the CPU in this mode and realisation."""
+def realised(
+    plan: PlacementPlan, realisation: str, mode: Mode = "host", start: int = 0, type: str = "q4_0", only: str = ""
+) -> PlacementPlan:
+    """The plan with its matrices of this type on the CPU, or those whose names contain `only`, in this mode and
+    realisation."""
     tensors = {}
     for name, t in plan.tensors.items():
-        if t.device == HOST and t.type == "q4_0" and name != "token_embd.weight":
+        if t.device == HOST and t.type == type and name != "token_embd.weight" and only in name:
             segment = replace(t.segments[0], mode=mode, stream_from=start, realisation=realisation)
             t = replace(t, segments=(segment,))
         tensors[name] = t

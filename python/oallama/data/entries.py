@@ -12,9 +12,9 @@ from dataclasses import dataclass
 # Pseudo operator: the median time of one of the small operators (norm, add, rope, ...) at a token count.
 OTHER = "OTHER"
 # How a weight on the CPU may lie: as in the file, in a buffer type with a layout of its own (ggml-cpu's repacking,
-# AMX), or as in the file with our kernels for many tokens (docs/products.md). "" is what llama.cpp takes on a machine
-# without accelerators: repacked where it can be.
-REALISATIONS = ("", "plain", "repacked", "tiled")
+# AMX), as in the file with our kernels for many tokens (docs/products.md), or in memory twice: repacked for few tokens,
+# tiled for many. "" is what llama.cpp takes on a machine without accelerators: repacked where it can be.
+REALISATIONS = ("", "plain", "repacked", "tiled", "repacked+tiled")
 # Rows of activations from which on our kernels compute a tiled weight's products; for fewer it is a plain one.
 TILED_FROM = 8
 # Of fused attention on CPUs: llama.cpp's, and ours (docs/attention.md).
@@ -35,6 +35,14 @@ def padded_rows(n: int) -> int:
 def is_tiled(n_tokens: int, n_expert: int = 1, n_used: int = 1) -> bool:
     """Whether our kernels compute a tiled weight's product: there are enough rows for each expert."""
     return n_tokens * n_used >= TILED_FROM * n_expert
+
+
+def form_at(realisation: str, n_tokens: int, n_expert: int = 1, n_used: int = 1) -> str:
+    """The realisation whose times a weight takes for so many tokens: a tiled one has another for few."""
+    few = {"tiled": "plain", "repacked+tiled": "repacked"}
+    if realisation not in few:
+        return realisation
+    return "tiled" if is_tiled(n_tokens, n_expert, n_used) else few[realisation]
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,8 @@ class Segment:
     operator for batches of `stream_from` tokens and more (0 for all other modes).
 
     realisation, of a weight on the CPU: "plain", as in the file, "repacked" for the CPU's faster kernels (in memory of
-    its own; streams are copied from the file), "tiled", as in the file with our kernels for many tokens, or "" for
-    llama.cpp's own choice.
+    its own; streams are copied from the file), "tiled", as in the file with our kernels for many tokens,
+    "repacked+tiled", in memory as both, or "" for llama.cpp's own choice.
     """
 
     device: str
@@ -208,7 +208,7 @@ class PlacementPlan:
     @property
     def repacked_nbytes(self) -> int:
         """Bytes of weights that lie repacked on the host: memory of their own, beside a mapped file."""
-        return sum(s.nbytes for t in self.tensors.values() for s in t.segments if s.realisation == "repacked")
+        return sum(s.nbytes for t in self.tensors.values() for s in t.segments if "repacked" in s.realisation)
 
     # ---- identity -------------------------------------------------------------------------------------------------
 

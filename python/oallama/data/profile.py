@@ -32,7 +32,7 @@ from .entries import (
     Overlap,
     ShapeTime,
     SwitchTime,
-    is_tiled,
+    form_at,
     kind_of,
 )
 from .shapes import Shape, attention_distance, attention_work, distance, n_active, work
@@ -110,10 +110,10 @@ class Profile:
         Exact point: "measured". Between measured token counts of the same shape: log-log "interpolated". Otherwise the
         nearest measured shape of the same type, "scaled" by the weight values touched (bytes when few tokens, flops
         when many: both are proportional to k*m at equal tokens). `realisation` is preferred where it was measured;
-        "tiled" is "plain" for few tokens. Raises OallamaError when the type was not measured.
+        what is tiled has another form for few tokens. Raises OallamaError when the type was not measured.
         """
         shape = _shape(ne, n_used)
-        named = "plain" if realisation == "tiled" and not is_tiled(n_tokens, *shape[2:]) else realisation
+        named = form_at(realisation, n_tokens, *shape[2:])
         curves = self._curves[named].get((device, op, type), {})
         if shape in curves:
             return _on_curve(curves[shape], n_tokens)

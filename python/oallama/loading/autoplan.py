@@ -16,7 +16,7 @@ from typing import Any
 from oallama.data.plan import HOST, ContextSettings, PlacementPlan
 from oallama.data.profile import REMEDY, Profile
 from oallama.data.tuning import Crossover
-from oallama.engine import device_list, skeleton
+from oallama.engine import device_list, native, skeleton
 from oallama.engine.device_list import ACCELERATOR_TYPES
 from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
@@ -70,8 +70,9 @@ class Choices:
         streams: whether weights may be streamed (docs/streaming.md).
         offline_arenas: whether our own plans have their compute buffers laid out offline (docs/compute-buffers.md).
         own_attention: whether fused attention on CPUs may be computed by our kernels (docs/attention.md).
-        repack: whether weights on the host may be repacked for faster kernels, which round differently. False: all are
-            plain, so that a matrix gives the same bits on every CPU device.
+        repack: whether weights on the host may be repacked or tiled for faster kernels, which round differently, and
+            be in memory as both where the host has the room. False: all are plain, so that a matrix gives the same bits
+            on every CPU device.
         reserve: bytes per device that others hold out of the same budget, a draft model planned before for example:
             `{name: memory.total for name, memory in draft.predicted.devices.items()}`. They are taken off budgets in
             bytes and "auto"; what is loaded already is not free, so "auto" knows of it. A share of the weights stays.
@@ -283,6 +284,7 @@ def consider(
         streams=choices.streams,
         offline_arenas=choices.offline_arenas,
         repack=choices.repack and settings.use_extra_bufts,
+        host_memory=profile.device(HOST).memory_total if choices.elsewhere else native.core().host_memory(),
         own_attention=choices.own_attention,
         crossovers={} if choices.elsewhere else _crossovers(settings.n_threads),
         noise=times.noise,

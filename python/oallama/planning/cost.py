@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
 from ..data.entries import REALISATIONS, padded_rows
@@ -22,9 +21,10 @@ from ..data.operators import OUTPUT, AttentionShape, Operator, OperatorGraph
 from ..data.plan import HOST, ContextSettings, PlacementPlan, TensorPlacement
 from ..data.profile import Profile
 from ..data.workload import Workload
+from .kv_cache import cache_nbytes
 from .oato import Anchor, Edge
 from .others import other_seconds
-from .realisation import NONE, PLAIN, Realisations
+from .realisation import NONE, PLAIN, TWICE, Realisations
 from .reduced import ReducedEdge, reduced_edges
 from .stage import OFFLOAD_MIN_TOKENS, STREAMER, Homes, Ids, Ints, Mask, StageGraph
 
@@ -91,9 +91,9 @@ class CostModel:
         read = (op.weight for tier in tiers for op in graph.targets(tier) if op.weight)
         self.targets: tuple[str, ...] = tuple(dict.fromkeys(read))
         self.small: tuple[str, ...] = tuple(t.name for t in graph.tensors if t.name not in set(self.targets))
-        self._host, self._moved = (
+        self._host, self._moved, self._divided = (
             np.array([REALISATIONS.index(chosen.get(name, "")) for name in self.targets], dtype=np.int8)
-            for chosen in (realisations.host, realisations.moved)
+            for chosen in (realisations.host, realisations.moved, realisations.divided)
         )
         # llama.cpp prefers memory that an accelerator can read fast, or the mapped file, to a faster layout.
         pinned = any(link.memory == "pinned" for link in profile.links if link.device in accelerators)
@@ -262,7 +262,9 @@ class CostModel:
         if homes.split is None:
             return realised
         # The host's part of a divided weight is a copy; what is uploaded is the whole one.
-        return np.where((homes.split > 0) & homes.upload, self._moved, realised).astype(np.int8)
+        once = np.where(realised == REALISATIONS.index(TWICE), self._divided, realised)
+        divided = np.where(homes.upload, self._moved, once)
+        return np.where(homes.split > 0, divided, realised).astype(np.int8)
 
     def realised_as(self, upload: Mask, stream: Ints | None) -> Ids:
         """The chosen realisations; a weight that may be uploaded is plain, one that is streamed is there for decode."""
@@ -292,11 +294,8 @@ class CostModel:
     def cache_s(self, shape: AttentionShape, depth: int, device: int = STREAMER, direction: str = "h2d") -> float:
         """Seconds to copy one layer's KV cache of `depth` positions between host and accelerator."""
         rows = padded_rows(min(depth, self.context.n_ctx))
-        types = ((shape.head_dim_k, self.context.type_k), (shape.head_dim_v, self.context.type_v))
-        return sum(
-            self.link_s(device, direction, rows * shape.n_head_kv * width * _bytes_per_value(type), "pageable")
-            for width, type in types
-        )
+        sizes = cache_nbytes(shape, rows, self.context.type_k, self.context.type_v)
+        return sum(self.link_s(device, direction, nbytes, "pageable") for nbytes in sizes)
 
     def upload_pays(self, workload: Workload) -> Mask:
         """Targets that, when they live on the host, prefill faster uploaded than computed there.
@@ -393,8 +392,3 @@ class CostModel:
 def _divided(tensor: TensorPlacement) -> int:
     """Values of a divided tensor on its accelerator; 0 for a whole one."""
     return max((s.rows[1] - s.rows[0] for s in tensor.segments[1:] if s.rows is not None), default=0)
-
-
-def _bytes_per_value(type: str) -> float:
-    block, size = GGML_QUANT_SIZES[GGMLQuantizationType[type.upper()]]
-    return float(size) / float(block)

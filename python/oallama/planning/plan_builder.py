@@ -16,7 +16,7 @@ from ..data.workload import Workload
 from .cost import CostModel
 from .pool import pool_bytes
 from .predict import Predictor
-from .realisation import PLAIN, REPACKED, TILED
+from .realisation import PLAIN, REPACKED, TILED, TWICE
 from .stage import STREAMER, Homes, Ids, Mask
 from .stock import StockFlags, stock_homes
 
@@ -234,8 +234,9 @@ class PlanBuilder:
         """What repacking takes, and what it and our kernels gain: the request predicted with all weights plain."""
         weights = dry_run.plan.tensors.values()
         on_host = [t for t in weights if t.realisation == REPACKED]
-        tiled = sum(t.realisation == TILED for t in weights)
-        if not on_host and not tiled:
+        tiled, twice = (sum(t.realisation == r for t in weights) for r in (TILED, TWICE))
+        again = sum(t.nbytes for t in weights if t.realisation == TWICE)
+        if not on_host and not tiled and not twice:
             return []
         homes = self.costs.homes(dry_run.plan)
         assert homes.realisation is not None
@@ -243,10 +244,16 @@ class PlanBuilder:
         gain = self.predictor.request(plain, self.workload) / dry_run.seconds - 1
         longer = f"with all weights on the host plain the request takes {gain:.1%} longer"
         notes = [f"{tiled} weights on the host take oallama's kernels from {TILED_FROM} tokens on"] if tiled else []
-        if on_host:
+        if twice:
             notes.append(
-                f"{len(on_host)} weights on the host are repacked: {format_bytes(dry_run.plan.repacked_nbytes)} of its "
-                "memory that the mapped file does not serve"
+                f"{twice} weights on the host are in memory twice: repacked ({format_bytes(again)}), and as in the "
+                f"file for oallama's kernels from {TILED_FROM} tokens on"
+            )
+        if on_host:
+            nbytes = format_bytes(dry_run.plan.repacked_nbytes - again)
+            notes.append(
+                f"{len(on_host)} weights on the host are repacked: {nbytes} of its memory that the mapped file does "
+                "not serve"
             )
         if streamed := sum(t.nbytes for t in on_host if t.mode == "stream"):
             notes[-1] += f"; {format_bytes(streamed)} of them are read from the file as well, when they are streamed"

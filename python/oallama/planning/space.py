@@ -10,6 +10,7 @@ from itertools import product
 import numpy as np
 
 from ..data.budget import Budget
+from ..data.entries import padded_rows
 from ..data.operators import OperatorGraph
 from ..data.plan import HOST, STREAM_SLOTS, ContextSettings
 from ..data.profile import Profile
@@ -17,6 +18,7 @@ from ..data.tuning import Crossover
 from ..data.workload import Workload
 from ..errors import OallamaError
 from .cost import CostModel
+from .kv_cache import cache_nbytes
 from .plan_builder import DryRunPlan, MemoryDryRun, PlanBuilder
 from .realisation import Realisations, realise
 from .stage import Mask
@@ -45,6 +47,7 @@ class Space:
         streams: whether weights may be streamed.
         offline_arenas: whether our own plans have their compute buffers laid out offline.
         repack: whether weights on the host may be repacked or tiled.
+        host_memory: bytes that the host has free for this model; 0: unknown, so that no weight lies there twice.
         own_attention: whether our kernels may compute fused attention on CPUs.
         crossovers: of the host, by weight type, where `oallama tune` recorded them.
         all_candidates: whether "auto" makes also those that cannot come near the fastest.
@@ -67,6 +70,7 @@ class Space:
     streams: bool = True
     offline_arenas: bool = False
     repack: bool = True
+    host_memory: int = 0
     own_attention: bool = True
     crossovers: Mapping[str, Crossover] = field(default_factory=dict)
     all_candidates: bool = False
@@ -168,7 +172,16 @@ class Space:
             accelerators=self.accelerators,
             repack=self.repack,
             crossovers=self.crossovers,
+            spare=self._spare(graph, context),
         )
+
+    def _spare(self, graph: OperatorGraph, context: ContextSettings) -> int:
+        """Bytes of the host's memory beside all weights, all KV caches, and what a load leaves to others
+        (`csrc/map/host_weights.cpp`)."""
+        rows, types = padded_rows(context.n_ctx), (context.type_k, context.type_v)
+        caches = sum(sum(cache_nbytes(shape, rows, *types)) for shape in graph.attention if shape)
+        others = max(self.host_memory // 8, min(self.host_memory // 2, 512 * 2**20))
+        return max(0, self.host_memory - others - graph.weights_bytes - int(caches))
 
     def whole(self, builder: PlanBuilder, device: int, moved: Mask, streams: bool = False) -> DryRunPlan:
         """Everything on one accelerator, dry-run once; weights that may be moved there need room for those in flight.
