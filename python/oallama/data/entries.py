@@ -17,6 +17,9 @@ OTHER = "OTHER"
 REALISATIONS = ("", "plain", "repacked", "tiled")
 # Rows of activations from which on our kernels compute a tiled weight's products; for fewer it is a plain one.
 TILED_FROM = 8
+# Rows, and tokens of a mixture, up to which our kernels for few rows compute them on CPUs that have what they need.
+THIN_TO = 7
+THIN_MIXTURE_TO = 2
 # Of fused attention on CPUs: llama.cpp's, and ours (docs/attention.md).
 KERNELS = ("ggml", "oallama")
 # Share of clean repeats from which on a measurement counts as taken alone.
@@ -30,6 +33,11 @@ KV_ROWS = 256
 def padded_rows(n: int) -> int:
     """KV rows that llama.cpp attends to when `n` of them are used."""
     return max(1, -(-n // KV_ROWS)) * KV_ROWS
+
+
+def is_thin(n_tokens: int, n_expert: int = 1) -> bool:
+    """Whether our kernels for few rows compute a tiled weight's product, where the CPU has them (docs/decode.md)."""
+    return n_tokens <= (THIN_TO if n_expert == 1 else THIN_MIXTURE_TO)
 
 
 def is_tiled(n_tokens: int, n_expert: int = 1, n_used: int = 1) -> bool:

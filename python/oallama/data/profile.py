@@ -32,6 +32,7 @@ from .entries import (
     Overlap,
     ShapeTime,
     SwitchTime,
+    is_thin,
     is_tiled,
     kind_of,
 )
@@ -110,10 +111,11 @@ class Profile:
         Exact point: "measured". Between measured token counts of the same shape: log-log "interpolated". Otherwise the
         nearest measured shape of the same type, "scaled" by the weight values touched (bytes when few tokens, flops
         when many: both are proportional to k*m at equal tokens). `realisation` is preferred where it was measured;
-        "tiled" is "plain" for few tokens. Raises OallamaError when the type was not measured.
+        "tiled" is "plain" where our kernels compute none. Raises OallamaError when the type was not measured.
         """
         shape = _shape(ne, n_used)
-        named = "plain" if realisation == "tiled" and not is_tiled(n_tokens, *shape[2:]) else realisation
+        ours = is_tiled(n_tokens, *shape[2:]) or is_thin(n_tokens, shape[2])
+        named = "plain" if realisation == "tiled" and not ours else realisation
         curves = self._curves[named].get((device, op, type), {})
         if shape in curves:
             return _on_curve(curves[shape], n_tokens)
