@@ -114,7 +114,8 @@ class Profile:
         "tiled" is "plain" where our kernels compute none. Raises OallamaError when the type was not measured.
         """
         shape = _shape(ne, n_used)
-        ours = is_tiled(n_tokens, *shape[2:]) or is_thin(n_tokens, shape[2])
+        thin = (device, op, type) in self._thin and is_thin(n_tokens, shape[2])
+        ours = thin or is_tiled(n_tokens, *shape[2:])
         named = "plain" if realisation == "tiled" and not ours else realisation
         curves = self._curves[named].get((device, op, type), {})
         if shape in curves:
@@ -303,6 +304,12 @@ class Profile:
             r: {key: {s: sorted(c.items()) for s, c in shapes.items()} for key, shapes in found.items()}
             for r, found in index.items()
         }
+
+    @cached_property
+    def _thin(self) -> frozenset[tuple[str, str, str]]:
+        """(device, operator, type) whose tiled weights were measured with few tokens."""
+        tiled = [e for e in self.operators if e.realisation == "tiled"]
+        return frozenset((e.device, e.op, e.type) for e in tiled if is_thin(e.n_tokens, e.ne[2]))
 
     @cached_property
     def _curves(self) -> dict[str, Curves]:
