@@ -5,6 +5,7 @@
 #include "kernel_choice.h"
 #include "own_products.h"
 #include "thin_task.h"
+#include "thread_sanitizer.h"
 
 #include <algorithm>
 
@@ -92,6 +93,8 @@ void quantise(const Work & work, const ggml_tensor * columns, char * to, int64_t
     const int64_t all   = work.n_columns * work.n_groups;
     const int64_t first = all * ith / nth, end = all * (ith + 1) / nth;
     work.kernel->quantise(static_cast<const float *>(columns->data), first, end - first, to);
+    const int64_t bytes = work.kernel->group_bytes;
+    tell_written(to + first * bytes, size_t((end - first) * bytes));
 }
 
 struct Product {
@@ -130,10 +133,13 @@ void run(const Work & work, const ggml_tensor * node, const char * columns, int6
          int64_t end) {
     const Product one = product(work, node, columns, choice);
     for (int64_t c = 0; c < one.n_columns; c += most_together) {
-        const int n = int(std::min(one.n_columns - c, int64_t(most_together)));
-        work.kernel->multiply(one.weight, node->src[0]->nb[1], first, end, work.n_groups,
-                              one.columns + size_t(c) * work.column_bytes, n, one.out + size_t(c) * node->nb[1],
+        const int          n           = int(std::min(one.n_columns - c, int64_t(most_together)));
+        const char * const columns_now = one.columns + size_t(c) * work.column_bytes;
+        char * const       out         = one.out + size_t(c) * node->nb[1];
+        work.kernel->multiply(one.weight, node->src[0]->nb[1], first, end, work.n_groups, columns_now, n, out,
                               node->nb[1]);
+        tell_read(columns_now, size_t(n) * work.column_bytes);
+        tell_written(out + size_t(first) * sizeof(float), size_t(end - first) * sizeof(float));
     }
 }
 

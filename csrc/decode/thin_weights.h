@@ -266,7 +266,7 @@ struct Q6_K {
     static void quantise(const float * x, Column & to) {
         alignas(64) float scales[16];
         for (int part = 0; part < 8; ++part) {
-            scales[2 * part] = scales[2 * part + 1] = as_bytes(x + 32 * part, to.whole[0] + 32 * part);
+            scales[2 * part] = scales[2 * part + 1] = as_bytes(x + 32 * part, to.whole[part / 2] + part % 2 * 32);
         }
         for (int i = 0; i < 4; ++i) {
             to.starts[i] = start_of(to.whole[i], 32);
