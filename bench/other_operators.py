@@ -132,7 +132,7 @@ def timed(path: Path, settings: Settings) -> dict[str, dict[str, float]]:
         if memory:
             llama_cpp.llama_memory_clear(memory, True)
         for stage, n in (("prompt", 512), ("decode", 1), ("decode", 1)):
-            for i, (_, name, op, _, seconds) in enumerate(run(n)):
+            for i, (_, name, op, _, seconds, _) in enumerate(run(n)):
                 if repeat:
                     found[stage][f"{ggml_op(op)} {name}", i].append(seconds)  # type: ignore[index]
     merged: dict[str, dict[str, float]] = {stage: defaultdict(float) for stage in STAGES}

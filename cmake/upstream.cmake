@@ -15,6 +15,7 @@ include(llama_cpp)
 # Bodies of the hooks. The patches only call them.
 include(${OALLAMA_CSRC}/hooks.cmake)
 include(${OALLAMA_CSRC}/attend/attend.cmake)
+include(${OALLAMA_CSRC}/decode/decode.cmake)
 include(${OALLAMA_CSRC}/products/products.cmake)
 include(${OALLAMA_CSRC}/weave/weave.cmake)
 set(OALLAMA_LLAMA_SOURCES
@@ -30,10 +31,11 @@ set(OALLAMA_LLAMA_SOURCES
     ${OALLAMA_CSRC}/segments/segments_graph.cpp
     ${OALLAMA_WEAVE_GUEST_SOURCES})
 target_sources(ggml-base PRIVATE ${OALLAMA_BASE_SOURCES})
-target_sources(ggml-cpu PRIVATE ${OALLAMA_WEAVE_SOURCES} ${OALLAMA_ATTEND_SOURCES} ${OALLAMA_PRODUCTS_SOURCES})
+target_sources(ggml-cpu PRIVATE ${OALLAMA_WEAVE_SOURCES} ${OALLAMA_ATTEND_SOURCES} ${OALLAMA_DECODE_SOURCES} ${OALLAMA_PRODUCTS_SOURCES})
 target_sources(llama PRIVATE ${OALLAMA_LLAMA_SOURCES})
 # The headers of the hooks are for our files and the patched ones. All others are compiled as upstream compiles them.
-set(hooked ${OALLAMA_BASE_SOURCES} ${OALLAMA_ATTEND_SOURCES} ${OALLAMA_PRODUCTS_SOURCES} ${OALLAMA_WEAVE_SOURCES} ${OALLAMA_LLAMA_SOURCES})
+set(hooked ${OALLAMA_BASE_SOURCES} ${OALLAMA_ATTEND_SOURCES} ${OALLAMA_DECODE_SOURCES} ${OALLAMA_PRODUCTS_SOURCES}
+    ${OALLAMA_WEAVE_SOURCES} ${OALLAMA_LLAMA_SOURCES})
 file(GLOB patches CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/third_party/llama.cpp/patches/*.patch)
 foreach (patch ${patches})
     file(STRINGS ${patch} lines REGEX "^\\+\\+\\+ b/.*\\.(c|cpp)$")
@@ -42,6 +44,7 @@ foreach (patch ${patches})
 endforeach()
 list(REMOVE_DUPLICATES hooked)
 oallama_attend_flags()
+oallama_decode_flags()
 oallama_products_flags()
 set_property(SOURCE ${hooked} TARGET_DIRECTORY ggml-base ggml-cpu llama PROPERTY INCLUDE_DIRECTORIES ${OALLAMA_HOOK_FOLDERS})
 target_include_directories(server-context PRIVATE ${OALLAMA_CSRC}/serve ${OALLAMA_CSRC}/weave/guests)

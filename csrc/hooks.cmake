@@ -15,6 +15,6 @@ set(OALLAMA_BASE_SOURCES
     ${OALLAMA_CSRC}/stream/stream_source.cpp
     ${OALLAMA_CSRC}/stream/weight_stream.cpp)
 set(OALLAMA_HOOK_FOLDERS "")
-foreach (folder base observe stream segments arenas map attend products ranks weave weave/cpu weave/guests)
+foreach (folder base observe stream segments arenas map attend decode products ranks weave weave/cpu weave/guests)
     list(APPEND OALLAMA_HOOK_FOLDERS ${OALLAMA_CSRC}/${folder})
 endforeach()

@@ -5,6 +5,7 @@
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
 #include "ggml-cpu.h"
+#include "thin_products.h"
 
 #include <pybind11/numpy.h>
 
@@ -51,8 +52,9 @@ py::dict multiply(const Bytes & weight, const std::string & type_name, const Val
     }
     py::array_t<float> out({ int64_t(columns.shape(0)), n_used, n_rows });
     py::dict           made;
-    made["refusal"] = oa_products_refusal(op) ? py::cast(std::string(oa_products_refusal(op))) : py::none();
-    made["kernel"]  = oa_products_takes(op) ? std::string(oa_products_kernel()) : std::string("ggml");
+    const char *       refusal = oa_thin_refusal(op) ? oa_products_refusal(op) : nullptr;
+    made["refusal"]            = refusal ? py::cast(std::string(refusal)) : py::none();
+    made["kernel"] = std::string(oa_products_takes(op) ? oa_products_kernel() : oa_thin_takes(op) ? "thin" : "ggml");
     {
         py::gil_scoped_release release;
         if (ggml_backend_graph_compute(backend.get(), graph) != GGML_STATUS_SUCCESS) {
@@ -79,4 +81,7 @@ void register_products(py::module_ & m) {
     m.def("products_use", &oa_products_use, py::arg("instruction_set"),
           "Take one instruction set for our products (\"base\", \"avx2\", \"avx-vnni\", \"avx512\"; \"\" for the best\n"
           "of this CPU). Returns False where the CPU lacks it.");
+    m.def(
+        "thin_has", [](const std::string & type) { return oa_thin_has(oa_parse_type(type)); }, py::arg("type"),
+        "Whether this CPU has kernels of ours for products of such a weight with few columns.");
 }

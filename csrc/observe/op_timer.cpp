@@ -1,5 +1,6 @@
 #include "op_timer.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <mutex>
@@ -16,6 +17,34 @@ std::vector<void (*)()> g_flushes;
 
 thread_local clock_type::time_point t_last;
 
+double values_bytes(const ggml_tensor * t, double n_values) {
+    return n_values * double(ggml_type_size(t->type)) / double(ggml_blck_size(t->type));
+}
+
+double bytes_of(const ggml_tensor * t) {
+    return values_bytes(t, double(ggml_nelements(t)));
+}
+
+// Lookups read the rows that are wanted, and of a mixture's weights each expert that is chosen counts once.
+double least_bytes(const ggml_tensor * node) {
+    const double result = bytes_of(node);
+    switch (node->op) {
+        case GGML_OP_GET_ROWS: return result + values_bytes(node->src[0], double(ggml_nelements(node)));
+        case GGML_OP_SET_ROWS: return bytes_of(node->src[0]) + values_bytes(node, double(ggml_nelements(node->src[0])));
+        case GGML_OP_MUL_MAT_ID: {
+            const double n_experts = double(node->src[0]->ne[2]);
+            const double chosen    = std::min(n_experts, double(ggml_nelements(node->src[2])));
+            return result + bytes_of(node->src[0]) * chosen / n_experts + bytes_of(node->src[1]);
+        }
+        default: break;
+    }
+    double all = result;
+    for (const ggml_tensor * source : node->src) {
+        all += source ? bytes_of(source) : 0.0;
+    }
+    return all;
+}
+
 } // namespace
 
 bool oa_op_timer_enabled(void) {
@@ -27,7 +56,7 @@ void oa_op_timer_set_enabled(bool enabled) {
 }
 
 oa_op_time oa_op_timer_describe(const char * device, const ggml_tensor * node) {
-    return { device, node->name, ggml_op_desc(node), node->src[0] ? node->src[0]->name : "", 0.0 };
+    return { device, node->name, ggml_op_desc(node), node->src[0] ? node->src[0]->name : "", 0.0, least_bytes(node) };
 }
 
 void oa_op_timer_record(oa_op_time record) {

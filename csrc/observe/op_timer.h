@@ -17,6 +17,7 @@ struct oa_op_time {
     std::string op;     // "MUL_MAT"
     std::string weight; // name of the first operand ("blk.3.ffn_up.weight"), which may be an activation
     double      seconds = 0.0;
+    double      nbytes; // that it must read and write at least
 };
 
 GGML_API void       oa_op_timer_set_enabled(bool enabled);

@@ -183,6 +183,14 @@ def test_divided_weights_are_in_memory_once() -> None:
     assert TWICE in set(found[::2]) and TWICE not in set(found[1::2])
 
 
+def test_a_tiled_weight_is_ours_for_few_tokens_where_that_was_measured() -> None:
+    points = [("plain", 1, 1.0), ("plain", 512, 8.0), ("repacked", 1, 0.8), ("repacked", 512, 6.0)]
+    profile = times(*points, ("tiled", 1, 0.5), ("tiled", 512, 4.0))
+    key = (HOST, "MUL_MAT", "q4_K", (64, 128))
+    assert profile.op_time(*key, 1, realisation="tiled").seconds == 0.5
+    assert choose(WEIGHT, [(1, 20.0), (512, 1.0)], profile, usual="repacked").realisation == "tiled"
+
+
 def test_plans_say_how_many_weights_are_tiled() -> None:
     made = planned(tiling(machine(2.0, 2.0, op_offload=False), 1 / 3), planner="cpu", workload=Workload(512, 4))
     assert "tiled" in set(on_host(made)) and made.repacked_nbytes == 0

@@ -17,6 +17,9 @@ OTHER = "OTHER"
 REALISATIONS = ("", "plain", "repacked", "tiled", "repacked+tiled")
 # Rows of activations from which on our kernels compute a tiled weight's products; for fewer it is a plain one.
 TILED_FROM = 8
+# Rows, and tokens of a mixture, up to which our kernels for few rows compute them on CPUs that have what they need.
+THIN_TO = 7
+THIN_MIXTURE_TO = 2
 # Of fused attention on CPUs: llama.cpp's, and ours (docs/attention.md).
 KERNELS = ("ggml", "oallama")
 # Share of clean repeats from which on a measurement counts as taken alone.
@@ -32,17 +35,21 @@ def padded_rows(n: int) -> int:
     return max(1, -(-n // KV_ROWS)) * KV_ROWS
 
 
+def is_thin(n_tokens: int, n_expert: int = 1) -> bool:
+    """Whether our kernels for few rows compute a tiled weight's product, where the CPU has them (docs/decode.md)."""
+    return n_tokens <= (THIN_TO if n_expert == 1 else THIN_MIXTURE_TO)
+
+
 def is_tiled(n_tokens: int, n_expert: int = 1, n_used: int = 1) -> bool:
     """Whether our kernels compute a tiled weight's product: there are enough rows for each expert."""
     return n_tokens * n_used >= TILED_FROM * n_expert
 
 
 def form_at(realisation: str, n_tokens: int, n_expert: int = 1, n_used: int = 1) -> str:
-    """The realisation whose times a weight takes for so many tokens: a tiled one has another for few."""
-    few = {"tiled": "plain", "repacked+tiled": "repacked"}
-    if realisation not in few:
+    """The realisation that computes a weight for so many tokens: one in memory twice has another for few."""
+    if realisation != "repacked+tiled":
         return realisation
-    return "tiled" if is_tiled(n_tokens, n_expert, n_used) else few[realisation]
+    return "tiled" if is_tiled(n_tokens, n_expert, n_used) else "repacked"
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,8 @@ from .entries import (
     ShapeTime,
     SwitchTime,
     form_at,
+    is_thin,
+    is_tiled,
     kind_of,
 )
 from .shapes import Shape, attention_distance, attention_work, distance, n_active, work
@@ -110,10 +112,13 @@ class Profile:
         Exact point: "measured". Between measured token counts of the same shape: log-log "interpolated". Otherwise the
         nearest measured shape of the same type, "scaled" by the weight values touched (bytes when few tokens, flops
         when many: both are proportional to k*m at equal tokens). `realisation` is preferred where it was measured;
-        what is tiled has another form for few tokens. Raises OallamaError when the type was not measured.
+        what is tiled is plain where our kernels compute none. Raises OallamaError when the type was not measured.
         """
         shape = _shape(ne, n_used)
         named = form_at(realisation, n_tokens, *shape[2:])
+        thin = (device, op, type) in self._thin and is_thin(n_tokens, shape[2])
+        if named == "tiled" and not thin and not is_tiled(n_tokens, *shape[2:]):
+            named = "plain"
         curves = self._curves[named].get((device, op, type), {})
         if shape in curves:
             return _on_curve(curves[shape], n_tokens)
@@ -301,6 +306,12 @@ class Profile:
             r: {key: {s: sorted(c.items()) for s, c in shapes.items()} for key, shapes in found.items()}
             for r, found in index.items()
         }
+
+    @cached_property
+    def _thin(self) -> frozenset[tuple[str, str, str]]:
+        """(device, operator, type) whose tiled weights were measured with few tokens."""
+        tiled = [e for e in self.operators if e.realisation == "tiled"]
+        return frozenset((e.device, e.op, e.type) for e in tiled if is_thin(e.n_tokens, e.ne[2]))
 
     @cached_property
     def _curves(self) -> dict[str, Curves]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from oallama.data.entries import FEED_FORWARD, KERNELS, is_tiled, padded_rows
+from oallama.data.entries import FEED_FORWARD, KERNELS, is_thin, is_tiled, padded_rows
 from oallama.data.fusion import chains
 from oallama.data.operators import OperatorGraph
 
@@ -75,9 +75,9 @@ def depths_for(n_ctx: int) -> list[int]:
     return sorted({min(depth, size) for depth in DEPTHS})
 
 
-def _realisations(repacks: bool, tiles: bool, many: bool) -> list[str]:
-    """What is measured of a weight. many: at a number of tokens at which our kernels compute it."""
-    others = ["repacked"] * repacks + ["tiled"] * (tiles and many)
+def _realisations(repacks: bool, tiles: bool, ours: bool) -> list[str]:
+    """What is measured of a weight. ours: at a number of tokens at which our kernels may compute it."""
+    others = ["repacked"] * repacks + ["tiled"] * ours
     return ["plain", *others] if repacks or tiles else [""]
 
 
@@ -113,8 +113,9 @@ def tasks_for(
                 "n_expert": n_expert if moe else 0,
             }
             n_used = op.n_used if moe else 0
-            many = is_tiled(op.n_tokens, *((n_expert, n_used) if moe else ()))
-            for realisation in _realisations(repacks(weight), tiles(weight), many):
+            experts = (n_expert, n_used) if moe else (1, 1)
+            ours = tiles(weight) and (is_tiled(op.n_tokens, *experts) or is_thin(op.n_tokens, experts[0]))
+            for realisation in _realisations(repacks(weight), tiles(weight), ours):
                 shapes[
                     _task(
                         "mul_mat",

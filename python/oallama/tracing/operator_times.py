@@ -61,7 +61,7 @@ def time_operators(
     return _medians(prefill), _medians(decode)
 
 
-def _medians(passes: Sequence[Sequence[tuple[str, str, str, str, float]]]) -> list[TimedOperator]:
+def _medians(passes: Sequence[Sequence[tuple[str, str, str, str, float, float]]]) -> list[TimedOperator]:
     """Passes are of the same graph; a graph that grew with the cache is compared as far as the last one goes."""
     alike = [records for records in passes if [r[:4] for r in records] == [r[:4] for r in passes[-1]]]
     medians = [statistics.median(record[4] for record in same) for same in zip(*alike, strict=True)]

@@ -1,0 +1,170 @@
+"""Our products with few columns on the CPU against sums in float64: types, shapes, mixtures, threads."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oallama.data.plan import HOST
+from oallama.engine import native, runtime
+from support.hand_plan import hand_plan, realised
+from support.logits import compute_logits, nmse
+from support.paths import ROOT
+from support.processes import ran
+from support.products import Mixture, columns_of, computed, error, reference, weight_of, whole_columns
+from support.sanitizers import skip_without
+
+GROUPS = {"q4_0": 128, "q8_0": 64, "q4_K": 256, "q6_K": 256}  # values that a kernel looks at together
+MOST = 7  # columns
+SANITIZE = ROOT / "scripts" / "sanitize_attend.sh"
+BUILD_S = 1800.0
+
+pytestmark = pytest.mark.skipif(not native.core().thin_has("q4_0"), reason="this CPU has no AVX-512 with VNNI")
+
+
+@pytest.mark.parametrize("type", GROUPS)
+@pytest.mark.parametrize("n", range(1, MOST + 1))
+def test_values_are_those_of_float64(type: str, n: int) -> None:
+    weight, columns = weight_of(type, 77, 1024, n), columns_of(n, 1024, n)
+    done = computed(weight, type, columns, n_threads=2)
+    assert done["refusal"] is None and done["kernel"] == "thin"
+    assert error(done["out"], reference(weight, type, columns)) < 2e-2  # columns have 8 bits
+
+
+@pytest.mark.parametrize("type", GROUPS)
+def test_columns_of_bytes_are_exact(type: str) -> None:
+    """Columns that lose nothing as bytes show every mistake of the weight's, at the ends of its range, too."""
+    weight, columns = weight_of(type, 40, 512, 1), whole_columns(5, 512, 2)
+    columns[0, 3] = 127
+    columns[0, 4] = -127
+    if type == "q8_0":
+        weight.reshape(40, -1, 34)[:, :, 2:20] = 0x80
+    assert error(computed(weight, type, columns)["out"], reference(weight, type, columns)) < 1e-6
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    type=st.sampled_from(sorted(GROUPS)),
+    n_rows=st.integers(1, 130),
+    n_groups=st.integers(1, 9),
+    n=st.integers(1, MOST),
+    n_threads=st.integers(1, 8),
+    seed=st.integers(0, 1000),
+)
+def test_any_shape(type: str, n_rows: int, n_groups: int, n: int, n_threads: int, seed: int) -> None:
+    k = n_groups * GROUPS[type]
+    weight, columns = weight_of(type, n_rows, k, seed), whole_columns(n, k, seed)
+    done, exact = computed(weight, type, columns, n_threads), reference(weight, type, columns)
+    assert done["kernel"] == "thin"
+    np.testing.assert_allclose(done["out"], exact, rtol=0, atol=1e-5 * np.abs(exact).max())
+
+
+@pytest.mark.parametrize("type", GROUPS)
+@pytest.mark.parametrize("n", [1, 5])
+def test_errors_are_no_larger_than_ggmls(type: str, n: int) -> None:
+    weight, columns = weight_of(type, 300, 1024, 5), columns_of(n, 1024, 5)
+    exact = reference(weight, type, columns)
+    ours, theirs = (error(computed(weight, type, columns, 2, marked)["out"], exact) for marked in (True, False))
+    assert ours <= 1.01 * theirs  # the same blocks for types with blocks of 32: equal but for rounding
+
+
+@pytest.mark.parametrize("type", GROUPS)
+@pytest.mark.parametrize(("n_rows", "n"), [(17, 7), (500, 1), (129, 4)])
+def test_threads_change_no_bit(type: str, n_rows: int, n: int) -> None:
+    weight, columns = weight_of(type, n_rows, 1024, 7), columns_of(n, 1024, 7)
+    one = computed(weight, type, columns)["out"]
+    for n_threads in (2, 3, 4, 5, 8, 64):
+        assert np.array_equal(computed(weight, type, columns, n_threads)["out"], one)
+
+
+@pytest.mark.parametrize("type", GROUPS)
+def test_a_column_is_the_same_beside_others(type: str) -> None:
+    """So that drafts are checked with the bits of single tokens."""
+    weight, columns = weight_of(type, 70, 512, 8), columns_of(MOST, 512, 8)
+    whole = computed(weight, type, columns)["out"]
+    for i in range(MOST):
+        assert np.array_equal(computed(weight, type, columns[:, i : i + 1])["out"][0, 0], whole[0, i])
+
+
+MIXTURES = [
+    Mixture("q4_K", 1, 16, 4, 1),
+    Mixture("q4_0", 2, 8, 3, 3),
+    Mixture("q8_0", 1, 4, 4, 4, n_rows=130),
+    Mixture("q6_K", 2, 32, 4, 1, n_rows=7, skewed=True),
+]
+
+
+@pytest.mark.parametrize("mixture", MIXTURES, ids=str)
+def test_mixtures_are_those_of_float64(mixture: Mixture) -> None:
+    given = mixture.operands()
+    done = native.core().multiply(**given)
+    assert done["refusal"] is None and done["kernel"] == "thin"
+    assert error(done["out"], mixture.reference(given)) < 2e-2
+    for n_threads in (2, 3, 8, 64):
+        assert np.array_equal(native.core().multiply(**given, n_threads=n_threads)["out"], done["out"])
+
+
+def test_a_broken_value_shows() -> None:
+    for type in GROUPS:
+        weight, columns = weight_of(type, 40, 512, 4), columns_of(4, 512, 4)
+        columns[0, 1, 100] = np.nan
+        columns[0, 2, 300] = np.inf
+        broken = ~np.isfinite(computed(weight, type, columns)["out"][0]).all(axis=1)
+        assert list(np.flatnonzero(broken)) == [1, 2]
+
+
+def test_columns_of_zeros_give_zeros() -> None:
+    for type in GROUPS:
+        assert not computed(weight_of(type, 40, 256, 4), type, np.zeros((1, 1, 256), np.float32))["out"].any()
+
+
+def test_what_has_no_kernel_is_ggmls() -> None:
+    rows = weight_of("q4_0", 8, 64, 0), columns_of(1, 64, 0)
+    tokens = Mixture("q4_0", 3, 8, 2, 1).operands()
+    done, plain = computed(rows[0], "q4_0", rows[1]), computed(rows[0], "q4_0", rows[1], marked=False)
+    assert done["kernel"] == "ggml" and np.array_equal(done["out"], plain["out"])
+    assert native.core().multiply(**tokens)["kernel"] == "ggml"
+
+
+def test_no_mark_is_ggmls() -> None:
+    weight, columns = weight_of("q4_K", 64, 1024, 0), columns_of(1, 1024, 0)
+    assert computed(weight, "q4_K", columns, marked=False)["kernel"] == "ggml"
+
+
+def test_a_plan_generates_by_them(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    """Logits are those of ggml's kernels, but for rounding."""
+    model = tiny("llama", "Q4_0")
+    jobs: list[dict[str, Any]] = []
+    for realisation in ("plain", "tiled"):
+        table = tmp_path / f"{realisation}.map"
+        table.write_text(realised(hand_plan(model, HOST), realisation).to_backend_map())
+        jobs.append({"model": str(model), "table": str(table), "tokens": [1, 2, 3]})
+    theirs, ours = compute_logits(runtime.lib_dir(), jobs, tmp_path)
+    assert 0 < nmse(ours, theirs) < 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sanitizer", ["thread", "address"])
+def test_sanitizers_find_nothing(sanitizer: str) -> None:
+    skip_without(sanitizer)
+    env = {"PROGRAM": "thin_threads"}
+    found = json.loads(ran(SANITIZE, sanitizer, "60", env=env, timeout=BUILD_S).stdout.splitlines()[-1])
+    assert found["rounds"] == 60 and min(found["dense"], found["mixtures"]) >= 15 and found["refused"] == 0
+
+
+@pytest.mark.slow
+def test_a_race_is_found() -> None:
+    """Threads that do not wait for each other read columns before they are there."""
+    skip_without("thread")
+    command, env = [SANITIZE, "thread", "30", "unwaited"], {**os.environ, "PROGRAM": "thin_threads"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=BUILD_S)
+    assert done.returncode == 66 and "ThreadSanitizer: data race" in done.stderr
