@@ -13,6 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from oallama.base.printing import say
+from oallama.data.budget import AUTO
 from oallama.data.plan import HOST, ContextSettings, PlacementPlan
 from oallama.data.profile import REMEDY, Profile
 from oallama.data.tuning import Crossover
@@ -156,9 +158,25 @@ def choose_devices(wanted: str | None) -> tuple[str, ...]:
     return () if found is None else (found,)
 
 
+def announce_once() -> Progress:
+    """Says on stderr, with the first measurement, that there are some."""
+    said = False
+
+    def announce(done: float, total: float, text: str) -> None:
+        nonlocal said
+        if total > 0 and not said:
+            say("oallama: measuring this machine for this model; the times are kept for later")
+            said = True
+
+    return announce
+
+
 def _check_budget(vram: str | int | None, accelerators: Sequence[str], named: str | None) -> None:
-    """Raises OallamaError for a budget that no device is there for."""
-    if accelerators or vram is None:
+    """Raises OallamaError for a budget that no device is there for. "auto" of no device in particular may be nothing.
+
+    named: the device that was asked for.
+    """
+    if accelerators or vram is None or (vram == AUTO and named is None):
         return
     if named is not None:
         raise OallamaError(f"a memory budget ({vram}) is for an accelerator, not for the device {HOST}; leave one out")
@@ -167,6 +185,11 @@ def _check_budget(vram: str | int | None, accelerators: Sequence[str], named: st
         f"{', '.join(d.name for d in device_list.devices())}); take an RPC device (--rpc HOST:PORT, or --local-rpc "
         "to try it on this machine; in Python oallama.LocalRpcServer), or leave the budget out"
     )
+
+
+def _check_margin(margin: str | int | None, accelerators: Sequence[str]) -> None:
+    if not accelerators:
+        refuse_margin(margin, "no accelerator is used")
 
 
 def load_profile(source: Profile | PathOrText, n_threads: int, elsewhere: bool = False) -> Profile:
@@ -241,13 +264,14 @@ def consider(
     if vram == MINIMAL and choices.planner not in ("auto", MINIMAL):
         raise OallamaError(f'the budget "minimal" is a planner of its own; leave out planner {choices.planner!r}')
     if not choices.elsewhere:  # before minutes of profiling
-        _check_budget(vram, choose_devices(choices.device), choices.device)
+        there = choose_devices(choices.device)
+        _check_budget(vram, there, choices.device)
+        _check_margin(choices.margin, there)
     if vram == MINIMAL:
         vram, choices = None, replace(choices, planner="minimal")
     profile, accelerators = profile_and_devices(graph, settings, choices, progress)
-    _check_budget(vram, accelerators, HOST)
-    if not accelerators:
-        refuse_margin(choices.margin, "no accelerator is used")
+    _check_budget(vram, accelerators, choices.device if vram == AUTO else HOST)
+    _check_margin(choices.margin, accelerators)
     if choices.elsewhere:
         times = TimesNow(profile, noise_of(profile, (*accelerators, HOST)))
     else:
