@@ -256,6 +256,25 @@ def test_serve_under_a_plan(model: Path, plan_file: Path, number: signal.Signals
     assert "by plan" in out and loaded and float(loaded[1]) == pytest.approx(weights / MIB, abs=0.01)
 
 
+def test_serve_plans_for_as_many_sequences_as_it_serves(model: Path, planning: tuple[str | Path, ...]) -> None:
+    """By the same plan as `oallama plan`; the server's buffers are those of the plan."""
+    options = [*planning, "--parallel", "4", "--ctx", "2048"]
+    made = PlacementPlan.from_json(oallama("plan", model, *options, "--json").stdout)
+    assert made.planner["params"]["n_parallel"] == 4 and max(made.predicted.tpot_s) <= 512
+    assert "for 4 sequences at once" in oallama("plan", model, *options, "--explain").stdout
+    with serving(model, *options, "--", "-lv", "5") as (process, port):
+        assert call(port, "/props")["default_generation_settings"]["n_ctx"] == 512
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=30)
+    for device, memory in made.predicted.devices.items():
+        kv, compute = (
+            [float(size) for size in re.findall(rf"{device}\S* {kind} buffer size = +([\d.]+) MiB", out)]
+            for kind in ("KV", "compute")
+        )
+        assert sum(kv) == pytest.approx(memory.kv / MIB, abs=0.02)
+        assert max(compute, default=0.0) <= memory.compute / MIB + 0.02
+
+
 def test_serve_without_an_accelerator(model: Path) -> None:
     for options, said in (((), "by plan"), (("--no-plan",), "without a plan on the CPU alone")):
         with serving(model, *SMALL, *options) as (process, port):

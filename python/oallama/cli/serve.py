@@ -68,7 +68,9 @@ def serve(
     placing: Placing,
     hardware: Hardware,
     sizes: Sizes,
-    parallel: Annotated[int | None, typer.Option(min=1, help="Requests served at once, in a shared context.")] = None,
+    parallel: Annotated[
+        int | None, typer.Option(min=1, help="Requests served at once, each in its part of the context.")
+    ] = None,
     kernels: Kernels,
     drafts: Drafts,
     door: Door,

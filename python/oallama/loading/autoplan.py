@@ -18,6 +18,7 @@ from oallama.data.budget import AUTO
 from oallama.data.plan import HOST, ContextSettings, PlacementPlan
 from oallama.data.profile import REMEDY, Profile
 from oallama.data.tuning import Crossover
+from oallama.data.workload import context_of_each
 from oallama.engine import device_list, skeleton
 from oallama.engine.device_list import ACCELERATOR_TYPES
 from oallama.engine.load_settings import Settings
@@ -106,9 +107,9 @@ class Choices:
 def read_graph(path: PathOrText, settings: Settings, tiers: Sequence[int] = TIERS) -> OperatorGraph:
     """The operators of a model, without loading a weight. Raises OallamaError when llama.cpp cannot load the file.
 
-    tiers: token counts, those above the micro-batch taken as one micro-batch.
+    tiers: token counts, those above the micro-batch taken as one micro-batch; beside them a step of all sequences.
     """
-    counts = sorted({min(n, settings.n_ubatch) for n in tiers})
+    counts = sorted({min(n, settings.n_ubatch) for n in (*tiers, settings.n_seq_max)})
     # One sequence: with more, llama.cpp reserves graphs only for multiples of their number, of the same operators.
     raw = skeleton.read_graphs(os.fspath(path), replace(settings, n_seq_max=1), counts)
     return OperatorGraph.from_engine(raw, model=model_fingerprint(raw))
@@ -300,7 +301,7 @@ def consider(
         budgets=budgets,
         memory=allocators.memory,
         context=context_of(settings),
-        workload=choices.workload or default_workload(settings.n_ctx),
+        workload=choices.workload or default_workload(settings.n_ctx, settings.n_seq_max),
         n_outputs_max=0 if choices.all_logits else settings.n_seq_max * choices.outputs,
         free_ubatch=not choices.fixed_ubatch,
         free_batch=not choices.fixed_batch,
@@ -340,10 +341,15 @@ def _crossovers(n_threads: int) -> dict[str, Crossover]:
     return table.of("repack") if table else {}
 
 
-def default_workload(n_ctx: int) -> Workload:
-    """512 + 128 tokens in a context a quarter full: who asks for a long context uses more than its beginning."""
+def default_workload(n_ctx: int, n_parallel: int = 1) -> Workload:
+    """512 + 128 tokens in a context a quarter full: who asks for a long context uses more than its beginning.
+
+    n_parallel: sequences that generate together; each has its part of the n_ctx tokens.
+    """
+    n_ctx = context_of_each(n_ctx, n_parallel)
     n_prompt, n_generate = min(DEFAULT_WORKLOAD.n_prompt, max(1, n_ctx // 2)), DEFAULT_WORKLOAD.n_generate
-    return Workload(n_prompt, n_generate, depth=max(0, min(n_ctx // 4, n_ctx - n_prompt - n_generate)))
+    depth = max(0, min(n_ctx // 4, n_ctx - n_prompt - n_generate))
+    return Workload(n_prompt, n_generate, depth, n_parallel)
 
 
 def context_of(settings: Settings) -> ContextSettings:

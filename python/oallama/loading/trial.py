@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from oallama.base.environment import VERIFY
 from oallama.data.plan import HOST, PlacementPlan
-from oallama.data.predicted import TIE, predicted_times
+from oallama.data.predicted import TIE, describe_request, predicted_times
 from oallama.errors import OallamaError
 from oallama.loading.autoplan import Considered, PathOrText, Progress
 from oallama.loading.learning import keep_runs, trial_of
@@ -119,13 +119,12 @@ def describe(winner: PlacementPlan, done: Sequence[PlacementPlan]) -> str:
     others = [f"{name} {seconds / measured['request_s']:.2f}x of that" for name, seconds in measured["rivals"].items()]
     least, most = measured["range_s"]
     failed = [f"{_name(plan)} failed" for plan in done if plan.measured and "error" in plan.measured]
-    n_prompt, n_generate = winner.predicted.workload
     rounds = f"{measured['rounds']} round{'s' * (measured['rounds'] > 1)}"
     rounds += "" if measured["steady"] else " beside work that comes and goes"
     found = f"{_name(winner)} {measured['request_s']:.3g} s ({least:.3g} to {most:.3g})"
     beside = "; ".join([*others, *failed])
     return (
-        f"measured at first use, {rounds}: {found} for {n_prompt} + {n_generate} tokens; {beside}. "
+        f"measured at first use, {rounds}: {found} for {describe_request(winner)}; {beside}. "
         f"{_name(winner)} is kept for later starts"
     )
 

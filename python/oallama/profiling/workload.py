@@ -9,7 +9,7 @@ from typing import Any
 
 from oallama.data.entries import FEED_FORWARD, KERNELS, is_tiled, padded_rows
 from oallama.data.fusion import chains
-from oallama.data.operators import OperatorGraph
+from oallama.data.operators import OUTPUT, Operator, OperatorGraph
 
 # KV rows at which attention is measured. GPU kernels change at 8192.
 DEPTHS = (256, 1024, 4096, 8192, 16384)
@@ -94,18 +94,18 @@ def tasks_for(
 ) -> list[Task]:
     """The tasks of one device in the order they are best measured: cheap and decisive ones first.
 
-    Token counts are those of the graph's tiers: an operator that sees one row at every tier (the output head) is
-    measured for one row. `depths` are KV rows, rounded up to what llama.cpp pads them to; a prefill tier is measured at
-    depths of at least its own token count. Attention is measured fused, by each of KERNELS, and, where the cache
-    allows it, unfused, each where the device `attends` in that form. Weights are measured plain, where the device
-    `repacks` them repacked, and where our kernels compute them there (`tiles`) tiled: the plan chooses.
+    Token counts are those of the graph's tiers. The output head, which sees one row of a prompt, is measured for one
+    row and for as many as sequences may generate at once. `depths` are KV rows, rounded up to what llama.cpp pads them
+    to; a prefill tier is measured at depths of at least its own token count. Attention is measured fused, by each of
+    KERNELS, and, where the cache allows it, unfused, each where the device `attends` in that form. Weights are measured
+    plain, where the device `repacks` them repacked, and where our kernels compute them there (`tiles`) tiled: the plan
+    chooses.
     """
     shapes: dict[Task, None] = {}
     for tier in graph.tiers:
         for op in graph.targets(tier):
             k, m, n_expert = (*graph.tensor[op.weight or ""].ne, 1, 1)[:3]
             moe = op.op == "MUL_MAT_ID"
-            rows = op.n_tokens * (op.n_used if moe else 1)
             weight = {
                 "type": graph.tensor[op.weight or ""].type,
                 "k": k,
@@ -113,18 +113,12 @@ def tasks_for(
                 "n_expert": n_expert if moe else 0,
             }
             n_used = op.n_used if moe else 0
-            many = is_tiled(op.n_tokens, *((n_expert, n_used) if moe else ()))
-            for realisation in _realisations(repacks(weight), tiles(weight), many):
-                shapes[
-                    _task(
-                        "mul_mat",
-                        float(k) * m * rows,
-                        **weight,
-                        n_tokens=op.n_tokens,
-                        n_used=n_used,
-                        realisation=realisation,
-                    )
-                ] = None
+            for n_tokens in _token_counts(graph, op, tier):
+                many = is_tiled(n_tokens, *((n_expert, n_used) if moe else ()))
+                work = float(k) * m * n_tokens * max(1, n_used)
+                counts = {"n_tokens": n_tokens, "n_used": n_used}
+                for realisation in _realisations(repacks(weight), tiles(weight), many):
+                    shapes[_task("mul_mat", work, **weight, **counts, realisation=realisation)] = None
     tiers = {*graph.tiers, min(ATTENTION_TIER, max(graph.tiers))}
     few = {min(depths), max(depths)}  # large batches grow evenly with depth
     points = {(tier, padded_rows(max(depth, tier))) for tier in tiers for depth in (depths if tier == 1 else few)}
@@ -141,6 +135,12 @@ def tasks_for(
     if not accelerator:
         return sorted(shapes, key=lambda t: t.cost) + rest
     return sorted(shapes, key=lambda t: t.cost) + rest + _chains(graph, type_k) + links
+
+
+def _token_counts(graph: OperatorGraph, op: Operator, tier: int) -> list[int]:
+    """At which an operator of this tier is measured: the head has a row for every sequence of a decode step."""
+    of_a_step = op.weight == OUTPUT and op.n_tokens < tier < max(graph.tiers)
+    return [op.n_tokens, tier] if of_a_step else [op.n_tokens]
 
 
 def _shaped(graph: OperatorGraph) -> list[Task]:
