@@ -2,8 +2,8 @@
 
 python bench/beyond_tiers.py [--out FILE.jsonl] [--device CPU] [--threads 2] [--repeats 3]
 
-"log-log": the last segment goes on, as between tiers. "share": in proportion to the tokens (`data/curves.py`, what plans
-are made with; how far it is off is their doubt, `planning/uncertainty.py`). Attention is "pieces" of 512 tokens
+"log-log": the last segment goes on, as between tiers. "share": in proportion to the tokens (`data/curves.py`; plans are
+made with it, and how far it is off is their doubt, `planning/uncertainty.py`). Attention is "pieces" of 512 tokens
 (`planning/cost.py`, fused) or "log-log" (unfused). One JSON line per operator and token count, with each way's error.
 """
 
