@@ -18,9 +18,12 @@ from typing import Any
 
 import pytest
 
+from oallama.cli import loading
+from oallama.cli.options import Placing
 from oallama.data.plan import PlacementPlan
 from oallama.data.profile import Profile
 from oallama.engine.load_settings import Settings
+from oallama.errors import OallamaError
 from oallama.loading.autoplan import Choices
 from oallama.loading.start import plan_model
 from support.cli import CLI, oallama
@@ -179,6 +182,17 @@ def test_no_plan_beside_what_asks_for_one(model: Path, plan_file: Path, command:
     fails("for the CPU alone, and RPC0 is here; add --device CPU", name, model, *rest, "--no-plan", "--local-rpc")
     fails("the margin 1GiB is .*no plan is made", name, model, *rest, "--no-plan", "--margin", "1GiB")
     fails("the margin 1GiB is .*no accelerator", name, model, *rest, "--margin", "1GiB", *SMALL)
+
+
+def test_a_plan_that_cannot_be_made_for_the_cpu(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise OallamaError("no times of this operator")
+
+    monkeypatch.setattr(loading, "plan_model", fail)
+    with pytest.raises(OallamaError, match=r"^no times of this operator; --no-plan loads"):
+        loading.make_plan(model, Placing(), SETTINGS, Choices())
+    with pytest.raises(OallamaError, match="no such model file"):
+        loading.make_plan(model.with_name("none.gguf"), Placing(), SETTINGS, Choices())
 
 
 @pytest.mark.parametrize("command", [("plan", "--vram", "1GiB"), ("run", "hello")])

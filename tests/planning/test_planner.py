@@ -243,7 +243,7 @@ def test_llama_cpps_cpu_is_a_candidate_beside_our_products():
     plain = [replace(e, realisation="plain") for e in hosted]
     rest = [entry for entry in machine.operators if entry not in hosted]
     machine = replace(machine, operators=(*rest, *plain, *ours))
-    found = make_plans(space(MODEL, 2**30, machine=machine, accelerators=()))
+    found = make_plans(space(MODEL, 2**30, machine=machine, accelerators=(), workload=Workload(512, 2)))
     assert [*found.plans] == ["cpu", "stock-cpu"]
     assert "tiled" in {t.realisation for t in found.plans["cpu"].tensors.values()}
     assert {t.realisation for t in found.plans["stock-cpu"].tensors.values()} == {""}

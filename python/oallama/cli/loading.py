@@ -58,9 +58,20 @@ def open_llama(source: Source) -> Llama:
 
 
 def make_plan(model: Path, placing: Placing, wanted: Settings, choices: Choices) -> PlacementPlan:
-    """The plan that a command starts the model with; a line says when it is for the CPU alone."""
-    with progress_bar("preparing", announces=True) as report:
-        plan = plan_model(model, placing.vram, wanted, choices, report, placing.trial())
+    """The plan that a command starts the model with; a line says when it is for the CPU alone.
+
+    Raises:
+        OallamaError: as `plan_model`; where only the plan is the matter, it names --no-plan.
+    """
+    try:
+        with progress_bar("preparing", announces=True) as report:
+            plan = plan_model(model, placing.vram, wanted, choices, report, placing.trial())
+    except OallamaError as error:
+        if choices.device in (None, HOST) and (placing.vram, choices.margin, choices.profile) == (None, None, None):
+            # Raises its own error where the model or the settings are the matter.
+            autoplan.resolve(wanted, autoplan.read_graph(model, wanted).n_ctx_train)
+            raise OallamaError(f"{error}; --no-plan loads the model as llama.cpp does by itself") from error
+        raise
     if plan.devices == (HOST,) and choices.device in (None, HOST):
         say("no accelerator is used: planned for the CPU alone (--no-plan: as llama.cpp does by itself)")
     return plan
