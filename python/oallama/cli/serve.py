@@ -84,7 +84,7 @@ def serve(
     if several.hot is not None:
         of_one = {"--plan": placing.plan, "--vram": placing.vram, "--profile": hardware.profile, "--rpc": hardware.rpc}
         of_one |= {"--draft": drafts.draft}
-        flags = {"--local-rpc": hardware.local_rpc, "--heads": drafts.heads}
+        flags = {"--local-rpc": hardware.local_rpc, "--heads": drafts.heads, "--no-plan": placing.no_plan}
         given = [name for name, value in (of_one | flags).items() if value]
         if model is not None or given:
             what = " and ".join(["MODEL"] * (model is not None) + given)

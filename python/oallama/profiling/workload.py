@@ -9,7 +9,7 @@ from typing import Any
 
 from oallama.data.entries import FEED_FORWARD, KERNELS, is_tiled, padded_rows
 from oallama.data.fusion import chains
-from oallama.data.operators import OUTPUT, Operator, OperatorGraph
+from oallama.data.operators import Operator, OperatorGraph
 
 # KV rows at which attention is measured. GPU kernels change at 8192.
 DEPTHS = (256, 1024, 4096, 8192, 16384)
@@ -94,12 +94,12 @@ def tasks_for(
 ) -> list[Task]:
     """The tasks of one device in the order they are best measured: cheap and decisive ones first.
 
-    Token counts are those of the graph's tiers. The output head, which sees one row of a prompt, is measured for one
-    row and for as many as sequences may generate at once. `depths` are KV rows, rounded up to what llama.cpp pads them
-    to; a prefill tier is measured at depths of at least its own token count. Attention is measured fused, by each of
-    KERNELS, and, where the cache allows it, unfused, each where the device `attends` in that form. Weights are measured
-    plain, where the device `repacks` them repacked, and where our kernels compute them there (`tiles`) tiled: the plan
-    chooses.
+    Token counts are those of the graph's tiers. Operators that see one row of a prompt (the output head, and the last
+    layer's feed-forward) are measured for one row and for as many as sequences may generate at once. `depths` are KV
+    rows, rounded up to what llama.cpp pads them to; a prefill tier is measured at depths of at least its own token
+    count. Attention is measured fused, by each of KERNELS, and, where the cache allows it, unfused, each where the
+    device `attends` in that form. Weights are measured plain, where the device `repacks` them repacked, and where our
+    kernels compute them there (`tiles`) tiled: the plan chooses.
     """
     shapes: dict[Task, None] = {}
     for tier in graph.tiers:
@@ -138,8 +138,10 @@ def tasks_for(
 
 
 def _token_counts(graph: OperatorGraph, op: Operator, tier: int) -> list[int]:
-    """At which an operator of this tier is measured: the head has a row for every sequence of a decode step."""
-    of_a_step = op.weight == OUTPUT and op.n_tokens < tier < max(graph.tiers)
+    """At which an operator of this tier is measured: behind the last layer's attention a prompt has the rows whose
+    logits are wanted alone, but a decode step one of every sequence.
+    """
+    of_a_step = op.n_tokens < tier < max(graph.tiers)
     return [op.n_tokens, tier] if of_a_step else [op.n_tokens]
 
 
