@@ -113,7 +113,7 @@ def tasks_for(
                 "n_expert": n_expert if moe else 0,
             }
             n_used = op.n_used if moe else 0
-            for n_tokens in _token_counts(graph, op, tier):
+            for n_tokens in token_counts(graph, op, tier):
                 many = is_tiled(n_tokens, *((n_expert, n_used) if moe else ()))
                 work = float(k) * m * n_tokens * max(1, n_used)
                 counts = {"n_tokens": n_tokens, "n_used": n_used}
@@ -137,7 +137,7 @@ def tasks_for(
     return sorted(shapes, key=lambda t: t.cost) + rest + _chains(graph, type_k) + links
 
 
-def _token_counts(graph: OperatorGraph, op: Operator, tier: int) -> list[int]:
+def token_counts(graph: OperatorGraph, op: Operator, tier: int) -> list[int]:
     """At which an operator of this tier is measured: behind the last layer's attention a prompt has the rows whose
     logits are wanted alone, but a decode step one of every sequence.
     """
