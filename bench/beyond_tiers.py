@@ -1,9 +1,9 @@
-"""Times of micro-batches above the largest that profiles measure (512 tokens), against three ways to extrapolate them.
+"""Times of micro-batches above the largest that profiles measure (512 tokens), against ways to extrapolate them.
 
 python bench/beyond_tiers.py [--out FILE.jsonl] [--device CPU] [--threads 2] [--repeats 3]
 
-"log-log": the last segment goes on, as between tiers. "share": in proportion to the tokens. "per token": each token
-costs what it did in the last segment (`data/curves.py`, what plans are made with). Attention is "pieces" of 512 tokens
+"log-log": the last segment goes on, as between tiers. "share": in proportion to the tokens (`data/curves.py`; plans are
+made with it, and how far it is off is their doubt, `planning/uncertainty.py`). Attention is "pieces" of 512 tokens
 (`planning/cost.py`, fused) or "log-log" (unfused). One JSON line per operator and token count, with each way's error.
 """
 
@@ -49,7 +49,7 @@ def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         times = {n: seconds(bench.mul_mat, n_tokens=n, **weight) for n in (*TIERS, *BEYOND)}
         known = [(n, times[n]) for n in TIERS]
         for n in BEYOND:
-            ways = {"log-log": log_log(known, n), "share": times[512] * n / 512, "per token": per_token(known, n)}
+            ways = {"log-log": log_log(known, n), "share": per_token(known, n)}
             yield {**common, "what": "matrix", **weight, "n_tokens": n, **_errors(times[n], ways)}
     for flash, n in ((flash, n) for flash in (True, False) for n in BEYOND):
         depth = 2 * n

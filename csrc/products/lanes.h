@@ -79,8 +79,13 @@ inline int32_t sum_of(Ints v) {
     x         = _mm_add_epi32(x, _mm_unpackhi_epi64(x, x));
     return _mm_cvtsi128_si32(_mm_add_epi32(x, _mm_shuffle_epi32(x, 1)));
 #else
-    return v[0] + v[1] + v[2] + v[3];
+    return int32_t(uint32_t(v[0]) + uint32_t(v[1]) + uint32_t(v[2]) + uint32_t(v[3]));
 #endif
+}
+
+// Goes round where values are not finite: what comes of those means nothing.
+inline int32_t times(int32_t a, int32_t b) {
+    return int32_t(uint32_t(a) * uint32_t(b));
 }
 
 inline int32_t largest_of(Ints v) {
@@ -175,7 +180,7 @@ struct Sum {
     }
 
     static int32_t bias(Ints values, int offset) {
-        return -offset * sum_of(values);
+        return times(-offset, sum_of(values));
     }
 };
 
@@ -197,8 +202,9 @@ struct Sum {
 
     // Of values 0, 1 and of 2, 3 of each four.
     static int32_t bias(Ints values, int offset) {
-        const Ints first = { -1, -1, 0, 0, -1, -1, 0, 0 };
-        return (-offset * sum_of(values & first) & 0xffff) | int32_t(uint32_t(-offset * sum_of(values & ~first)) << 16);
+        const Ints    first = { -1, -1, 0, 0, -1, -1, 0, 0 };
+        const int32_t low = times(-offset, sum_of(values & first)), high = times(-offset, sum_of(values & ~first));
+        return (low & 0xffff) | int32_t(uint32_t(high) << 16);
     }
 };
 

@@ -104,10 +104,14 @@ void cut(Work & work) {
 // Operators may come by network: nothing is taken for granted that a kernel relies on.
 bool fits(const ggml_tensor * node, const ggml_tensor * ids) {
     const ggml_tensor *weight = node->src[0], *columns = node->src[1];
-    const bool         matrices = node->ne[0] == weight->ne[1] && columns->ne[0] == weight->ne[0] && weight->ne[3] == 1;
-    const bool results = ids ? ids->type == GGML_TYPE_I32 && ids->ne[0] == node->ne[1] && ids->ne[1] == node->ne[2] &&
-                                   ggml_is_matrix(ids) && node->ne[3] == 1 && columns->ne[3] == 1 :
-                               weight->ne[2] == 1 && ggml_nrows(node) == ggml_nrows(columns);
+    if (ggml_is_empty(weight) || ggml_is_empty(columns) || ggml_is_empty(node)) {
+        return false;
+    }
+    const bool matrices = node->ne[0] == weight->ne[1] && columns->ne[0] == weight->ne[0] && weight->ne[3] == 1;
+    const bool results  = ids ? ids->type == GGML_TYPE_I32 && ids->ne[0] == node->ne[1] && ids->ne[1] == node->ne[2] &&
+                                   ggml_is_matrix(ids) && node->ne[3] == 1 && columns->ne[3] == 1 &&
+                                   columns->ne[2] == node->ne[2] :
+                                weight->ne[2] == 1 && ggml_nrows(node) == ggml_nrows(columns);
     return matrices && results && ggml_nrows(node) <= INT32_MAX;
 }
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import inspect
-import sys
 import threading
 import weakref
 from collections.abc import Sequence
@@ -26,7 +25,7 @@ from oallama.engine.load_settings import KV_TYPES, Settings
 from oallama.engine.placed_llama import UPSTREAM, PlacedLlama
 from oallama.errors import OallamaError
 from oallama.loading import given_plan, start
-from oallama.loading.autoplan import Choices, PathOrText, Progress
+from oallama.loading.autoplan import Choices, PathOrText, Progress, announce_once
 from oallama.loading.budgets import refuse_margin
 from oallama.loading.placement import Placement, placement_of
 from oallama.loading.recording import RunRecorder
@@ -57,7 +56,7 @@ class Llama(PlacedLlama):
     Args:
         vram: memory of the accelerator to use: bytes, "8GiB", "75%" (of the weights), "auto" (what is free) or
             "minimal" (weights and KV caches stay on the host and are streamed). The first accelerator is taken;
-            without one this is an error.
+            without one "auto" plans for the CPU alone, and all else is an error.
         plan: a PlacementPlan or its file, instead of `vram`. It brings the context settings that are not given.
         margin: bytes (or "512MiB") of the accelerator's free memory that vram="auto" leaves free; default: 5 % of a
             GPU's memory, at least 1 GiB.
@@ -181,7 +180,7 @@ def _make_plan(path: str, request: _Request, kwargs: dict[str, Any]) -> Placemen
         return plan
     progress, verbose = request.progress, kwargs.get("verbose", True)
     if progress is None and verbose:
-        progress = _announce_once()
+        progress = announce_once()
     choices = Choices(
         profile=request.profile,
         fixed_ubatch="n_ubatch" in kwargs,
@@ -216,18 +215,6 @@ def _check_host_memory(plan: PlacementPlan, kwargs: dict[str, Any]) -> None:
 def _wants_all_logits(kwargs: dict[str, Any]) -> bool:
     """Whether rows other than each sequence's last are read: llama.cpp aborts when more are asked for than planned."""
     return any(kwargs.get(name) for name in ("logits_all", "embedding", "draft_model"))
-
-
-def _announce_once() -> Progress:
-    said = False
-
-    def announce(done: float, total: float, text: str) -> None:
-        nonlocal said
-        if total > 0 and not said:
-            print("oallama: measuring this machine for this model; the times are kept for later", file=sys.stderr)
-            said = True
-
-    return announce
 
 
 def _complete(kwargs: dict[str, Any], plan: PlacementPlan) -> dict[str, Any]:

@@ -18,9 +18,12 @@ from typing import Any
 
 import pytest
 
+from oallama.cli import loading
+from oallama.cli.options import Placing
 from oallama.data.plan import PlacementPlan
 from oallama.data.profile import Profile
 from oallama.engine.load_settings import Settings
+from oallama.errors import OallamaError
 from oallama.loading.autoplan import Choices
 from oallama.loading.start import plan_model
 from support.cli import CLI, oallama
@@ -171,6 +174,27 @@ def test_budget_without_an_accelerator(model: Path) -> None:
     fails("this machine has none .*--local-rpc", "plan", model, "--vram", "1GiB", *SMALL)
 
 
+@pytest.mark.parametrize("command", [("run", "hello"), ("serve",)])
+def test_no_plan_beside_what_asks_for_one(model: Path, plan_file: Path, command: tuple[str, ...]) -> None:
+    name, *rest = command
+    fails("leave out --vram", name, model, *rest, "--no-plan", "--vram", "1GiB", *SMALL)
+    fails("leave out --plan", name, model, *rest, "--no-plan", "--plan", plan_file)
+    fails("for the CPU alone, and RPC0 is here; add --device CPU", name, model, *rest, "--no-plan", "--local-rpc")
+    fails("the margin 1GiB is .*no plan is made", name, model, *rest, "--no-plan", "--margin", "1GiB")
+    fails("the margin 1GiB is .*no accelerator", name, model, *rest, "--margin", "1GiB", *SMALL)
+
+
+def test_a_plan_that_cannot_be_made_for_the_cpu(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise OallamaError("no times of this operator")
+
+    monkeypatch.setattr(loading, "plan_model", fail)
+    with pytest.raises(OallamaError, match=r"^no times of this operator; --no-plan loads"):
+        loading.make_plan(model, Placing(), SETTINGS, Choices())
+    with pytest.raises(OallamaError, match="no such model file"):
+        loading.make_plan(model.with_name("none.gguf"), Placing(), SETTINGS, Choices())
+
+
 @pytest.mark.parametrize("command", [("plan", "--vram", "1GiB"), ("run", "hello")])
 def test_unknown_device(model: Path, command: tuple[str, ...]) -> None:
     name, *rest = command
@@ -284,6 +308,40 @@ def test_interrupted_while_the_program_starts_or_loads(model: Path) -> None:
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
         assert process.returncode == 130 and "interrupted" in err and "Traceback" not in out + err, (delay, err)
+
+
+def first_use(model: Path, cache: Path) -> subprocess.Popen[str]:
+    """`oallama run` that profiles, plans and measures the plan, in a group that a terminal's Ctrl-C reaches."""
+    env = environment(cache) | {"OALLAMA_VERIFY": "600"}
+    env.pop("OALLAMA_PLAN_CACHE", None)
+    words = (*CLI, "run", str(model), "hello", "-n", "4000", "--ctx", "8192", "--threads", "1")
+    process = subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, start_new_session=True
+    )
+    started.append(process)
+    return process
+
+
+def workers(process: subprocess.Popen[str]) -> list[str]:
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    commands = [Path(f"/proc/{child}/cmdline").read_text() for child in children]
+    return [command for command in commands if "worker.py" in command]
+
+
+@pytest.mark.parametrize("what", ["profile", "trial"])
+def test_interrupted_at_the_first_use(tiny: Callable[..., Path], tmp_path: Path, what: str) -> None:
+    """While operators are timed, and while the plan takes turns with llama.cpp's own placement."""
+    process = first_use(tiny("llama", "Q4_0"), tmp_path)
+    begun: dict[str, Callable[[], bool]] = {
+        "profile": lambda: bool([*tmp_path.glob("oallama/profile-*.json")]),
+        "trial": lambda: bool(workers(process)),
+    }
+    until(lambda: process.poll() is not None or begun[what]())
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, (out, err)
+    assert err.splitlines()[-1] == "interrupted" and "Traceback" not in out + err
+    assert not [*tmp_path.glob("oallama/plans/*.json")]
 
 
 def test_interrupted_while_the_engine_calls_back() -> None:

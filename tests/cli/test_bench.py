@@ -488,9 +488,10 @@ def test_nvidia_smi_is_read(tmp_path, monkeypatch):
     assert machine.gpu_process_bytes(8) is None and machine.gpu_process_bytes(9) is None
 
 
-def test_worker_imports_nothing_of_oallama():
-    source = Path(sys.modules[Worker.__module__].__file__).with_name("worker.py").read_text()
-    assert set(re.findall(r"^\s*(?:from|import) (\w+)", source, re.M)) <= {*sys.stdlib_module_names, "llama_cpp"}
+@pytest.mark.parametrize(("file", "more"), [("worker.py", {"llama_cpp", "worker_ggml"}), ("worker_ggml.py", set())])
+def test_worker_imports_nothing_of_oallama(file, more):
+    source = Path(sys.modules[Worker.__module__].__file__).with_name(file).read_text()
+    assert set(re.findall(r"^\s*(?:from|import) (\w+)", source, re.M)) <= {*sys.stdlib_module_names, *more}
 
 
 def test_results_are_dated() -> None:

@@ -11,12 +11,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from oallama.data.plan import PlacementPlan
+from oallama.data.plan import HOST, PlacementPlan
 from oallama.data.profile import Profile
 from oallama.engine.load_settings import Settings
 from oallama.engine.rpc import free_port
@@ -155,7 +156,7 @@ def test_plan_script(model: Path, planning: tuple[str | Path, ...]) -> None:
 
 def test_run_streams_and_times(model: Path, planning: tuple[str | Path, ...], plan_file: Path) -> None:
     common = ("-n", "12", "--temperature", "0")
-    alone = oallama("run", model, "Once upon a time", *SMALL, *common)
+    alone = oallama("run", model, "Once upon a time", "--no-plan", *SMALL, *common)
     assert "CPU alone" in alone.stderr and re.search(r"12 generated: TTFT .* TPOT .*tokens/s", alone.stderr)
     planned = oallama("run", model, "-", "--plan", plan_file, "--local-rpc", "--threads", "1", *common,
                       stdin="Once upon a time")  # fmt: skip
@@ -165,6 +166,25 @@ def test_run_streams_and_times(model: Path, planning: tuple[str | Path, ...], pl
     device = under["placement"]["RPC0"]
     assert device["measured"]["total"] <= device["budget"]
     assert abs(device["measured"]["total"] - device["predicted"]["total"]) <= 4 * MIB
+
+
+def test_without_an_accelerator_a_plan_for_the_cpu_is_made_and_kept(model: Path, tmp_path: Path) -> None:
+    env = {name: value for name, value in os.environ.items() if name != "OALLAMA_PLAN_CACHE"}
+    env["XDG_CACHE_HOME"] = str(tmp_path)
+    command = ("run", model, "Once upon a time", *SMALL, "-n", "4", "--temperature", "0", "--json")
+    first = oallama(*command, env=env)
+    assert first.stderr.count("measuring this machine") == 1 and "planned for the CPU alone" in first.stderr
+    (kept,) = tmp_path.glob("oallama/plans/*.json")
+    assert PlacementPlan.load(kept).devices == (HOST,)
+    again = oallama(*command, env=env)
+    assert "measuring" not in again.stderr and json.loads(again.stdout)["text"] == json.loads(first.stdout)["text"]
+    predicted = json.loads(again.stdout)["placement"][HOST]["predicted"]
+    assert predicted == asdict(PlacementPlan.load(kept).predicted.devices[HOST]) | {"total": predicted["total"]}
+
+
+def test_the_budget_auto_may_be_no_accelerator(model: Path) -> None:
+    assert "planned for the CPU alone" in oallama("run", model, "Hi", "--vram", "auto", *SMALL, "-n", "2").stderr
+    assert json.loads(oallama("plan", model, "--vram", "auto", *SMALL, "--json").stdout)["devices"] == [HOST]
 
 
 def test_chat(model: Path, plan_file: Path) -> None:
@@ -222,7 +242,7 @@ def is_up(port: int) -> bool:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_serve_under_a_plan(model: Path, plan_file: Path, number: signal.Signals) -> None:
-    expected = oallama("run", model, "Once upon a time", *SMALL, "-n", "8", "--temperature", "0").stdout
+    expected = oallama("run", model, "Once upon a time", "--no-plan", *SMALL, "-n", "8", "--temperature", "0").stdout
     with serving(model, "--plan", plan_file, "--local-rpc", "--threads", "1", "--", "-lv", "5") as (process, port):
         answer = call(port, "/completion", {"prompt": "Once upon a time", "n_predict": 8, "temperature": 0})
         assert answer["content"] == expected.removesuffix("\n")
@@ -234,6 +254,34 @@ def test_serve_under_a_plan(model: Path, plan_file: Path, number: signal.Signals
     weights = PlacementPlan.load(plan_file).predicted.devices["RPC0"].weights
     loaded = re.search(r"RPC0\S* model buffer size = +([\d.]+) MiB", out)
     assert "by plan" in out and loaded and float(loaded[1]) == pytest.approx(weights / MIB, abs=0.01)
+
+
+def test_serve_plans_for_as_many_sequences_as_it_serves(model: Path, planning: tuple[str | Path, ...]) -> None:
+    """By the same plan as `oallama plan`; the server's buffers are those of the plan."""
+    options = [*planning, "--parallel", "4", "--ctx", "2048"]
+    made = PlacementPlan.from_json(oallama("plan", model, *options, "--json").stdout)
+    assert made.planner["params"]["n_parallel"] == 4 and max(made.predicted.tpot_s) <= 512
+    assert "for 4 sequences at once" in oallama("plan", model, *options, "--explain").stdout
+    with serving(model, *options, "--", "-lv", "5") as (process, port):
+        assert call(port, "/props")["default_generation_settings"]["n_ctx"] == 512
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=30)
+    for device, memory in made.predicted.devices.items():
+        kv, compute = (
+            [float(size) for size in re.findall(rf"{device}\S* {kind} buffer size = +([\d.]+) MiB", out)]
+            for kind in ("KV", "compute")
+        )
+        assert sum(kv) == pytest.approx(memory.kv / MIB, abs=0.02)
+        assert max(compute, default=0.0) <= memory.compute / MIB + 0.02
+
+
+def test_serve_without_an_accelerator(model: Path) -> None:
+    for options, said in (((), "by plan"), (("--no-plan",), "without a plan on the CPU alone")):
+        with serving(model, *SMALL, *options) as (process, port):
+            assert call(port, "/completion", {"prompt": "Once", "n_predict": 2})["tokens_predicted"] == 2
+            process.send_signal(signal.SIGINT)
+            out, _ = process.communicate(timeout=30)
+        assert said in out and ("planned for the CPU alone" in out) == (not options), out[-2000:]
 
 
 def test_serve_under_a_budget_passes_arguments_on(model: Path, planning: tuple[str | Path, ...]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import subprocess
 import sys
@@ -11,16 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from support import rpc_wire
+from support import marked_operators, rpc_wire
 from support.paths import NATIVE, ROOT
+from support.processes import ran
 from support.rpc_wire import Server, is_served, receive
+from support.sanitizers import skip_without
 
 CORPUS = NATIVE / "fuzz" / "corpus"
 COMMANDS = sorted((CORPUS / "commands").iterdir())
 HANDSHAKES = sorted((CORPUS / "handshake").iterdir())
 TENSOR = len(rpc_wire.tensor(0, 0, (1,)))
 # Seeds that are refused on purpose; all others are what real clients send.
-REFUSED = {"function", "recompute_after_free", "get_after_free"}
+REFUSED = {"function", "recompute_after_free", "get_after_free", "mul_mat_id_own_no_experts"}
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +128,24 @@ def test_handshakes(tmp_path: Path) -> None:
                 assert said == -1 or is_served(connection)
             time.sleep(0.2)
         assert said == rpc_wire.WELCOME
+
+
+@pytest.mark.slow
+def test_marked_operators_stay_within_their_tensors(tmp_path: Path) -> None:
+    """Under ASan and UBSan: right ones, and ones with odd shapes, strides, types, views and experts."""
+    skip_without("address")
+    for number, data in enumerate(marked_operators.messages(3000)):
+        (tmp_path / str(number)).write_bytes(data)
+    ran(ROOT / "scripts" / "fuzz.sh", "0", "commands", tmp_path, timeout=1800)
+
+
+@pytest.mark.slow
+def test_marked_operators_do_not_end_the_server(server: Server) -> None:
+    """About a third are computed; the others are refused, and none ends the worker by a signal of the machine."""
+    lives = [replay(server, data) for data in marked_operators.messages(300)]
+    assert 60 < sum(lives) < 240
+    log = server.log()
+    assert not re.search(r"signal (4|7|8|11)\b", log), log[-2000:]
 
 
 def test_the_corpus_is_what_its_script_writes(tmp_path: Path) -> None:

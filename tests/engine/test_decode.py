@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,15 +15,10 @@ from oallama.data.plan import HOST
 from oallama.engine import native, runtime
 from support.hand_plan import hand_plan, realised
 from support.logits import compute_logits, nmse
-from support.paths import ROOT
-from support.processes import ran
 from support.products import Mixture, columns_of, computed, error, reference, weight_of, whole_columns
-from support.sanitizers import skip_without
 
 GROUPS = {"q4_0": 128, "q8_0": 64, "q4_K": 256, "q6_K": 256}  # values that a kernel looks at together
 MOST = 7  # columns
-SANITIZE = ROOT / "scripts" / "sanitize_attend.sh"
-BUILD_S = 1800.0
 
 pytestmark = pytest.mark.skipif(not native.core().thin_has("q4_0"), reason="this CPU has no AVX-512 with VNNI")
 
@@ -150,21 +142,3 @@ def test_a_plan_generates_by_them(tiny: Callable[..., Path], tmp_path: Path) -> 
         jobs.append({"model": str(model), "table": str(table), "tokens": [1, 2, 3]})
     theirs, ours = compute_logits(runtime.lib_dir(), jobs, tmp_path)
     assert 0 < nmse(ours, theirs) < 1e-3
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sanitizer", ["thread", "address"])
-def test_sanitizers_find_nothing(sanitizer: str) -> None:
-    skip_without(sanitizer)
-    env = {"PROGRAM": "thin_threads"}
-    found = json.loads(ran(SANITIZE, sanitizer, "60", env=env, timeout=BUILD_S).stdout.splitlines()[-1])
-    assert found["rounds"] == 60 and min(found["dense"], found["mixtures"]) >= 15 and found["refused"] == 0
-
-
-@pytest.mark.slow
-def test_a_race_is_found() -> None:
-    """Threads that do not wait for each other read columns before they are there."""
-    skip_without("thread")
-    command, env = [SANITIZE, "thread", "30", "unwaited"], {**os.environ, "PROGRAM": "thin_threads"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=BUILD_S)
-    assert done.returncode == 66 and "ThreadSanitizer: data race" in done.stderr

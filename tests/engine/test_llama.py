@@ -24,6 +24,7 @@ from oallama.loading import start
 from oallama.loading.autoplan import Choices
 from oallama.profiling.fingerprint import cpu_set
 from support.made_profile import made_profile
+from support.processes import ran_python
 
 Upstream = runtime.llama_cpp().Llama
 PROMPT = "The quick brown fox jumps over"
@@ -329,3 +330,13 @@ def test_a_failed_load_leaves_no_map_behind(model: Path, tiny: Callable[..., Pat
     broken = replace(plan, tensors={**plan.tensors, "blk.9.nothing": next(iter(plan.tensors.values()))})
     refuses("the model has no tensor 'blk.9.nothing'", model, plan=broken)
     assert answer(Llama(str(tiny("qwen2")), **SMALL))
+
+
+def test_the_budget_auto_without_an_accelerator_plans_for_the_cpu(model: Path) -> None:
+    """In a process of its own: this one has an RPC device."""
+    program = (
+        "import sys; from oallama import Llama\n"
+        "llm = Llama(sys.argv[1], n_ctx=256, vram='auto', n_threads=1, verbose=False)\n"
+        "print(llm.plan.devices, len(llm('Once', max_tokens=2)['choices'][0]['text']) > 0)"
+    )
+    assert ran_python(program, model).stdout == "('CPU',) True\n"

@@ -231,6 +231,20 @@ def test_few_tokens_of_tiled_weights_are_plain_ones(tiny: Callable[..., Path]) -
     assert found.pop(1) == {"plain"} and set(map(frozenset, found.values())) == {frozenset({"plain", "tiled"})}
 
 
+def test_what_sees_one_row_of_a_prompt_is_measured_for_steps_of_several_sequences(tiny: Callable[..., Path]) -> None:
+    """The output head, and a feed-forward of the last layer that no other layer has the like of."""
+    graph = autoplan.read_graph(tiny("llama"), Settings(n_ctx=1024, n_seq_max=4))
+    tasks = tasks_for(graph, depths=(256,), type_k="f16", type_v="f16", accelerator=False)
+    shapes = {(op.weight, graph.tensor[op.weight or ""]) for op in graph.targets(1)}
+    for name, tensor in shapes:
+        counts = {
+            a["n_tokens"]
+            for a in (task.args for task in tasks if task.kind == "mul_mat")
+            if (a["type"], a["k"], a["m"]) == (tensor.type, *tensor.ne[:2])
+        }
+        assert counts >= {1, 4, 32}, name
+
+
 def test_our_kernels_take_some_types_on_cpus() -> None:
     core = native.core()
     assert core.tiles("CPU", "q4_K") and not core.tiles("CPU", "f16")

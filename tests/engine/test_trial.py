@@ -171,14 +171,24 @@ def test_our_attention_on_the_cpu_is_measured_beside_llama_cpps(
     assert Trial(600.0, said.append).choose(model, found, 1).measured is None and not said and len(asked) == 1
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), OallamaError("none of 2 plans could be measured")])
-def test_a_measurement_that_ends_early_leaves_the_predicted_plan(
-    error: BaseException, model: Path, choices: Choices, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def raising(error: BaseException) -> Callable[..., None]:
     def verify(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr(trial, "verify", verify)
+    return verify
+
+
+def test_ctrl_c_ends_the_first_use(model: Path, choices: Choices, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "verify", raising(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        start.plan_model(model, "50%", SETTINGS, choices, trial=Trial(60.0))
+    assert not [*cache.glob("plans/*.json")]
+
+
+def test_a_measurement_that_fails_leaves_the_predicted_plan(
+    model: Path, choices: Choices, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, "verify", raising(OallamaError("none of 2 plans could be measured")))
     said: list[str] = []
     plan = start.plan_model(model, "50%", SETTINGS, choices, trial=Trial(60.0, said.append))
     assert plan.measured is None and len(said) == 1

@@ -1,43 +1,10 @@
-// Our attention on random operators, for sanitizers: attend_threads ROUNDS [SEED [unwaited]].
-// scripts/sanitize_attend.sh runs it. unwaited: threads do not wait for each other within an operator, and the bits may
-// be anything: a control, in which ThreadSanitizer must find a race.
-//
-// Each operator is computed by one thread and by several, with every instruction set of this CPU; the bits must be the
-// same. Every tensor and the working memory are allocations of their own size, so that a read beyond them shows.
-#include "ggml-cpu.h"
-#include "ggml.h"
+// Our attention on random operators (kernel_threads.h).
+#include "kernel_threads.h"
 #include "own_attention.h"
 
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <memory>
-#include <random>
-#include <string>
-#include <vector>
 
 namespace {
-
-bool unwaited = false;
-
-} // namespace
-
-extern "C" void __real_ggml_barrier(ggml_threadpool * pool);
-extern "C" void __wrap_ggml_barrier(ggml_threadpool * pool) {
-    if (!unwaited) {
-        __real_ggml_barrier(pool);
-    }
-}
-
-namespace {
-
-using Random = std::mt19937;
-using Memory = std::vector<std::unique_ptr<char[]>>;
-
-template <typename T, size_t N> T any_of(Random & random, const T (&values)[N]) {
-    return values[random() % N];
-}
 
 struct Shape {
     int64_t   n_tokens, n_kv, n_head, n_head_kv, d_k, d_v, n_sequences;
@@ -68,26 +35,6 @@ Shape any_shape(Random & random) {
              random() % 4 == 0 ? 20.0f : 0.0f };
 }
 
-std::vector<float> normal(Random & random, int64_t n) {
-    std::normal_distribution<float> values;
-    std::vector<float>              made(static_cast<size_t>(n));
-    for (float & value : made) {
-        value = values(random);
-    }
-    return made;
-}
-
-void give_memory(ggml_tensor * tensor, Memory & memory) {
-    memory.emplace_back(new char[ggml_nbytes(tensor)]);
-    tensor->data = memory.back().get();
-}
-
-// Random values in the tensor's type.
-void fill(ggml_tensor * tensor, Random & random) {
-    const std::vector<float> values = normal(random, ggml_nelements(tensor));
-    ggml_quantize_chunk(tensor->type, values.data(), tensor->data, 0, ggml_nrows(tensor), tensor->ne[0], nullptr);
-}
-
 // A causal mask, or one with holes; a token that sees nothing has zeros as its result.
 void fill_mask(ggml_tensor * mask, Random & random) {
     auto *        to   = static_cast<ggml_fp16_t *>(mask->data);
@@ -99,92 +46,45 @@ void fill_mask(ggml_tensor * mask, Random & random) {
     }
 }
 
-struct Operator {
-    std::unique_ptr<ggml_context, decltype(&ggml_free)> ctx{ nullptr, ggml_free };
-    ggml_cgraph *                                       graph = nullptr;
-    ggml_tensor *                                       node  = nullptr;
-    Memory                                              memory;
-};
-
 ggml_tensor * heads_of(ggml_context * ctx, ggml_tensor * cache, int64_t width, int64_t n_head) {
     ggml_tensor * rows = ggml_view_4d(ctx, cache, width, n_head, cache->ne[1], cache->ne[2],
                                       ggml_row_size(cache->type, width), cache->nb[1], cache->nb[2], 0);
     return ggml_permute(ctx, rows, 0, 2, 1, 3);
 }
 
-Operator make(const Shape & s, Random & random) {
-    Operator made;
-    made.ctx.reset(ggml_init({ 32 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true }));
-    ggml_context * ctx    = made.ctx.get();
-    const auto     tensor = [&](ggml_type type, int64_t a, int64_t b, int64_t c, int64_t d) {
-        ggml_tensor * one = ggml_new_tensor_4d(ctx, type, a, b, c, d);
-        give_memory(one, made.memory);
-        return one;
-    };
-    ggml_tensor * q = tensor(GGML_TYPE_F32, s.d_k, s.n_head, s.n_tokens, s.n_sequences);
-    ggml_tensor * k = tensor(s.type_k, s.d_k * s.n_head_kv, s.n_kv, s.n_sequences, 1);
-    ggml_tensor * v = tensor(s.type_v, s.d_v * s.n_head_kv, s.n_kv, s.n_sequences, 1);
+Operator make(Random & random) {
+    const Shape    s = any_shape(random);
+    Operator       made;
+    ggml_context * ctx = made.ctx.get();
+    ggml_tensor *  q   = made.tensor(GGML_TYPE_F32, s.d_k, s.n_head, s.n_tokens, s.n_sequences);
+    ggml_tensor *  k   = made.tensor(s.type_k, s.d_k * s.n_head_kv, s.n_kv, s.n_sequences, 1);
+    ggml_tensor *  v   = made.tensor(s.type_v, s.d_v * s.n_head_kv, s.n_kv, s.n_sequences, 1);
     fill(q, random);
     fill(k, random);
     fill(v, random);
     ggml_tensor * mask = nullptr;
     if (s.masked || s.bias) {
-        mask = tensor(GGML_TYPE_F16, s.n_kv, s.n_tokens, 1, s.n_sequences);
+        mask = made.tensor(GGML_TYPE_F16, s.n_kv, s.n_tokens, 1, s.n_sequences);
         fill_mask(mask, random);
     }
     made.node = ggml_flash_attn_ext(ctx, ggml_permute(ctx, q, 0, 2, 1, 3), heads_of(ctx, k, s.d_k, s.n_head_kv),
                                     heads_of(ctx, v, s.d_v, s.n_head_kv), mask, 1.0f / std::sqrt(float(s.d_k)),
                                     s.bias ? 8.0f : 0.0f, s.softcap);
     if (s.sinks) {
-        ggml_tensor * sinks = tensor(GGML_TYPE_F32, s.n_head, 1, 1, 1);
+        ggml_tensor * sinks = made.tensor(GGML_TYPE_F32, s.n_head, 1, 1, 1);
         fill(sinks, random);
         ggml_flash_attn_ext_add_sinks(made.node, sinks);
     }
-    made.node->op_params[OA_ATTEND_PARAM] = 1;
-    give_memory(made.node, made.memory);
-    made.graph = ggml_new_graph(ctx);
-    ggml_build_forward_expand(made.graph, made.node);
+    made.mark(OA_ATTEND_PARAM);
     return made;
 }
 
-std::string computed(const Operator & made, int n_threads) {
-    ggml_cplan                    plan = ggml_graph_plan(made.graph, n_threads, nullptr);
-    const std::unique_ptr<char[]> work(new char[plan.work_size]);
-    plan.work_data = reinterpret_cast<uint8_t *>(work.get());
-    memset(made.node->data, 0xff, ggml_nbytes(made.node));
-    if (ggml_graph_compute(made.graph, &plan) != GGML_STATUS_SUCCESS) {
-        return {};
-    }
-    return { static_cast<const char *>(made.node->data), ggml_nbytes(made.node) };
+std::string kind(const ggml_tensor * node) {
+    return std::string(oa_attend_kernel(node)).find("dots") != std::string::npos ? "dots" : "columns";
 }
 
 } // namespace
 
 int main(int argc, char ** argv) {
-    const int rounds = argc > 1 ? atoi(argv[1]) : 100;
-    Random    random(argc > 2 ? unsigned(atoi(argv[2])) : 1);
-    int       dots = 0, columns = 0, refused = 0;
-    unwaited = argc > 3 && !strcmp(argv[3], "unwaited");
-    ggml_cpu_init();
-    for (int round = 0; round < rounds; ++round) {
-        const Operator made = make(any_shape(random), random);
-        if (!oa_attend_takes(made.node)) {
-            ++refused;
-            continue;
-        }
-        for (const char * set : { "base", "avx2", "avx512" }) {
-            if (!oa_attend_use(set)) {
-                continue;
-            }
-            const std::string kernel = oa_attend_kernel(made.node);
-            (kernel.find("dots") != std::string::npos ? dots : columns) += 1;
-            const std::string alone = computed(made, 1), together = computed(made, 2 + int(random() % 4));
-            if (!unwaited && (alone.empty() || alone != together)) {
-                fprintf(stderr, "round %d, %s: threads change bits\n", round, kernel.c_str());
-                return 1;
-            }
-        }
-    }
-    printf("{\"rounds\": %d, \"dots\": %d, \"columns\": %d, \"refused\": %d}\n", rounds, dots, columns, refused);
-    return 0;
+    return run_family({ make, oa_attend_takes, oa_attend_use, kind, { "base", "avx2", "avx512" } }, argc, argv);
 }

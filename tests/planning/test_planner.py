@@ -236,6 +236,19 @@ def test_llama_cpps_cpu_is_a_candidate_with_its_own_kernels(accelerators):
     assert [*unfused.plans] == ["stock-cpu"]
 
 
+def test_llama_cpps_cpu_is_a_candidate_beside_our_products():
+    machine, many = profile(MODEL), 8
+    hosted = [entry for entry in machine.operators if entry.device == HOST and entry.op != "OTHER"]
+    ours = [replace(e, realisation="tiled", median_s=e.median_s / 3) for e in hosted if e.n_tokens >= many]
+    plain = [replace(e, realisation="plain") for e in hosted]
+    rest = [entry for entry in machine.operators if entry not in hosted]
+    machine = replace(machine, operators=(*rest, *plain, *ours))
+    found = make_plans(space(MODEL, 2**30, machine=machine, accelerators=(), workload=Workload(512, 2)))
+    assert [*found.plans] == ["cpu", "stock-cpu"]
+    assert "tiled" in {t.realisation for t in found.plans["cpu"].tensors.values()}
+    assert {t.realisation for t in found.plans["stock-cpu"].tensors.values()} == {""}
+
+
 def test_bad_requests():
     with pytest.raises(OallamaError, match=r"unknown planner .magic., expected one of auto, exact, divided, oato"):
         plan(planner="magic")

@@ -12,7 +12,7 @@ import pytest
 
 from oallama.data.plan import HOST, ContextSettings, PlacementPlan
 from oallama.errors import OallamaError
-from oallama.planning import Workload, make_plans
+from oallama.planning import Workload, make_plans, uncertainty
 from oallama.planning.cost import CostModel
 from oallama.planning.exact import exact
 from oallama.planning.predict import Predictor
@@ -205,6 +205,24 @@ def test_long_prompts_are_uploaded_in_larger_micro_batches_which_raise_the_batch
     everything = space(QWQ, "40GiB", machine=PCIE4, memory=QWQ_MEMORY, context=context, workload=longest,
                        free_ubatch=True, free_batch=True)  # fmt: skip
     assert make_plans(everything, "exact").best.context.n_ubatch <= 512  # nothing moves
+
+
+def test_a_larger_micro_batch_that_gains_less_than_its_times_may_be_off_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Times beyond a full micro-batch are not measured; the faster the link, the less there is to gain."""
+
+    def chosen(link: float) -> int:
+        machine = replace(PCIE4, links=tuple(replace(each, median_s=each.median_s / link) for each in PCIE4.links))
+        asked = {"workload": Workload(4096, 4), "streams": False, "free_ubatch": True, "free_batch": True}
+        context = replace(CONTEXT, n_ctx=8192)
+        return make_plans(
+            space(QWQ, "4GiB", machine=machine, memory=QWQ_MEMORY, context=context, **asked), "exact"
+        ).best.context.n_ubatch
+
+    assert chosen(link=1) > 512 and chosen(link=16) == 512
+    monkeypatch.setattr(uncertainty, "_EXTRAPOLATED", {2: 0.0})
+    assert chosen(link=16) > 512
 
 
 def test_nothing_is_streamed_over_a_slow_link_or_without_accelerator() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,15 @@ from oallama.data.entries import AttentionTime, DeviceInfo, OperatorTime
 from oallama.data.plan import PlacementPlan
 from oallama.data.predicted import TIE
 from oallama.data.profile import Profile
-from oallama.planning.uncertainty import doubt, noise_of, ranked, request_range
+from oallama.planning.uncertainty import (
+    EXTRAPOLATED_FROM,
+    doubt,
+    extrapolation_doubt,
+    noise_of,
+    ranked,
+    request_range,
+)
+from support.paths import ROOT
 from support.plans import make as a_plan
 
 BASE = a_plan()
@@ -35,6 +44,17 @@ def test_noise_widens_the_range_upwards_and_most_for_what_passes_between_devices
 def test_what_two_plans_do_alike_is_no_doubt_between_them() -> None:
     assert doubt(timed(10.0, 1.0), timed(10.0, 1.0), noise=2.0) == 0.0
     assert doubt(timed(8.0, 1.0), timed(10.0, 0.0)) == pytest.approx(2.0 * 0.04 + 1.0 * 0.25)
+
+
+def test_times_of_more_tokens_than_were_timed_are_off_as_far_as_was_measured() -> None:
+    lines = [json.loads(line) for line in (ROOT / EXTRAPOLATED_FROM).read_text().splitlines()]
+    cells = [line for line in lines if line["what"] == "matrix"]
+    assert extrapolation_doubt(512, 512) == 0.0
+    for n in (1024, 2048):
+        worst = max(1 / (1 + cell["error"]["share"]) - 1 for cell in cells if cell["n_tokens"] == n)
+        assert extrapolation_doubt(n, 512) == pytest.approx(worst, abs=5e-4)
+    assert extrapolation_doubt(600, 512) == extrapolation_doubt(1024, 512)
+    assert extrapolation_doubt(4096, 512) == extrapolation_doubt(2048, 512)
 
 
 def test_a_gain_below_its_uncertainty_is_not_taken() -> None:

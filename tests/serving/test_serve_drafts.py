@@ -67,7 +67,7 @@ def test_serve_with_a_draft(model: Path, planning: tuple[str | Path, ...], tmp_p
     plans = json.loads(oallama("plan", model, *planning, "--acceptance", "1", "--json").stdout)
     n = plans["chosen"]["n"]
     assert n >= 1 and plans["chosen"]["pair"] == "draft on RPC0"
-    expected = oallama("run", model, "Once upon a time", *SMALL, "-n", "8", "--temperature", "0").stdout
+    expected = oallama("run", model, "Once upon a time", "--no-plan", *SMALL, "-n", "8", "--temperature", "0").stdout
     with serving(tmp_path / "log", model, *planning, "--acceptance", "1") as port:
         answer = call(port, "/completion", {"prompt": "Once upon a time", "n_predict": 8, "temperature": 0})
         assert answer["content"] == expected.removesuffix("\n")

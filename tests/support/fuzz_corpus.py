@@ -26,6 +26,7 @@ CLEAR = message(wire.BUFFER_CLEAR, struct.pack("<QB", 1, 0))
 AGAIN = message(wire.GRAPH_RECOMPUTE, bytes(4))
 Q8_0 = 8
 ATTEND_PARAM = 13  # OA_ATTEND_PARAM of csrc/attend/own_attention.h
+PRODUCTS_PARAM = 13  # OA_PRODUCTS_PARAM of csrc/products/own_products.h
 
 
 def t(ident: int, ne: tuple[int, ...], at: int = 0, kind: int = F32, **more: object) -> bytes:
@@ -87,6 +88,7 @@ def graphs() -> Iterator[tuple[str, bytes]]:
     yield "mul_mat_q8_0", operator("MUL_MAT", (4, 4), blocks, t(2, (32, 4), 1024))
     experts, tokens, chosen = t(1, (16, 4, 2)), t(2, (16, 1, 2), 1024), t(4, (2, 2), 3072, I32)
     yield "mul_mat_id", operator("MUL_MAT_ID", (4, 2, 2), experts, tokens, chosen)
+    yield from own_products()
     yield "get_rows", operator("GET_ROWS", (16, 4), x, ids)
     yield "set_rows", operator("SET_ROWS", (16, 4), y, ids, half, kind=F16, view=(5, SIZE // 2 - 4096))
     kept = t(99, (16, 4), 4096, F16, op=OP["SET_ROWS"], src=(2, 4, 5), view=(5, 0))
@@ -133,6 +135,32 @@ def graphs() -> Iterator[tuple[str, bytes]]:
         ),
     )
     yield "function", operator("MAP_CUSTOM1", (16, 4), x, params=(0x41414141, 0, 1))
+
+
+def blocks_of(ident: int, k: int, rows: int, matrices: int = 1, at: int = 0) -> bytes:
+    """A weight of type Q8_0, or matrices of experts."""
+    row = k // 32 * 34
+    strides = (34, row, row * rows, row * rows * matrices)
+    return t(ident, (k, rows, matrices), at, Q8_0, nb=strides)
+
+
+def own_products() -> Iterator[tuple[str, bytes]]:
+    """Marked for our kernels: whole panels and parts of them, columns with gaps, experts, and what has no values."""
+    own = (*[0] * PRODUCTS_PARAM, 1)
+    weight, panel = blocks_of(1, 64, 5), blocks_of(1, 32, 40)
+    yield "mul_mat_own", operator("MUL_MAT", (5, 9), weight, t(2, (64, 9), 4096), params=own)
+    yield "mul_mat_own_panels", operator("MUL_MAT", (40, 16), panel, t(2, (32, 16), 4096), params=own)
+    gaps = t(2, (64, 8, 2), 4096, nb=(4, 512, 5120, 10240))
+    yield "mul_mat_own_gaps", operator("MUL_MAT", (5, 8, 2), weight, gaps, params=own)
+    yield "mul_mat_own_few", operator("MUL_MAT", (5, 2), weight, t(2, (64, 2), 4096), params=own)
+    experts, chosen = blocks_of(1, 32, 5, 2), t(4, (2, 9), 3072, I32)
+    yield "mul_mat_id_own", operator("MUL_MAT_ID", (5, 2, 9), experts, t(2, (32, 1, 9), 4096), chosen, params=own)
+    yield "mul_mat_own_no_rows", operator("MUL_MAT", (0, 9), blocks_of(1, 64, 0), t(2, (64, 9), 4096), params=own)
+    none = blocks_of(1, 32, 5, 0)
+    yield (
+        "mul_mat_id_own_no_experts",
+        operator("MUL_MAT_ID", (5, 2, 9), none, t(2, (32, 1, 9), 4096), chosen, params=own),
+    )
 
 
 def handshakes() -> Iterator[tuple[str, bytes]]:

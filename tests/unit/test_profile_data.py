@@ -72,12 +72,10 @@ def test_an_older_profile_has_one_realisation(tmp_path):
         Profile.load(tmp_path / "wrong.json")
 
 
-def test_beyond_measured_tokens_each_costs_what_it_did_last():
-    p = make(operators=(op(1, 1e-3), op(101, 1.1e-2)))
-    beyond = p.op_time("CPU", "MUL_MAT", "f16", (64, 128), 10101)
-    assert beyond.source == "scaled" and beyond.seconds == pytest.approx(1.1e-2 + 1e-4 * 10000)
-    steep = make(operators=(op(1, 1e-9), op(100, 1e-2)))  # never more than their part of the last point
-    assert steep.op_time("CPU", "MUL_MAT", "f16", (64, 128), 200).seconds == pytest.approx(2e-2)
+def test_beyond_measured_tokens_each_costs_its_part_of_the_last_point():
+    p = make(operators=(op(1, 1e-3), op(100, 1e-2)))
+    beyond = p.op_time("CPU", "MUL_MAT", "f16", (64, 128), 10000)
+    assert beyond.source == "scaled" and beyond.seconds == pytest.approx(1.0)
     single = make(operators=(op(8, 1e-3),))
     assert single.op_time("CPU", "MUL_MAT", "f16", (64, 128), 16).seconds == pytest.approx(2e-3)
     assert single.op_time("CPU", "MUL_MAT", "f16", (64, 128), 2).seconds == pytest.approx(1e-3)

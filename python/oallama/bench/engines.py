@@ -29,7 +29,8 @@ LOG_TAIL = 3
 class LoadParams:
     """How an engine loads the model; names and defaults are llama.cpp's.
 
-    n_ctx 0: as much as the sweep needs. n_threads 0: the CPUs this process may use. devices None: all; empty: CPU only.
+    n_ctx 0: as much as the sweep needs. n_seq_max: sequences that generate together, each in its part of the context.
+    n_threads 0: the CPUs this process may use. devices None: all; empty: CPU only.
     override_tensor: (pattern, buffer type) pairs, as llama.cpp's -ot.
     """
 
@@ -37,6 +38,7 @@ class LoadParams:
     n_batch: int = 2048
     n_ubatch: int = 512
     n_outputs_max: int = 0
+    n_seq_max: int = 1
     n_threads: int = 0
     n_gpu_layers: int = 0
     flash_attn: str = "auto"

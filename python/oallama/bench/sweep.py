@@ -12,6 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from ..data.workload import context_of_each
 from ..errors import OallamaError
 from . import machine
 from .engines import Engine, LoadParams, Worker
@@ -144,7 +145,7 @@ class _Bench:
             raise OallamaError(f"bench: expected at least one engine, each with a name of its own, got {names}")
         for engine, params in zip(self.engines, self.params, strict=True):
             for cell in self.cells:
-                if cell.depth + cell.prompt + cell.gen > params.n_ctx:
+                if cell.depth + cell.prompt + cell.gen > context_of_each(params.n_ctx, params.n_seq_max):
                     raise OallamaError(f"engine {engine.name!r}: n_ctx {params.n_ctx} is too small for {cell}")
         shared = [s for p in self.params for s in set(p.rpc_servers)]
         if self.sweep.interleave == "loaded" and len(set(shared)) < len(shared):

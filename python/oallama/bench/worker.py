@@ -2,7 +2,8 @@
 
 The parent (`engines.Worker`) starts this file by path and chooses the engine by environment: LLAMA_CPP_LIB_PATH names
 the folder of libllama (patched or not), OALLAMA_BACKEND_MAP the table a patched one obeys. Invariants:
-* imports llama_cpp and the standard library only, so that no part of oallama can colour what is measured;
+* imports llama_cpp, its neighbour worker_ggml and the standard library only: nothing else of oallama colours what is
+  measured;
 * one JSON object a line each way; the real stdout is moved aside first, since native libraries print to fd 1 and 2;
 * a failing command answers {"error": ...}; only a crash of the native code ends the process.
 
@@ -14,14 +15,13 @@ import gc
 import json
 import os
 import re
-import socket
 import sys
 import time
 
 MIB = 1024 * 1024
 ERROR = 4  # GGML_LOG_LEVEL_ERROR
 MODEL_FIELDS = ("n_gpu_layers", "use_extra_bufts")
-CONTEXT_FIELDS = ("n_ctx", "n_batch", "n_ubatch", "n_outputs_max", "op_offload", "offload_kqv")
+CONTEXT_FIELDS = ("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "n_outputs_max", "op_offload", "offload_kqv")
 OTHER_FIELDS = (
     "n_threads", "flash_attn", "type_k", "type_v", "rpc_servers", "devices", "load_mode", "override_tensor",
 )  # fmt: skip
@@ -54,93 +54,14 @@ def parse_memory_log(lines):
     return {buffer: sizes for buffer, sizes in memory.items() if any(sizes.values())}
 
 
-class Ggml:
-    """The part of ggml's backend registry that llama_cpp does not wrap, taken from the same loaded library."""
-
-    def __init__(self, lib):
-        p, s = ctypes.c_void_p, ctypes.c_char_p
-        for name, result, *args in (
-            ("ggml_backend_load_all_from_path", None, s),
-            ("ggml_backend_reg_by_name", p, s),
-            ("ggml_backend_reg_get_proc_address", p, p, s),
-            ("ggml_backend_register", None, p),
-            ("ggml_backend_dev_count", ctypes.c_size_t),
-            ("ggml_backend_dev_get", p, ctypes.c_size_t),
-            ("ggml_backend_dev_by_name", p, s),
-            ("ggml_backend_dev_name", s, p),
-            ("ggml_backend_dev_description", s, p),
-            ("ggml_backend_dev_type", ctypes.c_int, p),
-            ("ggml_backend_dev_memory", None, p, ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t)),
-            ("ggml_backend_dev_buffer_type", p, p),
-            ("ggml_backend_buft_name", s, p),
-        ):
-            function = getattr(lib, name)
-            function.restype, function.argtypes = result, args
-            setattr(self, name.removeprefix("ggml_backend_"), function)
-
-    def handles(self):
-        """All registered devices; backends built as modules are looked for in the library's own folder."""
-        if not self.dev_count():
-            self.load_all_from_path(os.environ["LLAMA_CPP_LIB_PATH"].encode())
-        return [self.dev_get(i) for i in range(self.dev_count())]
-
-    def describe(self, device):
-        free, total = ctypes.c_size_t(), ctypes.c_size_t()
-        self.dev_memory(device, free, total)
-        return {
-            "name": self.dev_name(device).decode(),
-            "description": self.dev_description(device).decode(),
-            "kind": ("cpu", "gpu", "igpu", "accel", "meta")[self.dev_type(device)],
-            "buffer_type": self.buft_name(self.dev_buffer_type(device)).decode(),
-            "free_bytes": free.value,
-            "total_bytes": total.value,
-        }
-
-    def add_rpc_server(self, endpoint):
-        """As upstream's common/arg.cpp add_rpc_devices; ggml aborts on a server that is not there, so look first."""
-        rpc = self.reg_by_name(b"RPC")
-        if not rpc:
-            raise ValueError("this engine was built without the RPC backend")
-        host, _, port = endpoint.rpartition(":")
-        try:
-            socket.create_connection((host, int(port)), timeout=5).close()
-        except (OSError, ValueError, OverflowError) as error:
-            raise ValueError(f"no RPC server at {endpoint!r} ({error}); start one with ggml-rpc-server") from None
-        add = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)(
-            self.reg_get_proc_address(rpc, b"ggml_backend_rpc_add_server")
-        )
-        server = add(endpoint.encode())
-        if not server:
-            raise ValueError(f"the RPC server at {endpoint} has no device")
-        self.register(server)
-
-    def device(self, name):
-        found = self.dev_by_name(name.encode())
-        if not found:
-            have = ", ".join(self.dev_name(d).decode() for d in self.handles())
-            raise ValueError(f"device {name!r} does not exist; this engine has {have}")
-        return found
-
-    def buffer_type(self, name):
-        have = {self.buft_name(t).decode(): t for t in map(self.dev_buffer_type, self.handles())}
-        if name not in have:
-            raise ValueError(f"buffer type {name!r} does not exist; this engine has {', '.join(have)}")
-        return have[name]
-
-
-class TensorOverride(ctypes.Structure):
-    """llama_model_tensor_buft_override, which llama-cpp-python leaves out."""
-
-    _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
-
-
 class Session:
     """The engine with at most one model and context."""
 
     def __init__(self):
         from llama_cpp import llama_cpp
+        from worker_ggml import Ggml, TensorOverride  # beside this file, which runs as a program
 
-        self.lib = llama_cpp
+        self.lib, self.overrides = llama_cpp, TensorOverride
         self.lines, self.errors = [], []
         self._log = llama_cpp.llama_log_callback(self._on_log)  # kept: ctypes does not hold it
         llama_cpp.llama_log_set(self._log, ctypes.c_void_p())
@@ -190,6 +111,7 @@ class Session:
             self._free()
             raise ValueError(why)
         load_s = time.perf_counter() - start
+        self.n_seq = params.get("n_seq_max", 1)
         self.sampler = self.lib.llama_sampler_init_greedy()
         # Without flash attention V is kept transposed: such a cache cannot be read into another's.
         self.form = "unfused" if params.get("flash_attn") == "off" else "fused"
@@ -233,8 +155,8 @@ class Session:
             keep_alive.append((ctypes.c_void_p * (len(handles) + 1))(*handles, None))
             native.devices = ctypes.cast(keep_alive[-1], ctypes.c_void_p)
         if params.get("override_tensor"):
-            rows = [TensorOverride(p.encode(), self.ggml.buffer_type(b)) for p, b in params["override_tensor"]]
-            keep_alive.append((TensorOverride * (len(rows) + 1))(*rows))  # ends with zeros
+            rows = [self.overrides(p.encode(), self.ggml.buffer_type(b)) for p, b in params["override_tensor"]]
+            keep_alive.append((self.overrides * (len(rows) + 1))(*rows))  # ends with zeros
             native.tensor_buft_overrides = ctypes.cast(keep_alive[-1], ctypes.c_void_p)
         return native, keep_alive
 
@@ -270,11 +192,14 @@ class Session:
         Returns ttft_s, token_times_s (seconds since the prompt was handed over, one per token; the first is the TTFT)
         and tokens. Filling the cache with depth_tokens and tokenisation are not timed; sampling is. state_dir: folder
         where filled caches are kept, so that engines with caches of one form fill it once.
+
+        With n_seq_max above 1 the prompt is one sequence's. Then all sequences go on from there, a token of each in
+        every step; that they are copied is not timed.
         """
         self._need_model()
         if not prompt_tokens or n_gen < 1:
             raise ValueError("a run needs at least one prompt token and one generated token")
-        used, n_ctx = len(depth_tokens) + len(prompt_tokens) + n_gen, self.lib.llama_n_ctx(self.ctx)
+        used, n_ctx = len(depth_tokens) + len(prompt_tokens) + n_gen, self.lib.llama_n_ctx_seq(self.ctx)
         if used > n_ctx:
             raise ValueError(f"depth + prompt + generated tokens are {used}, more than n_ctx = {n_ctx}")
         self._prefill(depth_tokens, state_dir)
@@ -282,16 +207,50 @@ class Session:
         gc.disable()
         try:
             start = time.perf_counter()
-            step = prompt_tokens
-            while len(tokens) < n_gen:
-                self._decode(step)
-                token = self.lib.llama_sampler_sample(self.sampler, self.ctx, -1)
+            self._decode(prompt_tokens)
+            while True:
+                tokens.append(self.lib.llama_sampler_sample(self.sampler, self.ctx, -1))
                 times.append(time.perf_counter() - start)
-                tokens.append(token)
-                step = [token]
+                if len(tokens) == n_gen:
+                    break
+                if self.n_seq > 1:
+                    if len(tokens) == 1:
+                        start += self._copy_sequences()
+                    self._step(tokens[-1])
+                else:
+                    self._decode(tokens[-1:])
         finally:
             gc.enable()
         return {"ttft_s": times[0], "token_times_s": times, "tokens": tokens}
+
+    def _copy_sequences(self):
+        """All sequences become copies of the first one; returns the seconds it took.
+
+        llama.cpp copies with the next step. That one is taken back, where the cache can (recurrent states cannot).
+        """
+        start = time.perf_counter()
+        memory = self.lib.llama_get_memory(self.ctx)
+        end = self.lib.llama_memory_seq_pos_max(memory, 0) + 1
+        for i in range(1, self.n_seq):
+            self.lib.llama_memory_seq_cp(memory, 0, i, -1, -1)
+        self._step(0)
+        for i in range(self.n_seq):
+            self.lib.llama_memory_seq_rm(memory, i, end, -1)
+        self.lib.llama_synchronize(self.ctx)
+        return time.perf_counter() - start
+
+    def _step(self, token):
+        """One token of every sequence, with its logits."""
+        position = self.lib.llama_memory_seq_pos_max(self.lib.llama_get_memory(self.ctx), 0) + 1
+        batch = self.lib.llama_batch_init(self.n_seq, 0, 1)
+        batch.n_tokens = self.n_seq
+        for i in range(self.n_seq):
+            batch.token[i], batch.pos[i], batch.logits[i] = token, position, True
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, i
+        status = self.lib.llama_decode(self.ctx, batch)
+        self.lib.llama_batch_free(batch)
+        if status:
+            raise ValueError(self._why(f"llama_decode failed with status {status}"))
 
     def _prefill(self, depth_tokens, state_dir):
         """Leave exactly depth_tokens in the cache.
@@ -300,6 +259,8 @@ class Session:
         forgotten the beginning (sliding windows) are filled again.
         """
         memory, depth = self.lib.llama_get_memory(self.ctx), list(depth_tokens)
+        for i in range(1, self.n_seq):
+            self.lib.llama_memory_seq_rm(memory, i, -1, -1)
         kept = (
             depth
             and depth == self.prefilled

@@ -1,4 +1,4 @@
-"""Opens a model for `run` and `chat`: by a plan, under a budget, or on the CPU alone."""
+"""Opens a model for `run` and `chat`: by a plan, given or made, or as llama.cpp does by itself."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from oallama.base.printing import say
 from oallama.data.plan import HOST, PlacementPlan
-from oallama.engine.load_settings import KV_TYPES
+from oallama.engine.load_settings import KV_TYPES, Settings
 from oallama.engine.runtime import debugging
 from oallama.errors import OallamaError
 from oallama.loading import autoplan, given_plan
+from oallama.loading.autoplan import Choices
 from oallama.loading.budgets import refuse_margin
 from oallama.loading.start import plan_model
 
@@ -41,22 +42,46 @@ def open_llama(source: Source) -> Llama:
         OallamaError: for a file, plan or budget that will not do.
     """
     chosen = source.hardware.connect().device or autoplan.find_accelerator()
+    unplanned = source.placing.makes_none(chosen or HOST)
     if source.placing.plan and source.placing.vram:
         raise OallamaError("give --vram (make a plan) or --plan (use this one), not both")
     if source.placing.plan:
         refuse_margin(source.hardware.margin)
         return _load(source, given_plan.load_plan(source.placing.plan), _given(source))
     wanted = settings(source.sizes, source.kernels)
-    if source.placing.vram or (chosen and chosen != HOST):
-        hardware = source.hardware
-        choices = replace(source.sizes.choices(), device=chosen, profile=hardware.profile, margin=hardware.margin)
-        with progress_bar("preparing") as report:
-            plan = plan_model(source.model, source.placing.vram, wanted, choices, report, source.placing.trial())
-        return _load(source, plan, {"n_threads": source.kernels.threads} if source.kernels.threads else {})
-    refuse_margin(source.hardware.margin, "no accelerator is used")
+    if unplanned:
+        return _load_unplanned(source, wanted)
+    hardware = source.hardware
+    choices = replace(source.sizes.choices(), device=chosen, profile=hardware.profile, margin=hardware.margin)
+    plan = make_plan(source.model, source.placing, wanted, choices)
+    return _load(source, plan, {"n_threads": source.kernels.threads} if source.kernels.threads else {})
+
+
+def make_plan(model: Path, placing: Placing, wanted: Settings, choices: Choices) -> PlacementPlan:
+    """The plan that a command starts the model with; a line says when it is for the CPU alone.
+
+    Raises:
+        OallamaError: as `plan_model`; where only the plan is the matter, it names --no-plan.
+    """
+    try:
+        with progress_bar("preparing", announces=True) as report:
+            plan = plan_model(model, placing.vram, wanted, choices, report, placing.trial())
+    except OallamaError as error:
+        if choices.device in (None, HOST) and (placing.vram, choices.margin, choices.profile) == (None, None, None):
+            # Raises its own error where the model or the settings are the matter.
+            autoplan.resolve(wanted, autoplan.read_graph(model, wanted).n_ctx_train)
+            raise OallamaError(f"{error}; --no-plan loads the model as llama.cpp does by itself") from error
+        raise
+    if plan.devices == (HOST,) and choices.device in (None, HOST):
+        say("no accelerator is used: planned for the CPU alone (--no-plan: as llama.cpp does by itself)")
+    return plan
+
+
+def _load_unplanned(source: Source, wanted: Settings) -> Llama:
+    refuse_margin(source.hardware.margin, "no plan is made")
     graph = autoplan.read_graph(source.model, wanted)
     wanted = autoplan.resolve(wanted, graph.n_ctx_train)
-    say("no accelerator is used: the model runs on the CPU alone")
+    say("no plan: the model runs on the CPU alone, as llama.cpp does by itself")
     arguments = {
         "n_ctx": wanted.n_ctx,
         "n_batch": wanted.n_batch,

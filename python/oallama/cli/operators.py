@@ -60,7 +60,7 @@ def _in_place(made: Profile, graph: OperatorGraph, settings: Settings, model: Pa
     costs = CostModel(graph, made, (), autoplan.context_of(settings))
     kernels = Kernels(settings.type_k, settings.type_v, threads=settings.n_threads)
     sizes = Sizes(settings.n_ctx, settings.n_batch, settings.n_ubatch)
-    llm = open_llama(Source(model, Placing(), Hardware(device=HOST), sizes, kernels))
+    llm = open_llama(Source(model, Placing(no_plan=True), Hardware(device=HOST), sizes, kernels))
     try:
         n_prompt = min(settings.n_ubatch, settings.n_ctx // 2)
         depth = min(DEPTH, settings.n_ctx // 2)

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from oallama.base.printing import say
+from oallama.data.plan import HOST
 from oallama.engine import device_list
 from oallama.engine.load_settings import FLASH_ATTN, KV_TYPES, Settings
 from oallama.engine.rpc import LocalRpcServer, share_processor
@@ -37,6 +38,10 @@ Margin = Annotated[
     ),
 ]
 Plan = Annotated[Path | None, typer.Option(help="Plan file of `oallama plan -o`.")]
+NoPlan = Annotated[
+    bool,
+    typer.Option("--no-plan", help="On the CPU alone: load as llama.cpp does by itself; nothing is measured."),
+]
 Verify = Annotated[
     bool,
     typer.Option(
@@ -113,7 +118,22 @@ class Placing:
 
     plan: Plan = None
     vram: Vram = None
+    no_plan: NoPlan = False
     verify: Verify = True
+
+    def makes_none(self, device: str) -> bool:
+        """Whether the model is loaded without a plan. device: the accelerator that would be used, or HOST.
+
+        Raises:
+            OallamaError: for --no-plan beside what asks for a plan, or beside an accelerator.
+        """
+        if not self.no_plan:
+            return False
+        if given := [name for name, value in (("--plan", self.plan), ("--vram", self.vram)) if value]:
+            raise OallamaError(f"--no-plan loads the model without a plan; leave out {given[0]}")
+        if device != HOST:
+            raise OallamaError(f"--no-plan is for the CPU alone, and {device} is here; add --device {HOST}")
+        return True
 
     def trial(self) -> Trial | None:
         """Measures the plan at the first use of the model; None where that is not wanted."""

@@ -31,11 +31,21 @@ FORMATS = ("table", "json", "llama.cpp", "llama-bench", "map")
 class Request:
     """What to make fast."""
 
-    n_prompt: Annotated[int, typer.Option(min=0, help="Prompt tokens of the request to make fast.")] = 512
+    n_prompt: Annotated[
+        int | None,
+        typer.Option(min=0, help="Prompt tokens of the request to make fast; default: 512, at most half the context."),
+    ] = None
     n_generate: Annotated[int, typer.Option(min=1, help="Generated tokens of the request to make fast.")] = 128
     n_depth: Annotated[
         int | None, typer.Option(min=0, help="Tokens in the cache before it; default: a quarter of the context.")
     ] = None
+
+    def workload(self, n_ctx: int, parallel: int) -> Workload:
+        """Of so many sequences in a context of n_ctx tokens."""
+        usual = autoplan.default_workload(n_ctx, parallel)
+        n_prompt = usual.n_prompt if self.n_prompt is None else self.n_prompt
+        depth = usual.depth if self.n_depth is None else self.n_depth
+        return Workload(n_prompt, self.n_generate, depth, parallel)
 
 
 @dataclass(frozen=True)
@@ -115,7 +125,7 @@ def plan(
     elsewhere: Annotated[bool, typer.Option("--elsewhere", help="Plan for the machine of the profile.")] = False,
     hardware: Hardware,
     sizes: Sizes,
-    parallel: Annotated[int, typer.Option(min=1, help="Parallel sequences.")] = 1,
+    parallel: Annotated[int, typer.Option(min=1, help="Sequences that generate at once.")] = 1,
     kernels: Kernels,
     request: Request,
     ways: Ways,
@@ -130,13 +140,12 @@ def plan(
     connection = hardware.connect(elsewhere)
     graph = autoplan.read_graph(model, wanted)
     wanted = autoplan.resolve(wanted, graph.n_ctx_train, elsewhere)
-    depth = autoplan.default_workload(wanted.n_ctx).depth if request.n_depth is None else request.n_depth
     choices = replace(
         sizes.choices(),
         device=connection.device or hardware.device,
         profile=hardware.profile,
         planner=planner,  # type: ignore[arg-type]  # make_plan names the planners there are
-        workload=Workload(request.n_prompt, request.n_generate, depth, parallel),
+        workload=request.workload(wanted.n_ctx, parallel),
         elsewhere=elsewhere,
         all_candidates=shown.verify > 0,
         margin=hardware.margin,

@@ -17,7 +17,6 @@ from oallama.errors import OallamaError
 from oallama.loading import autoplan, given_plan
 from oallama.loading.autoplan import Choices
 from oallama.loading.budgets import refuse_margin
-from oallama.loading.start import plan_model
 from oallama.planning.heads import guesses_of
 from oallama.serving.command import Draft, Heads, planned_environment, planned_server
 from oallama.serving.serve_limits import Limits
@@ -26,8 +25,8 @@ from oallama.serving.served_runs import recorded
 from ..serving.hot_cold import HotCold, serve_hot_cold
 from .drafts import plan_pair
 from .groups import grouped
+from .loading import make_plan
 from .options import Connection, Drafts, Hardware, Kernels, Placing, Sizes, settings
-from .terminal import progress_bar
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,9 @@ def serve(
     placing: Placing,
     hardware: Hardware,
     sizes: Sizes,
-    parallel: Annotated[int | None, typer.Option(min=1, help="Requests served at once, in a shared context.")] = None,
+    parallel: Annotated[
+        int | None, typer.Option(min=1, help="Requests served at once, each in its part of the context.")
+    ] = None,
     kernels: Kernels,
     drafts: Drafts,
     door: Door,
@@ -83,7 +84,7 @@ def serve(
     if several.hot is not None:
         of_one = {"--plan": placing.plan, "--vram": placing.vram, "--profile": hardware.profile, "--rpc": hardware.rpc}
         of_one |= {"--draft": drafts.draft}
-        flags = {"--local-rpc": hardware.local_rpc, "--heads": drafts.heads}
+        flags = {"--local-rpc": hardware.local_rpc, "--heads": drafts.heads, "--no-plan": placing.no_plan}
         given = [name for name, value in (of_one | flags).items() if value]
         if model is not None or given:
             what = " and ".join(["MODEL"] * (model is not None) + given)
@@ -102,6 +103,9 @@ def serve(
     made: PlacementPlan | None = None
     draft: Draft | Heads | None = None
     chosen = connection.device or autoplan.find_accelerator()
+    unplanned = placing.makes_none(chosen or HOST)
+    if unplanned and drafts.option:
+        raise OallamaError(f"{drafts.option} needs a plan of model and guesses; leave out --no-plan")
     if placing.plan:
         if drafts.option:
             raise OallamaError(f"{drafts.option} plans model and guesses in one budget; leave out --plan")
@@ -113,21 +117,20 @@ def serve(
         draft = Heads(n) if n else None
     else:
         wanted = settings(sizes, kernels, parallel or 1)
-        choices = replace(sizes.choices(), device=chosen or HOST, profile=hardware.profile, margin=hardware.margin)
+        choices = replace(sizes.choices(), device=chosen, profile=hardware.profile, margin=hardware.margin)
         if drafts.option:
+            choices = replace(choices, device=chosen or HOST)
             made, draft = _with_guesses(model, drafts, placing, wanted, choices, connection)
-        elif placing.vram or chosen not in (None, HOST):
-            with progress_bar("preparing") as report:
-                choices = replace(choices, device=chosen)
-                made = plan_model(model, placing.vram, wanted, choices, report, placing.trial())
+        elif unplanned:
+            refuse_margin(hardware.margin, "no plan is made")
         else:
-            refuse_margin(hardware.margin, "no accelerator is used")
+            made = make_plan(model, placing, wanted, choices)
         if made:  # its micro-batch and form of attention may be others
             wanted = _planned_settings(made, sizes, parallel, kernels.threads)
     wanted = autoplan.resolve(wanted, autoplan.read_graph(model, wanted).n_ctx_train)
     command = planned_server(model, wanted, made, connection.endpoints, draft)
     command += ["--host", door.host, "--port", str(door.port), *context.args]
-    where = f"by plan {made.hash[:8]}" if made else "on the CPU alone"
+    where = f"by plan {made.hash[:8]}" if made else "without a plan on the CPU alone"
     say(f"serving {model.name} {where} on http://{door.host}:{door.port} (OpenAI API under /v1)")
     address = f"http://{door.host}:{door.port}"
     predicted = made if draft is None else None  # a step with a draft is none of the plan's

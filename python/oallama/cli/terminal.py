@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from oallama.base.printing import say
 from oallama.data.entries import QUIET_CPUS
 from oallama.loading.autoplan import Progress as Report
+from oallama.loading.autoplan import announce_once
 from oallama.profiling.fingerprint import cpu_set, is_quick
 from oallama.profiling.other_work import cpus_of_others
 
@@ -32,13 +33,16 @@ def warn_if_busy() -> None:
 
 
 @contextmanager
-def progress_bar(title: str) -> Iterator[Report]:
-    """A bar on stderr, shown from the first call on and gone afterwards; nothing when stderr is no terminal."""
+def progress_bar(title: str, announces: bool = False) -> Iterator[Report]:
+    """A bar on stderr, shown from the first call on and gone afterwards.
+
+    When stderr is no terminal there is nothing to see, or one line with the first call (announces).
+    """
     what_next = TextColumn("[dim]{task.fields[what]}")
     columns = (TextColumn("{task.description}"), BarColumn(20), TimeElapsedColumn(), what_next)
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield lambda done, total, what: None
+        yield announce_once() if announces else lambda done, total, what: None
         return
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(title, total=None, what="", visible=False)

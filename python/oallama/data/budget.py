@@ -16,6 +16,7 @@ _SHARE = re.compile(r"^\s*([+-]?[\d.]+)\s*%\s*$")
 # What stays free of a GPU under the budget "auto": drivers and libraries take memory that no dry run knows (kernels
 # loaded at their first use, cuBLAS's workspace, instances of CUDA graphs). llama.cpp's --fit keeps 1 GiB.
 RESERVE_BYTES, RESERVE_SHARE = 1 << 30, 0.05
+AUTO = "auto"  # what is free
 _EXPECTED = 'expected bytes, "8GiB", "8GB", "512MiB", "1.5G", "75%" (of the weights) or "auto"'
 
 
@@ -41,7 +42,7 @@ class Budget:
     @property
     def is_auto(self) -> bool:
         """Whether it stands for the free memory of the device less the margin."""
-        return self.text == "auto"
+        return self.text == AUTO
 
     def less(self, reserve: int) -> Budget:
         """What is left when others hold `reserve` bytes of it; a limit of the weights alone stays.
@@ -95,7 +96,7 @@ def parse_budget(value: str | int | float, *, weights_bytes: int, free_bytes: in
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise OallamaError(f"cannot read the memory budget {value!r}: {_EXPECTED}")
     text = str(value).strip()
-    if text.lower() == "auto":
+    if text.lower() == AUTO:
         if free_bytes <= 0:
             raise OallamaError(
                 'memory budget "auto": the device reports no free memory; give bytes, for example "8GiB"'
@@ -105,7 +106,7 @@ def parse_budget(value: str | int | float, *, weights_bytes: int, free_bytes: in
                 f'memory budget "auto": the device has {format_bytes(free_bytes)} free, and {format_bytes(margin)} are '
                 "to stay free; set another margin (--margin), or give a budget in bytes"
             )
-        return Budget(free_bytes - margin, None, "auto", margin)
+        return Budget(free_bytes - margin, None, AUTO, margin)
     if share := _SHARE.match(text):
         percent = _number(share[1], value)
         if not 0 < percent <= 100:

@@ -33,16 +33,12 @@ def log_log(points: Points, x: float) -> float:
 
 
 def per_token(points: Points, n_tokens: int) -> float:
-    """`log_log`, but above the last point each token costs what it did in the last segment, or its part of the point.
+    """`log_log`, but above the last point each token costs its part of that point.
 
     Below, weights are read once for all tokens; above, computing takes the time (rooflines).
     """
-    x1, t1 = points[-1]
-    if n_tokens <= x1 or len(points) == 1:
-        return log_log(points, n_tokens)
-    x0, t0 = points[-2]
-    each = min(max((t1 - t0) / (x1 - x0), 0.0), t1 / x1)
-    return t1 + each * (n_tokens - x1)
+    last, seconds = points[-1]
+    return log_log(points, n_tokens) if n_tokens <= last else seconds * n_tokens / last
 
 
 def piecewise_linear(points: Points, x: float) -> float:

@@ -23,6 +23,14 @@ def predicted_times(
     )
 
 
+def describe_request(plan: PlacementPlan) -> str:
+    """The request that a plan was made for, in words."""
+    (n_prompt, n_generate), params = plan.predicted.workload, plan.planner["params"]
+    depth, parallel = params.get("depth", 0), params.get("n_parallel", 1)
+    words = f"{n_prompt} + {n_generate} tokens" + (f" behind {depth}" if depth else "")
+    return f"{words}, for {parallel} sequences at once" if parallel > 1 else words
+
+
 def error_percent(predicted: float | None, measured: float | None) -> float | None:
     """How far a prediction is off, in percent of what was measured; positive: predicted too much."""
     if predicted is None or not measured:

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .entries import padded_rows
+
+
+def context_of_each(n_ctx: int, n_sequences: int) -> int:
+    """Tokens of context that each of so many sequences has: llama.cpp divides a cache that is not unified."""
+    return n_ctx if n_sequences == 1 else padded_rows(n_ctx // n_sequences)
+
 
 @dataclass(frozen=True)
 class Workload:

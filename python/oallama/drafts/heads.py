@@ -93,7 +93,7 @@ class _Maker:
         self._choices = replace(choices, device=",".join(self.accelerators) or HOST)
         self._heads = autoplan.read_graph(path, self._of_heads, self._tiers)
         autoplan.profile_and_devices(self._heads, self._of_heads, self._choices, progress)
-        self.workload = choices.workload or autoplan.default_workload(self.settings.n_ctx)
+        self.workload = choices.workload or autoplan.default_workload(self.settings.n_ctx, self.settings.n_seq_max)
         self._graphs: dict[tuple[Settings, str], OperatorGraph] = {}
 
     @property

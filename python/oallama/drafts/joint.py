@@ -180,7 +180,7 @@ class _Maker:
         self._draft_graph = graph
         autoplan.profile_and_devices(graph, self.settings, choices, progress)
         self.choices = replace(choices, device=",".join(self.accelerators) or HOST)
-        self.workload = choices.workload or autoplan.default_workload(self.settings.n_ctx)
+        self.workload = choices.workload or autoplan.default_workload(self.settings.n_ctx, self.settings.n_seq_max)
         self._graphs: dict[tuple[Path, str], OperatorGraph] = {}
 
     @cached_property

@@ -13,9 +13,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from oallama.base.printing import say
+from oallama.data.budget import AUTO
 from oallama.data.plan import HOST, ContextSettings, PlacementPlan
 from oallama.data.profile import REMEDY, Profile
 from oallama.data.tuning import Crossover
+from oallama.data.workload import context_of_each
 from oallama.engine import device_list, native, skeleton
 from oallama.engine.device_list import ACCELERATOR_TYPES
 from oallama.engine.load_settings import Settings
@@ -105,9 +108,9 @@ class Choices:
 def read_graph(path: PathOrText, settings: Settings, tiers: Sequence[int] = TIERS) -> OperatorGraph:
     """The operators of a model, without loading a weight. Raises OallamaError when llama.cpp cannot load the file.
 
-    tiers: token counts, those above the micro-batch taken as one micro-batch.
+    tiers: token counts, those above the micro-batch taken as one micro-batch; beside them a step of all sequences.
     """
-    counts = sorted({min(n, settings.n_ubatch) for n in tiers})
+    counts = sorted({min(n, settings.n_ubatch) for n in (*tiers, settings.n_seq_max)})
     # One sequence: with more, llama.cpp reserves graphs only for multiples of their number, of the same operators.
     raw = skeleton.read_graphs(os.fspath(path), replace(settings, n_seq_max=1), counts)
     return OperatorGraph.from_engine(raw, model=model_fingerprint(raw))
@@ -157,9 +160,25 @@ def choose_devices(wanted: str | None) -> tuple[str, ...]:
     return () if found is None else (found,)
 
 
+def announce_once() -> Progress:
+    """Says on stderr, with the first measurement, that there are some."""
+    said = False
+
+    def announce(done: float, total: float, text: str) -> None:
+        nonlocal said
+        if total > 0 and not said:
+            say("oallama: measuring this machine for this model; the times are kept for later")
+            said = True
+
+    return announce
+
+
 def _check_budget(vram: str | int | None, accelerators: Sequence[str], named: str | None) -> None:
-    """Raises OallamaError for a budget that no device is there for."""
-    if accelerators or vram is None:
+    """Raises OallamaError for a budget that no device is there for. "auto" of no device in particular may be nothing.
+
+    named: the device that was asked for.
+    """
+    if accelerators or vram is None or (vram == AUTO and named is None):
         return
     if named is not None:
         raise OallamaError(f"a memory budget ({vram}) is for an accelerator, not for the device {HOST}; leave one out")
@@ -168,6 +187,11 @@ def _check_budget(vram: str | int | None, accelerators: Sequence[str], named: st
         f"{', '.join(d.name for d in device_list.devices())}); take an RPC device (--rpc HOST:PORT, or --local-rpc "
         "to try it on this machine; in Python oallama.LocalRpcServer), or leave the budget out"
     )
+
+
+def _check_margin(margin: str | int | None, accelerators: Sequence[str]) -> None:
+    if not accelerators:
+        refuse_margin(margin, "no accelerator is used")
 
 
 def load_profile(source: Profile | PathOrText, n_threads: int, elsewhere: bool = False) -> Profile:
@@ -242,13 +266,14 @@ def consider(
     if vram == MINIMAL and choices.planner not in ("auto", MINIMAL):
         raise OallamaError(f'the budget "minimal" is a planner of its own; leave out planner {choices.planner!r}')
     if not choices.elsewhere:  # before minutes of profiling
-        _check_budget(vram, choose_devices(choices.device), choices.device)
+        there = choose_devices(choices.device)
+        _check_budget(vram, there, choices.device)
+        _check_margin(choices.margin, there)
     if vram == MINIMAL:
         vram, choices = None, replace(choices, planner="minimal")
     profile, accelerators = profile_and_devices(graph, settings, choices, progress)
-    _check_budget(vram, accelerators, HOST)
-    if not accelerators:
-        refuse_margin(choices.margin, "no accelerator is used")
+    _check_budget(vram, accelerators, choices.device if vram == AUTO else HOST)
+    _check_margin(choices.margin, accelerators)
     if choices.elsewhere:
         times = TimesNow(profile, noise_of(profile, (*accelerators, HOST)))
     else:
@@ -277,7 +302,7 @@ def consider(
         budgets=budgets,
         memory=allocators.memory,
         context=context_of(settings),
-        workload=choices.workload or default_workload(settings.n_ctx),
+        workload=choices.workload or default_workload(settings.n_ctx, settings.n_seq_max),
         n_outputs_max=0 if choices.all_logits else settings.n_seq_max * choices.outputs,
         free_ubatch=not choices.fixed_ubatch,
         free_batch=not choices.fixed_batch,
@@ -318,10 +343,15 @@ def _crossovers(n_threads: int) -> dict[str, Crossover]:
     return table.of("repack") if table else {}
 
 
-def default_workload(n_ctx: int) -> Workload:
-    """512 + 128 tokens in a context a quarter full: who asks for a long context uses more than its beginning."""
+def default_workload(n_ctx: int, n_parallel: int = 1) -> Workload:
+    """512 + 128 tokens in a context a quarter full: who asks for a long context uses more than its beginning.
+
+    n_parallel: sequences that generate together; each has its part of the n_ctx tokens.
+    """
+    n_ctx = context_of_each(n_ctx, n_parallel)
     n_prompt, n_generate = min(DEFAULT_WORKLOAD.n_prompt, max(1, n_ctx // 2)), DEFAULT_WORKLOAD.n_generate
-    return Workload(n_prompt, n_generate, depth=max(0, min(n_ctx // 4, n_ctx - n_prompt - n_generate)))
+    depth = max(0, min(n_ctx // 4, n_ctx - n_prompt - n_generate))
+    return Workload(n_prompt, n_generate, depth, n_parallel)
 
 
 def context_of(settings: Settings) -> ContextSettings:

@@ -104,9 +104,9 @@ def run_of(plan: PlacementPlan, times: RunTimes, depth: int, others_cpus: float,
 
 
 def trial_of(plan: PlacementPlan) -> Run | None:
-    """What `verify` measured of a plan; None where it could not be run, or is for more than the one sequence it ran."""
+    """What `verify` measured of a plan; None where it could not be run."""
     measured = plan.measured or {}
-    if "tpot_s" not in measured or batch_of(plan) != 1:
+    if "tpot_s" not in measured:
         return None
     n_prompt, n_generate, depth = measured["n_prompt"], measured["n_generate"], measured["depth_run"]
     ttft, tpot = predicted_times(plan, n_prompt, n_generate, depth)

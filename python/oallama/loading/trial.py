@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 from oallama.base.environment import VERIFY
 from oallama.data.plan import HOST, PlacementPlan
-from oallama.data.predicted import TIE, predicted_times
+from oallama.data.predicted import TIE, describe_request, predicted_times
 from oallama.errors import OallamaError
 from oallama.loading.autoplan import Considered, PathOrText, Progress
 from oallama.loading.learning import keep_runs, trial_of
 from oallama.loading.verify import fit_together, verify
+from oallama.planning.realisation import TILED
 from oallama.planning.uncertainty import risk
 
 DEFAULT_LIMIT_S = 5.0
@@ -55,10 +56,7 @@ class Trial:
     def choose(
         self, path: PathOrText, considered: Considered, n_threads: int, progress: Progress | None = None
     ) -> PlacementPlan:
-        """The fastest plan by measurement, with `measured` filled in; the predicted one where measuring takes too long.
-
-        Ctrl-C ends the measurement, and the predicted plan is taken.
-        """
+        """The fastest plan by measurement, with `measured` filled in; the predicted one where that takes too long."""
         best = considered.with_terms(considered.found.best)
         weights = sum(tensor.nbytes for tensor in best.tensors.values())
         limit_s = _limit(self.limit_s, weights)
@@ -89,9 +87,6 @@ class Trial:
                 limit_s=limit_s,
                 progress=progress,
             )
-        except KeyboardInterrupt:
-            self.say("interrupted: the plan is the predicted one, and was not measured")
-            return best
         except OallamaError as error:
             self.say(f"not measured: {error}")
             return best
@@ -124,13 +119,12 @@ def describe(winner: PlacementPlan, done: Sequence[PlacementPlan]) -> str:
     others = [f"{name} {seconds / measured['request_s']:.2f}x of that" for name, seconds in measured["rivals"].items()]
     least, most = measured["range_s"]
     failed = [f"{_name(plan)} failed" for plan in done if plan.measured and "error" in plan.measured]
-    n_prompt, n_generate = winner.predicted.workload
     rounds = f"{measured['rounds']} round{'s' * (measured['rounds'] > 1)}"
     rounds += "" if measured["steady"] else " beside work that comes and goes"
     found = f"{_name(winner)} {measured['request_s']:.3g} s ({least:.3g} to {most:.3g})"
     beside = "; ".join([*others, *failed])
     return (
-        f"measured at first use, {rounds}: {found} for {n_prompt} + {n_generate} tokens; {beside}. "
+        f"measured at first use, {rounds}: {found} for {describe_request(winner)}; {beside}. "
         f"{_name(winner)} is kept for later starts"
     )
 
@@ -145,7 +139,7 @@ def _rivals(considered: Considered) -> list[PlacementPlan]:
     best, plans = considered.found.best, considered.found.plans
     if _is_alone(best):
         with_device = sorted((p for p in plans.values() if not _is_alone(p)), key=_seconds)
-        stock = [plans[n] for n in ("stock-cpu",) if n in plans and best.context.attention != "ggml"]
+        stock = [plans[n] for n in ("stock-cpu",) if n in plans and _own_kernels(best)]
         return [*stock, *with_device]
     seen, found = {_same(best)}, []
     for plan in sorted((plans[n] for n in _STOCK if n in plans and not _is_alone(plans[n])), key=_seconds):
@@ -215,6 +209,12 @@ def _limit(given: float | None, weights: int) -> float:
 
 def _name(plan: PlacementPlan) -> str:
     name = str(plan.planner["name"])
-    if name == "cpu" and plan.context.attention != "ggml":
-        return "the CPU alone with oallama's attention"
-    return _NAMES.get(name, name)
+    own = _own_kernels(plan) if name == "cpu" else []
+    return _NAMES.get(name, name) + (f" with oallama's {' and '.join(own)}" if own else "")
+
+
+def _own_kernels(plan: PlacementPlan) -> list[str]:
+    """What our kernels compute of a plan, by a person's words."""
+    attention = ["attention"] if plan.context.attention != "ggml" else []
+    tiled = any(tensor.realisation == TILED for tensor in plan.tensors.values())
+    return attention + ["products"] * tiled

@@ -24,6 +24,7 @@ from oallama.bench.stats import Average, average_for, expected_range, speedup
 from oallama.bench.sweep import Progress, Sweep, run_bench
 from oallama.data.plan import HOST, PlacementPlan
 from oallama.data.predicted import TIE, predicted_times
+from oallama.data.workload import context_of_each
 from oallama.engine import device_list, runtime
 from oallama.errors import OallamaError
 from oallama.profiling.other_work import OtherWork
@@ -52,6 +53,8 @@ def verify(
     limit_s: float | None = None,
 ) -> list[PlacementPlan]:
     """Run every plan and return them fastest first, each with `measured` filled in.
+
+    A plan for several sequences at once generates with as many: tpot_s is of a step of all of them.
 
     All plans stay loaded and take turns run by run, so that a drift of the machine hits all alike. Where two of them
     use RPC devices (a server serves one client at a time) or a device cannot hold all at once, each plan is loaded,
@@ -94,7 +97,7 @@ def verify(
     n_prompt, n_generate = workload or _short_workload(plans)
     servers = tuple(rpc_servers) or _registered_servers()
     folder = lib_dir or runtime.lib_dir()
-    depth = max(0, min(_depth(plans[0]), max_depth, min(p.context.n_ctx for p in plans) - n_prompt - n_generate))
+    depth = max(0, min(_depth(plans[0]), max_depth, _room(plans) - n_prompt - n_generate))
     sweep = Sweep(
         prompts=(n_prompt,),
         depths=(depth,),
@@ -109,7 +112,8 @@ def verify(
     measured: list[dict[str, Any]] = [{} for _ in plans]
     engines: dict[int, Engine] = {}
     for i, plan in enumerate(plans):
-        params = LoadParams(n_threads=n_threads, rpc_servers=servers if _uses_rpc(plan) else ())
+        batch = int(plan.planner["params"].get("n_parallel", 1))
+        params = LoadParams(n_threads=n_threads, rpc_servers=servers if _uses_rpc(plan) else (), n_seq_max=batch)
         try:
             engines[i] = replace(planned(plan, folder, params, name=_name(i, plan)), optional=True)
         except OallamaError as error:  # a plan that no table can express
@@ -181,8 +185,12 @@ def _short_workload(plans: Sequence[PlacementPlan]) -> tuple[int, int]:
     """The plans' workload, capped, in the smallest of their contexts; TPOT takes two tokens at least."""
     n_prompt, n_generate = plans[0].predicted.workload
     n_generate = max(2, min(n_generate, MAX_GENERATE))
-    room = min(plan.context.n_ctx for plan in plans) - n_generate
-    return max(1, min(n_prompt, MAX_PROMPT, room)), n_generate
+    return max(1, min(n_prompt, MAX_PROMPT, _room(plans) - n_generate)), n_generate
+
+
+def _room(plans: Sequence[PlacementPlan]) -> int:
+    """Tokens of a sequence in the smallest context."""
+    return min(context_of_each(plan.context.n_ctx, plan.context.n_seq_max) for plan in plans)
 
 
 def _measured(plan: PlacementPlan, result: Result, average: Average) -> dict[str, Any]:

@@ -198,17 +198,22 @@ class Block:
     def _cache_seconds(self, costs: CostModel, streamed: Mask, depth: int) -> Floats:
         """Copies of KV caches to the device that attends to them: it waits for them, and they hold up the link."""
         seconds = np.zeros(len(streamed))
+        caches, _ = self._sequences(costs)
         for layer in self._layer.tolist():
             shape = costs.graph.attention[layer]
             if shape is not None:
-                seconds += np.where(streamed[:, layer], costs.cache_s(shape, max(depth, 1)), 0.0)
+                seconds += np.where(streamed[:, layer], caches * costs.cache_s(shape, max(depth, 1)), 0.0)
         return seconds
+
+    def _sequences(self, costs: CostModel) -> tuple[int, int]:
+        """(sequences, tokens of each): in a decode step every token is one of another sequence, with its own cache."""
+        n_tokens = self.at.n_tokens
+        return (n_tokens, 1) if self.at.graph.tier == costs.decode_tier else (1, n_tokens)
 
     def attention_seconds(self, costs: CostModel, ids: Ids, depth: int) -> Floats:
         """Seconds of the block's attention alone, at another depth."""
-        at, seconds = self.at, np.zeros(len(ids))
-        decode = at.graph.tier == costs.decode_tier
-        times, tokens = (at.n_tokens, 1) if decode else (1, at.n_tokens)
+        seconds = np.zeros(len(ids))
+        times, tokens = self._sequences(costs)
         shapes = [costs.graph.attention[layer] for layer in self._layer.tolist()]
         for shape in {shape: None for shape in shapes if shape is not None}:
             alike = self.attention[[shape == other for other in shapes]]

@@ -23,6 +23,7 @@ from .plan_builder import HIDES, PlanBuilder
 from .space import Space, too_small
 from .stage import Homes, Mask
 from .streams import not_too_early, stream_pays, with_streams
+from .uncertainty import extrapolation_doubt
 
 # Weight of "copies take longer" against "all else takes longer" that streams are planned with. The plans of 0 to 1 are
 # within a percent of each other; the end that fits gives a tighter bound.
@@ -44,10 +45,10 @@ def exact(space: Space, divides: bool = False) -> tuple[PlanBuilder, Fitted]:
     fitting: tuple[_Exact, Fitted] | None = None
     for candidate in _candidates(space, divides):
         # A dry run may find larger compute buffers than were counted, so that another is faster.
-        if fitting is not None and _nine(candidate.seconds) >= _nine(fitting[1].dry_run.seconds):
+        if fitting is not None and _nine(candidate.seconds) + candidate.doubt >= _at_most(*fitting):
             continue
         found = candidate.fitted()
-        if found is not None and (fitting is None or _nine(found.dry_run.seconds) < _nine(fitting[1].dry_run.seconds)):
+        if found is not None and (fitting is None or _at_most(candidate, found) < _at_most(*fitting)):
             fitting = candidate, found
     if fitting is not None:
         candidate, found = fitting
@@ -66,7 +67,7 @@ def _candidates(space: Space, divides: bool) -> list[_Exact]:
 
     def try_also(pair: _Exact) -> None:
         nonlocal best
-        if pair.bound < best.seconds:
+        if pair.bound < best.seconds + best.doubt:
             solved.append(pair)
             best = min(best, pair, key=_rank)
 
@@ -87,17 +88,24 @@ def _candidates(space: Space, divides: bool) -> list[_Exact]:
                     try_also(pairs[-1])
                 continue
             other = _Exact(space, builder, best.moves.at(builder.costs, space.workload), kv_bytes, divides)
-            if np.isfinite(best.seconds) and (other.bound >= best.seconds or _rank(other) >= _rank(best)):
+            if np.isfinite(best.seconds) and (other.bound >= best.seconds + best.doubt or _rank(other) >= _rank(best)):
                 break
             solved.append(other)
             best = min(best, other, key=_rank)
     return [*sorted(solved, key=_rank), *(p for p in pairs if p not in solved)]
 
 
+def _at_most(candidate: _Exact, found: Fitted) -> float:
+    return _nine(found.dry_run.seconds) + candidate.doubt
+
+
 def _rank(candidate: _Exact) -> tuple[float, bool, bool]:
-    """The fastest first; of those that take equally long what moves nothing, then what does not stream."""
+    """The fastest first; of those that take equally long what moves nothing, then what does not stream.
+
+    A micro-batch whose times are extrapolated must be faster by more than they may be off.
+    """
     moves = candidate.moves
-    return _nine(candidate.seconds), bool(moves.mask.any()), moves.streams
+    return _nine(candidate.seconds) + candidate.doubt, bool(moves.mask.any()), moves.streams
 
 
 def _nine(seconds: float) -> float:
@@ -212,6 +220,19 @@ class _Exact:
         if self._first is None:
             return float("inf")
         return self.builder.predictor.request(self._first.homes, self.space.workload)
+
+    @cached_property
+    def doubt(self) -> float:
+        """Seconds by which prompts may take longer, because their micro-batches are larger than any that was timed."""
+        costs, seconds = self.builder.costs, 0.0
+        if self._first is None or costs.context.n_ubatch <= costs.prefill_tier:
+            return seconds
+        for n, _ in self.space.workload.chunks(costs.context.n_ubatch):
+            at = costs.stage(n)
+            ids = at.graph.assign(self._first.homes, at.tokens, costs.uploader)
+            matrices = float(at.seconds[ids, np.arange(len(ids))].sum())
+            seconds += extrapolation_doubt(n, costs.prefill_tier) * matrices
+        return seconds
 
     @property
     def leaves_nothing(self) -> bool:

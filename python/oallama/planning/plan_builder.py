@@ -12,7 +12,7 @@ import numpy as np
 from ..data.budget import Budget, format_bytes
 from ..data.entries import REALISATIONS, TILED_FROM
 from ..data.plan import HOST, DeviceMemory, Mode, PlacementPlan, Prediction, TensorPlacement, is_divided_by_columns
-from ..data.workload import Workload
+from ..data.workload import Workload, context_of_each
 from .cost import CostModel
 from .pool import pool_bytes
 from .predict import Predictor
@@ -197,7 +197,7 @@ class PlanBuilder:
     def finish(self, dry_run: DryRunPlan, name: str, params: Mapping[str, Any]) -> PlacementPlan:
         """The final plan: with budget, predicted bytes and times, and how it was made."""
         predictor, plan, costs, work = self.predictor, dry_run.plan, self.costs, self.workload
-        homes, n_ctx = costs.homes(plan), costs.context.n_ctx
+        homes, n_ctx = costs.homes(plan), context_of_each(costs.context.n_ctx, costs.context.n_seq_max)
         prompts = sorted({n for n in (*PROMPTS, work.n_prompt) if 0 < n <= n_ctx})
         depths = sorted({n for n in (*DEPTHS, work.depth, work.middle) if n <= n_ctx})
         text = ", ".join(self.budgets[name].text for name in self.accelerators)

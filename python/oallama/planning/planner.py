@@ -85,7 +85,7 @@ def make_plans(space: Space, planner: PlannerName = "auto") -> Candidates:
     (paper=True: literally as published); "layers", stock `-ngl` with the most layers the budget admits;
     "fewer-layers", the `-ngl` up to that which is predicted to be fastest; "fit", llama.cpp's own --fit; "cpu-moe" and
     "cpu-ffn", the fewest layers of --n-cpu-moe / --n-cpu-ffn that fit; "cpu", no device; "stock-cpu", no device and
-    llama.cpp's own kernels of attention (by "auto" where "cpu" may have ours). Never chosen by "auto":
+    llama.cpp's own kernels (by "auto" where "cpu" may have ours). Never chosen by "auto":
     "all", everything but the embedding on the device; "stream-all", the most layers that fit resident, all other
     weights streamed for every token (FlexGen's strategy); "minimal", all weights and KV caches on the host, streamed
     for every token through two slots; "cpu-moe-last" and "cpu-ffn-last", those of the last layers in place of the
@@ -107,7 +107,7 @@ def make_plans(space: Space, planner: PlannerName = "auto") -> Candidates:
         raise OallamaError(f"fraction must be above 0 and at most 1, got {space.fraction}")
     names: list[str] = [planner]
     if planner == "auto":
-        names = [name for name in makers if name not in ON_REQUEST and (name != STOCK_CPU or space.attends)]
+        names = [name for name in makers if name not in ON_REQUEST and (name != STOCK_CPU or space.own_kernels)]
     if not space.accelerators:
         names = [name for name in names if name in ("cpu", STOCK_CPU)] or ["cpu"]
     plans: dict[str, PlacementPlan] = {}

@@ -20,7 +20,7 @@ from ..errors import OallamaError
 from .cost import CostModel
 from .kv_cache import cache_nbytes
 from .plan_builder import DryRunPlan, MemoryDryRun, PlanBuilder
-from .realisation import Realisations, realise
+from .realisation import TILED, Realisations, realise
 from .stage import Mask
 from .stock import StockFlags
 
@@ -110,6 +110,12 @@ class Space:
             return False
         types = self.context.type_k, self.context.type_v
         return any(shape and self.profile.attends(HOST, shape, *types) for shape in {*self.graph.attention})
+
+    @property
+    def own_kernels(self) -> bool:
+        """Whether the CPU alone may have our kernels: of attention, or of products."""
+        tiled = any(entry.realisation == TILED and entry.device == HOST for entry in self.profile.operators)
+        return self.attends or (self.repack and not self.paper and tiled)
 
     def sizes(self) -> list[int]:
         """Micro-batches to choose from, the requested one first."""

@@ -21,6 +21,10 @@ _BETWEEN = (0.25, 10.0)
 # A plan that is so many times slower than another is not worth making.
 HOPELESS = 1.25
 _CAUSES_BETWEEN = ("transfers", "switches")
+# Shares by which matrices take longer than predicted in micro-batches of so many times the largest that was measured:
+# the worst of the cells in EXTRAPOLATED_FROM. Larger ones count as the last.
+EXTRAPOLATED_FROM = "bench/results/2026-11-24-beyond-tiers.jsonl"
+_EXTRAPOLATED = {2: 0.144, 4: 0.818}
 
 
 def noise_of(profile: Profile, devices: Collection[str]) -> float:
@@ -76,6 +80,16 @@ def cannot_win(least: float, plans: Mapping[str, PlacementPlan], noise: float = 
     fastest = min(plans.values(), key=lambda plan: plan.predicted.request_s)
     _, most = request_range(fastest, noise)
     return least > HOPELESS * fastest.predicted.request_s and least * (1 - _share("targets", noise)) > most
+
+
+def extrapolation_doubt(n_tokens: int, measured: int) -> float:
+    """The share by which matrices may take longer than predicted at n_tokens, where `measured` tokens are the most that
+    were timed.
+    """
+    if n_tokens <= measured:
+        return 0.0
+    shares = (share for times, share in _EXTRAPOLATED.items() if n_tokens <= times * measured)
+    return next(shares, max(_EXTRAPOLATED.values()))
 
 
 def traffic(plan: PlacementPlan) -> float:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ..data.entries import OTHER, AttentionTime, LinkTime, OperatorTime, ShapeTime
 from ..data.operators import AttentionShape, OperatorGraph
-from .workload import LINK_SIZES, SMALL_OP_TIERS, UNFUSED_V_TYPES
+from .workload import LINK_SIZES, SMALL_OP_TIERS, UNFUSED_V_TYPES, token_counts
 
 # Bytes per value of the KV cache types: block bytes / block values of ggml.
 CACHE_BYTES = {
@@ -55,7 +55,7 @@ def targets(graph: OperatorGraph, device: str, roofline_of: RooflineOf) -> Itera
             k, m, n_expert = (*tensor.ne, 1, 1)[:3]
             ne = (k, m, n_expert)
             weight_bytes[tensor.type, ne] = tensor.nbytes / n_expert
-            counts.setdefault((op.op, tensor.type, ne, op.n_used), set()).add(op.n_tokens)
+            counts.setdefault((op.op, tensor.type, ne, op.n_used), set()).update(token_counts(graph, op, tier))
     for (name, kind, ne, n_used), tokens in counts.items():
         k, m, n_expert = ne
         roofline = roofline_of(kind, ne)

@@ -9,7 +9,7 @@ from typing import Any
 
 from oallama.data.entries import FEED_FORWARD, KERNELS, is_thin, is_tiled, padded_rows
 from oallama.data.fusion import chains
-from oallama.data.operators import OperatorGraph
+from oallama.data.operators import Operator, OperatorGraph
 
 # KV rows at which attention is measured. GPU kernels change at 8192.
 DEPTHS = (256, 1024, 4096, 8192, 16384)
@@ -94,18 +94,18 @@ def tasks_for(
 ) -> list[Task]:
     """The tasks of one device in the order they are best measured: cheap and decisive ones first.
 
-    Token counts are those of the graph's tiers: an operator that sees one row at every tier (the output head) is
-    measured for one row. `depths` are KV rows, rounded up to what llama.cpp pads them to; a prefill tier is measured at
-    depths of at least its own token count. Attention is measured fused, by each of KERNELS, and, where the cache
-    allows it, unfused, each where the device `attends` in that form. Weights are measured plain, where the device
-    `repacks` them repacked, and where our kernels compute them there (`tiles`) tiled: the plan chooses.
+    Token counts are those of the graph's tiers. Operators that see one row of a prompt (the output head, and the last
+    layer's feed-forward) are measured for one row and for as many as sequences may generate at once. `depths` are KV
+    rows, rounded up to what llama.cpp pads them to; a prefill tier is measured at depths of at least its own token
+    count. Attention is measured fused, by each of KERNELS, and, where the cache allows it, unfused, each where the
+    device `attends` in that form. Weights are measured plain, where the device `repacks` them repacked, and where our
+    kernels compute them there (`tiles`) tiled: the plan chooses.
     """
     shapes: dict[Task, None] = {}
     for tier in graph.tiers:
         for op in graph.targets(tier):
             k, m, n_expert = (*graph.tensor[op.weight or ""].ne, 1, 1)[:3]
             moe = op.op == "MUL_MAT_ID"
-            rows = op.n_tokens * (op.n_used if moe else 1)
             weight = {
                 "type": graph.tensor[op.weight or ""].type,
                 "k": k,
@@ -114,18 +114,12 @@ def tasks_for(
             }
             n_used = op.n_used if moe else 0
             experts = (n_expert, n_used) if moe else (1, 1)
-            ours = tiles(weight) and (is_tiled(op.n_tokens, *experts) or is_thin(op.n_tokens, experts[0]))
-            for realisation in _realisations(repacks(weight), tiles(weight), ours):
-                shapes[
-                    _task(
-                        "mul_mat",
-                        float(k) * m * rows,
-                        **weight,
-                        n_tokens=op.n_tokens,
-                        n_used=n_used,
-                        realisation=realisation,
-                    )
-                ] = None
+            for n_tokens in token_counts(graph, op, tier):
+                ours = tiles(weight) and (is_tiled(n_tokens, *experts) or is_thin(n_tokens, experts[0]))
+                work = float(k) * m * n_tokens * max(1, n_used)
+                counts = {"n_tokens": n_tokens, "n_used": n_used}
+                for realisation in _realisations(repacks(weight), tiles(weight), ours):
+                    shapes[_task("mul_mat", work, **weight, **counts, realisation=realisation)] = None
     tiers = {*graph.tiers, min(ATTENTION_TIER, max(graph.tiers))}
     few = {min(depths), max(depths)}  # large batches grow evenly with depth
     points = {(tier, padded_rows(max(depth, tier))) for tier in tiers for depth in (depths if tier == 1 else few)}
@@ -142,6 +136,14 @@ def tasks_for(
     if not accelerator:
         return sorted(shapes, key=lambda t: t.cost) + rest
     return sorted(shapes, key=lambda t: t.cost) + rest + _chains(graph, type_k) + links
+
+
+def token_counts(graph: OperatorGraph, op: Operator, tier: int) -> list[int]:
+    """At which an operator of this tier is measured: behind the last layer's attention a prompt has the rows whose
+    logits are wanted alone, but a decode step one of every sequence.
+    """
+    of_a_step = op.n_tokens < tier < max(graph.tiers)
+    return [op.n_tokens, tier] if of_a_step else [op.n_tokens]
 
 
 def _shaped(graph: OperatorGraph) -> list[Task]:

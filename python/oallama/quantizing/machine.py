@@ -63,7 +63,7 @@ class Machine:
 
     def tpot(self, plan: PlacementPlan) -> float:
         """Predicted seconds per token in the middle of the default workload's answer."""
-        workload = self.choices.workload or autoplan.default_workload(self._settings.n_ctx)
+        workload = self.choices.workload or autoplan.default_workload(self._settings.n_ctx, self._settings.n_seq_max)
         return plan.predicted.tpot_s[min(workload.middle, max(plan.predicted.tpot_s))]
 
     @cached_property

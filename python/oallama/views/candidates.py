@@ -14,7 +14,7 @@ from ..base.printing import seconds
 from ..data.budget import format_bytes
 from ..data.plan import HOST, PlacementPlan
 from ..data.plan_difference import describe_difference
-from ..data.predicted import TIE
+from ..data.predicted import TIE, describe_request
 from .history import describe_learned
 from .style import table
 
@@ -53,9 +53,8 @@ def render_candidates(found: Candidates) -> RenderableType:
 
 def _table(plans: Sequence[tuple[str, PlacementPlan]]) -> Table:
     winner = plans[0][1]
-    n_prompt, n_generate = winner.predicted.workload
-    depth = winner.planner["params"].get("depth", 0)
-    title = f"candidates, predicted for {n_prompt} + {n_generate} tokens behind {depth}"
+    _, n_generate = winner.predicted.workload
+    title = f"candidates, predicted for {describe_request(winner)}"
     shown = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     shown.add_column("planner", no_wrap=True)
     for column in ("request", "TTFT", "TPOT", *_devices(plans), "micro-batch"):

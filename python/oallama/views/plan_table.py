@@ -16,6 +16,7 @@ from ..base.printing import seconds
 from ..data.budget import format_bytes
 from ..data.operators import kind_of, layer_of
 from ..data.plan import HOST, PlacementPlan, TensorPlacement
+from ..data.predicted import describe_request
 from .style import table
 
 # Columns of the picture in the order a layer computes them; other kinds follow in the order of the plan.
@@ -113,9 +114,6 @@ def render_request(plan: PlacementPlan) -> list[Text]:
     parts, (n_prompt, n_generate) = plan.predicted.parts, plan.predicted.workload
     if not parts:
         return []
-    words = f"{n_prompt} + {n_generate} tokens"
-    if depth := plan.planner["params"].get("depth"):
-        words += f" behind {depth}"
     speed = []
     if n_prompt:
         speed.append(f"TTFT {seconds(sum(parts['prefill'].values()))}")
@@ -123,7 +121,7 @@ def render_request(plan: PlacementPlan) -> list[Text]:
         parallel = plan.planner["params"].get("n_parallel", 1)
         each = " each" if parallel > 1 else ""
         speed.append(f"{(n_generate - 1) / decode:.1f} tokens/s{each}")
-    return [Text(f"predicted for {words}: {', then '.join(speed)}")] if speed else []
+    return [Text(f"predicted for {describe_request(plan)}: {', then '.join(speed)}")] if speed else []
 
 
 def render_times(plan: PlacementPlan) -> Table:

@@ -1,0 +1,46 @@
+// Our products with few columns on random operators (kernel_threads.h): matrices and mixtures of experts.
+#include "kernel_threads.h"
+#include "own_products.h"
+#include "thin_products.h"
+
+namespace {
+
+Operator make(Random & random) {
+    const ggml_type types[] = { GGML_TYPE_Q4_0, GGML_TYPE_Q8_0, GGML_TYPE_Q4_K, GGML_TYPE_Q6_K };
+    const ggml_type type    = any_of(random, types);
+    const bool      mixture = random() % 2;
+    const int64_t   n_k = 256 * int64_t(1 + random() % 5), n_rows = int64_t(1 + random() % 300);
+    const int64_t   n_experts = mixture ? int64_t(1 + random() % 6) : 1, n_used = int64_t(1 + random() % n_experts);
+    const int64_t   n_columns = mixture ? (random() % 2 ? 1 : n_used) : int64_t(1 + random() % 7);
+    const int64_t   n_tokens  = mixture ? int64_t(1 + random() % 2) : 1;
+    Operator        made;
+    ggml_tensor *   weight  = made.tensor(type, n_k, n_rows, n_experts, 1);
+    ggml_tensor *   columns = made.tensor(GGML_TYPE_F32, n_k, n_columns, n_tokens, 1);
+    fill(weight, random);
+    fill(columns, random);
+    if (mixture) {
+        ggml_tensor * chosen = made.tensor(GGML_TYPE_I32, n_used, n_tokens, 1, 1);
+        for (int64_t i = 0; i < n_used * n_tokens; ++i) {
+            static_cast<int32_t *>(chosen->data)[i] = int32_t(random() % uint64_t(n_experts));
+        }
+        made.node = ggml_mul_mat_id(made.ctx.get(), weight, columns, chosen);
+    } else {
+        made.node = ggml_mul_mat(made.ctx.get(), weight, columns);
+    }
+    made.mark(OA_PRODUCTS_PARAM);
+    return made;
+}
+
+bool use(const char *) { // there is one instruction set
+    return true;
+}
+
+std::string kind(const ggml_tensor * node) {
+    return node->op == GGML_OP_MUL_MAT ? "matrix" : "mixture";
+}
+
+} // namespace
+
+int main(int argc, char ** argv) {
+    return run_family({ make, oa_thin_takes, use, kind, { "avx512" } }, argc, argv);
+}
