@@ -5,11 +5,19 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
+from typing import NamedTuple
 
 Points = Sequence[tuple[int, float]]
 
 # Below this a median is the timer's noise; it also keeps logarithms finite.
 SHORTEST_S = 1e-9
+
+
+class Estimate(NamedTuple):
+    """A time and where it comes from: "measured", "interpolated" (between measured points) or "scaled"."""
+
+    seconds: float
+    source: str
 
 
 def log_log(points: Points, x: float) -> float:
@@ -39,6 +47,15 @@ def per_token(points: Points, n_tokens: int) -> float:
     """
     last, seconds = points[-1]
     return log_log(points, n_tokens) if n_tokens <= last else seconds * n_tokens / last
+
+
+def estimate_at(points: Points, n_tokens: int) -> Estimate:
+    """`per_token`, and whether that very point was measured."""
+    for n, seconds in points:
+        if n == n_tokens:
+            return Estimate(seconds, "measured")
+    inside = points[0][0] < n_tokens < points[-1][0]
+    return Estimate(per_token(points, n_tokens), "interpolated" if inside else "scaled")
 
 
 def piecewise_linear(points: Points, x: float) -> float:
