@@ -102,7 +102,7 @@ class Profile:
     ) -> Estimate:
         """Seconds of one mul_mat / mul_mat_id with a weight of shape `ne` = (k, m[, n_expert]) for `n_tokens` tokens.
 
-        Exact point: "measured". Between measured token counts of the same shape: log-log "interpolated". Otherwise the
+        Exact point: "measured". Between measured token counts of the same shape: "interpolated". Otherwise the
         nearest measured shape of the same type, "scaled" by the weight values touched (bytes when few tokens, flops
         when many: both are proportional to k*m at equal tokens). `realisation` is preferred where it was measured;
         what is tiled is plain where our kernels compute none. Raises OallamaError when the type was not measured.
