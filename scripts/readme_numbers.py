@@ -270,7 +270,7 @@ ROWS: list[tuple[str, tuple[str, ...], Callable[..., str]]] = [
      ("2026-11-21-loopback-rpc-50pct",), oato),
     ("fresh clone: `make demo`; again; `make check`; `make test`", ("2026-11-24-fresh-clone",), clone),
     ("one layer's attention on the CPU, our kernels against the faster of ggml's two forms: f16 cache",
-     ("2026-11-24-attention", "2026-11-25-attention-xeon"), partial(attention, cache="f16")),
+     ("2026-11-24-attention", "2026-11-25-attention-xeon-huge"), partial(attention, cache="f16")),
     ("the same: q8_0 cache", ("2026-11-24-attention", "2026-11-24-attention-xeon"), partial(attention, cache="q8_0")),
     ("prompt of 512 tokens on the CPU, our kernels against llama.cpp's without AMX", ("2026-11-24-cpu-prompts",),
      prompts),
@@ -315,7 +315,7 @@ def by_cell() -> Iterator[str]:
 def by_attention() -> Iterator[str]:
     """One layer's attention on the Xeon: one token at two depths, prompts at the larger one."""
     shown = {(1, 4096), *((n_tokens, 16384) for n_tokens in (1, 32, 128, 512))}
-    lines = [line for line in read("2026-11-25-attention-xeon") if (line["n_tokens"], line["depth"]) in shown]
+    lines = [line for line in read("2026-11-25-attention-xeon-huge") if (line["n_tokens"], line["depth"]) in shown]
     yield from table(lines, read("2026-11-25-products"), read("2026-11-24-peak")[0]["gflop_s"])
 
 
