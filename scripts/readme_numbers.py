@@ -216,8 +216,12 @@ def prompts(lines: Lines) -> str:
 
 
 def at_depth(lines: Lines, time: str, rival: str) -> str:
-    found = {line["depth"]: line["times"][time].get(rival) for line in lines}
-    return "; ".join(f"{depth}: {each['value']:.2f}x" for depth, each in sorted(found.items()) if each)
+    """By model, at its depths in order."""
+    found: dict[str, list[str]] = {}
+    for line in sorted(lines, key=lambda line: (line["model"], line["depth"])):
+        if rival in line["times"][time]:
+            found.setdefault(line["model"], []).append(f"{line['times'][time][rival]['value']:.2f}x")
+    return "; ".join(f"{model.replace(':', ' ')} {', '.join(each)}" for model, each in found.items())
 
 
 FASTER = "request time against the best of llama.cpp's `-ngl` and `--fit`"
@@ -274,10 +278,10 @@ ROWS: list[tuple[str, tuple[str, ...], Callable[..., str]]] = [
     ("the same: q8_0 cache", ("2026-11-24-attention", "2026-11-24-attention-xeon"), partial(attention, cache="q8_0")),
     ("prompt of 512 tokens on the CPU, our kernels against llama.cpp's without AMX", ("2026-11-24-cpu-prompts",),
      prompts),
-    ("2 layers of LLaMA3-8B Q4_0 on the CPU, `auto` against llama.cpp, the faster `-fa`: TTFT of 512 tokens by depth",
-     ("2026-11-25-cpu-depth",), partial(at_depth, time="ttft", rival="llama.cpp")),
-    ("the same: TPOT by depth", ("2026-11-25-cpu-depth",), partial(at_depth, time="tpot", rival="llama.cpp")),
-    ("the same against ik_llama.cpp's fastest flags", ("2026-11-25-cpu-depth",),
+    ("2 layers of a model on the CPU, `auto` against llama.cpp, the faster `-fa`: TTFT of 512 tokens behind 0 and 12288",
+     ("2026-11-25-cpu-depth-huge",), partial(at_depth, time="ttft", rival="llama.cpp")),
+    ("the same: TPOT", ("2026-11-25-cpu-depth-huge",), partial(at_depth, time="tpot", rival="llama.cpp")),
+    ("TPOT against ik_llama.cpp's fastest flags (behind 12288 for one model)", ("2026-11-25-cpu-depth-huge",),
      partial(at_depth, time="tpot", rival="ik")),
     ("writing LLaMA3-8B in F16 (16 GB); memory at most", ("2026-11-21-first-light",), writing),
 ]  # fmt: skip
