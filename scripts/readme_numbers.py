@@ -278,7 +278,7 @@ ROWS: list[tuple[str, tuple[str, ...], Callable[..., str]]] = [
     ("the same: q8_0 cache", ("2026-11-24-attention", "2026-11-24-attention-xeon"), partial(attention, cache="q8_0")),
     ("prompt of 512 tokens on the CPU, our kernels against llama.cpp's without AMX", ("2026-11-24-cpu-prompts",),
      prompts),
-    ("2 layers of a model on the CPU, `auto` against llama.cpp, the faster `-fa`: TTFT of 512 tokens behind 0 and 12288",
+    ("2 layers of a model on the CPU, `auto` against llama.cpp's faster `-fa`: TTFT of 512 tokens behind 0 and 12288",
      ("2026-11-25-cpu-depth-huge",), partial(at_depth, time="ttft", rival="llama.cpp")),
     ("the same: TPOT", ("2026-11-25-cpu-depth-huge",), partial(at_depth, time="tpot", rival="llama.cpp")),
     ("TPOT against ik_llama.cpp's fastest flags (behind 12288 for one model)", ("2026-11-25-cpu-depth-huge",),
