@@ -58,8 +58,8 @@ lint: engine ## formatters, linters, types, the patch series
 	$(bin)/mypy
 	$(bin)/mypy --python-version 3.10 third_party/llama.cpp/upstream.py
 	@if $(clang_format) --version 2>/dev/null | grep -q 'version $(clang_format_major)\.'; then \
-		echo 'clang-format --dry-run -Werror csrc tests'; \
-		find csrc tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' | \
+		echo 'clang-format --dry-run -Werror csrc tests bench'; \
+		find csrc tests bench -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' | \
 			xargs $(clang_format) --dry-run -Werror --style=file; \
 	else echo 'clang-format: SKIPPED, version $(clang_format_major) is not here'; fi
 	@if command -v shellcheck >/dev/null; then \

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from oallama.bench.attention_cells import FORMS, Cell
 from oallama.bench.machine import REPOSITORY, describe
 from oallama.bench.script import arguments, note, numbers, read, record, words
 from oallama.bench.stats import speedup
@@ -31,9 +32,7 @@ from oallama.engine import native
 from oallama.errors import OallamaError
 from oallama.profiling.cpu_attention import SCHEMA
 
-FORMS = ("fused", "unfused", "ours")
 COLD_BYTES = 512 << 20
-BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
 
 
 def main() -> None:
@@ -55,15 +54,15 @@ def main() -> None:
         print(efficiencies(options.efficiencies, options.source, options.peak_gflops))
         return
     cells = product(options.heads, options.types, options.tokens, options.depths)
-    lines = (cell(*each, options.threads, options.rounds, options.seconds) for each in cells if each[2] <= each[3])
+    lines = (measured(*each, options.threads, options.rounds, options.seconds) for each in cells if each[2] <= each[3])
     record(lines, options.out, each={"machine": describe()})
 
 
-def cell(heads: str, cache: str, n_tokens: int, depth: int, n_threads: int, rounds: int, seconds: float) -> Any:
-    n_head, n_head_kv, width = map(int, heads.split("/"))
+def measured(heads: str, cache: str, n_tokens: int, depth: int, n_threads: int, rounds: int, seconds: float) -> Any:
+    cell = Cell.of(heads, cache, n_tokens, depth)
     note(f"{heads} {cache}, {n_tokens} tokens behind {depth}")
-    shape = {"type_k": cache, "type_v": cache, "head_dim_k": width, "head_dim_v": width}
-    shape |= {"n_head": n_head, "n_head_kv": n_head_kv, "n_tokens": n_tokens, "depth": depth}
+    shape = {"type_k": cache, "type_v": cache, "head_dim_k": cell.width, "head_dim_v": cell.width}
+    shape |= {"n_head": cell.n_head, "n_head_kv": cell.n_head_kv, "n_tokens": n_tokens, "depth": depth}
     times: dict[str, list[float]] = {form: [] for form in FORMS}
     rates = []
     for _ in range(rounds):
@@ -76,8 +75,6 @@ def cell(heads: str, cache: str, n_tokens: int, depth: int, n_threads: int, roun
     rival = min((form for form in found if form != "ours"), key=lambda form: found[form])
     gained = speedup(times[rival], times["ours"])
     assert gained
-    n_values = depth * n_head_kv * 2 * width
-    products = 4 * n_tokens * depth * n_head * width
     return {
         "heads": heads,
         "cache": cache,
@@ -85,8 +82,8 @@ def cell(heads: str, cache: str, n_tokens: int, depth: int, n_threads: int, roun
         "depth": depth,
         "threads": n_threads,
         "ms": {form: round(1e3 * s, 4) for form, s in found.items()},
-        "gb_s": {form: round(n_values * BYTES[cache] / s / 1e9, 2) for form, s in found.items()},
-        "gflop_s": {form: round(products / s / 1e9, 1) for form, s in found.items()},
+        "gb_s": {form: round(cell.kv_bytes / s / 1e9, 2) for form, s in found.items()},
+        "gflop_s": {form: round(cell.flops / s / 1e9, 1) for form, s in found.items()},
         "rival": rival,
         "ours_times_rival": gained.to_json(),
         "read_gb_s": round(median(rates), 2),
@@ -108,22 +105,20 @@ def efficiencies(name: str, source: Path, peak_gflops: float) -> str:
     ((cpu, n_threads),) = machines
     cells = []
     for line, form in ((each, form) for each in lines for form in each["ms"]):
-        n_head, n_head_kv, width = map(int, line["heads"].split("/"))
+        cell = Cell.of_line(line)
         seconds = line["ms"][form] / 1e3
-        n_bytes = line["depth"] * n_head_kv * 2 * width * BYTES[line["cache"]]
-        products = 4 * line["n_tokens"] * line["depth"] * n_head * width
         cells.append(
             {
                 "kernel": "oallama" if form == "ours" else "ggml",
                 "flash": form != "unfused",
-                "type": line["cache"],
-                "n_head": n_head,
-                "n_head_kv": n_head_kv,
-                "head_dim": width,
-                "n_tokens": line["n_tokens"],
-                "depth": line["depth"],
-                "bandwidth_efficiency": float(f"{n_bytes / seconds / 1e9 / line['read_gb_s']:.3g}"),
-                "compute_efficiency": float(f"{products / seconds / 1e9 / peak_gflops:.3g}"),
+                "type": cell.cache,
+                "n_head": cell.n_head,
+                "n_head_kv": cell.n_head_kv,
+                "head_dim": cell.width,
+                "n_tokens": cell.n_tokens,
+                "depth": cell.depth,
+                "bandwidth_efficiency": float(f"{cell.kv_bytes / seconds / 1e9 / line['read_gb_s']:.3g}"),
+                "compute_efficiency": float(f"{cell.flops / seconds / 1e9 / peak_gflops:.3g}"),
             }
         )
     machine = f"{n_threads} threads of {cpu}, {peak_gflops:g} GFLOP/s"

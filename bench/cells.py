@@ -60,7 +60,7 @@ STOCK = ("layers", "fewer-layers", "fit", "cpu-moe", "cpu-ffn", "cpu-moe-last", 
 PAPER = "oato-paper"
 # Read into memory, not mapped: where the kernel takes back pages of files that rest, a mapped model decodes slower
 # after a while than when it was loaded, whatever the engine.
-LOAD = LoadParams(load_mode="none")
+LOAD = LoadParams()
 
 
 def main() -> None:

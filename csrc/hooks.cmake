@@ -5,6 +5,7 @@ set(OALLAMA_BASE_SOURCES
     ${OALLAMA_CSRC}/arenas/offline_offsets.cpp
     ${OALLAMA_CSRC}/base/graph_run.cpp
     ${OALLAMA_CSRC}/base/host_memory.cpp
+    ${OALLAMA_CSRC}/base/huge_pages.cpp
     ${OALLAMA_CSRC}/map/tuned_limits.cpp
     ${OALLAMA_CSRC}/observe/buffer_ledger.cpp
     ${OALLAMA_CSRC}/observe/op_timer.cpp

@@ -17,6 +17,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from oallama.bench.attention_cells import table
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
 BEGIN, END = "<!-- numbers: scripts/readme_numbers.py --write -->", "<!-- end of numbers -->"
@@ -204,8 +206,9 @@ def writing(lines: Lines) -> str:
     return f"{made['seconds']:.1f} s; {made['peak_rss_bytes'] / 1e6:.0f} MB"
 
 
-def attention(lines: Lines, cache: str) -> str:
-    return span([line["ours_times_rival"]["value"] for line in lines if line["cache"] == cache], "{:.1f}x")
+def attention(*files: Lines, cache: str) -> str:
+    found = [line for lines in files for line in lines if line["cache"] == cache]
+    return span([line["ours_times_rival"]["value"] for line in found], "{:.1f}x")
 
 
 def prompts(lines: Lines) -> str:
@@ -213,8 +216,12 @@ def prompts(lines: Lines) -> str:
 
 
 def at_depth(lines: Lines, time: str, rival: str) -> str:
-    found = {line["depth"]: line["times"][time].get(rival) for line in lines}
-    return "; ".join(f"{depth}: {each['value']:.2f}x" for depth, each in sorted(found.items()) if each)
+    """By model, at its depths in order."""
+    found: dict[str, list[str]] = {}
+    for line in sorted(lines, key=lambda line: (line["model"], line["depth"])):
+        if rival in line["times"][time]:
+            found.setdefault(line["model"], []).append(f"{line['times'][time][rival]['value']:.2f}x")
+    return "; ".join(f"{model.replace(':', ' ')} {', '.join(each)}" for model, each in found.items())
 
 
 FASTER = "request time against the best of llama.cpp's `-ngl` and `--fit`"
@@ -230,6 +237,10 @@ ROWS: list[tuple[str, tuple[str, ...], Callable[..., str]]] = [
     ("error of predictions, chosen plans: median (90th percentile)", ("2026-11-21-cells",),
      lambda lines: errors([chosen(line) for line in lines])),
     ("the same, all measured plans", ("2026-11-21-cells",), all_errors),
+    ("request time against llama.cpp on the CPU at its faster `-fa`, CPU alone, depths 0 to 8192",
+     ("2026-11-25-cells-cpu",), partial(faster, device="CPU")),
+    ("error of predictions there, chosen plans: median (90th percentile)", ("2026-11-25-cells-cpu",),
+     lambda lines: errors([chosen(line) for line in lines])),
     ("engine without a plan against unpatched llama.cpp, interleaved rounds", ("2026-11-21-off-overhead",), off),
     ("random placements over CPU, Vulkan (lavapipe) and RPC, NMSE against the CPU", ("2026-11-21-promises",),
      placements),
@@ -263,14 +274,14 @@ ROWS: list[tuple[str, tuple[str, ...], Callable[..., str]]] = [
      ("2026-11-21-loopback-rpc-50pct",), oato),
     ("fresh clone: `make demo`; again; `make check`; `make test`", ("2026-11-24-fresh-clone",), clone),
     ("one layer's attention on the CPU, our kernels against the faster of ggml's two forms: f16 cache",
-     ("2026-11-24-attention",), partial(attention, cache="f16")),
-    ("the same: q8_0 cache", ("2026-11-24-attention",), partial(attention, cache="q8_0")),
+     ("2026-11-24-attention", "2026-11-25-attention-xeon-huge"), partial(attention, cache="f16")),
+    ("the same: q8_0 cache", ("2026-11-24-attention", "2026-11-24-attention-xeon"), partial(attention, cache="q8_0")),
     ("prompt of 512 tokens on the CPU, our kernels against llama.cpp's without AMX", ("2026-11-24-cpu-prompts",),
      prompts),
-    ("2 layers of LLaMA3-8B Q4_0 on the CPU, `auto` against llama.cpp, the faster `-fa`: TTFT of 512 tokens by depth",
-     ("2026-11-25-cpu-depth",), partial(at_depth, time="ttft", rival="llama.cpp")),
-    ("the same: TPOT by depth", ("2026-11-25-cpu-depth",), partial(at_depth, time="tpot", rival="llama.cpp")),
-    ("the same against ik_llama.cpp's fastest flags", ("2026-11-25-cpu-depth",),
+    ("2 layers of a model on the CPU, `auto` against llama.cpp's faster `-fa`: TTFT of 512 tokens behind 0 and 12288",
+     ("2026-11-25-cpu-depth-huge",), partial(at_depth, time="ttft", rival="llama.cpp")),
+    ("the same: TPOT", ("2026-11-25-cpu-depth-huge",), partial(at_depth, time="tpot", rival="llama.cpp")),
+    ("TPOT against ik_llama.cpp's fastest flags (behind 12288 for one model)", ("2026-11-25-cpu-depth-huge",),
      partial(at_depth, time="tpot", rival="ik")),
     ("writing LLaMA3-8B in F16 (16 GB); memory at most", ("2026-11-21-first-light",), writing),
 ]  # fmt: skip
@@ -305,8 +316,15 @@ def by_cell() -> Iterator[str]:
         yield f"| {shown} | " + " | ".join(f"{cells[(arch, budget, depth)]:.2f}x" for budget, depth in columns) + " |"
 
 
+def by_attention() -> Iterator[str]:
+    """One layer's attention on the Xeon: one token at two depths, prompts at the larger one."""
+    shown = {(1, 4096), *((n_tokens, 16384) for n_tokens in (1, 32, 128, 512))}
+    lines = [line for line in read("2026-11-25-attention-xeon-huge") if (line["n_tokens"], line["depth"]) in shown]
+    yield from table(lines, read("2026-11-25-products"), read("2026-11-24-peak")[0]["gflop_s"])
+
+
 def main() -> int:
-    made = "\n".join([BEGIN, "", *by_cell(), "", *by_machine(), "", END])
+    made = "\n".join([BEGIN, "", *by_cell(), "", *by_machine(), "", *by_attention(), "", END])
     if sys.argv[1:] not in (["--write"], ["--check"]):
         print(made)
         return 0

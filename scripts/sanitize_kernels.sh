@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Our kernels (csrc/attend, csrc/products, csrc/decode) under sanitizers:
 #     scripts/sanitize_kernels.sh attend|products|decode thread|address [ROUNDS [unwaited]]
-# Builds tests/native/FAMILY_threads.cpp with clang (a minute or two the first time) under ThreadSanitizer, or under ASan
+# Builds the family's program (tests/native) with clang (a minute or two the first time) under ThreadSanitizer, or under ASan
 # and UBSan, and runs ROUNDS random operators (200). Ends with an error at the first finding. unwaited: threads do not
 # wait for each other, which ThreadSanitizer must find.
 set -euo pipefail

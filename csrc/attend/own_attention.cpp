@@ -22,6 +22,7 @@ namespace oa::attend {
 namespace {
 
 constexpr int64_t some_items  = 64;  // what a task is cut into at least, where it is long enough: threads take turns
+constexpr int64_t few_items   = 32;  // below that many, heads of a block are computed apart
 constexpr int64_t least_split = 128; // tokens; a part costs a row of partial values
 constexpr int64_t widest      = 16;  // values of a vector
 constexpr size_t  cache_line  = 64;
@@ -111,7 +112,7 @@ void cut(Task & task) {
     if (few) {
         // All K/V heads of a block lie beside each other in memory and are read together, unless that leaves too few
         // items.
-        const int64_t groups = std::min(task.n_head_kv, parts(some_items, whole * task.n_splits));
+        const int64_t groups = std::clamp<int64_t>(few_items / (whole * task.n_splits), 1, task.n_head_kv);
         task.heads_per_group = parts(task.n_head_kv, groups);
     }
     task.n_groups = parts(task.n_head_kv, task.heads_per_group);

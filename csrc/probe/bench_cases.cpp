@@ -70,6 +70,8 @@ class mul_mat_case : public oa_bench_case {
   public:
     explicit mul_mat_case(const oa_mul_mat_spec & spec) : spec_(spec), type_(oa_parse_type(spec.type)) {}
 
+    bool reads_weights() const override { return true; }
+
     int64_t n_tokens() const override { return spec_.n_tokens; }
 
     int64_t n_visits() const override {

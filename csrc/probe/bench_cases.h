@@ -102,6 +102,9 @@ class oa_bench_case {
 
     // Whether a repeat reads the result of the one before, so that its memory is free again.
     virtual bool chained() const { return false; }
+
+    // Whether its cold operands are weights, which a model on the CPU reads from its mapped file where they are plain.
+    virtual bool reads_weights() const { return false; }
 };
 
 constexpr int oa_bench_max_tensors = 16; // of a repeat

@@ -7,6 +7,7 @@
 #include "ggml-impl.h"
 #include "ggml.h"
 #include "host_memory.h"
+#include "huge_pages.h"
 #include "log_capture.h"
 
 #include <algorithm>
@@ -168,6 +169,10 @@ oa_op_bench::prepared oa_op_bench::prepare(const oa_bench_case & which, ggml_bac
     }
     if (one_copy > 0) {
         made.cold_buffer = allocate(made.cold_context.get(), cold_type);
+        if (which.reads_weights() && cold_type == ggml_backend_cpu_buffer_type()) {
+            oa_small_pages(ggml_backend_buffer_get_base(made.cold_buffer.get()),
+                           ggml_backend_buffer_get_size(made.cold_buffer.get()));
+        }
         which.fill_cold(made.copies, made.cold_buffer.get());
     }
     made.inputs_context = oa_bench_context(size_t(n_copies) * size_t(std::max<int64_t>(which.n_visits(), 4)) + 16);

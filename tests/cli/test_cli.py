@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -172,8 +173,13 @@ def test_without_an_accelerator_a_plan_for_the_cpu_is_made_and_kept(model: Path,
     env = {name: value for name, value in os.environ.items() if name != "OALLAMA_PLAN_CACHE"}
     env["XDG_CACHE_HOME"] = str(tmp_path)
     command = ("run", model, "Once upon a time", *SMALL, "-n", "4", "--temperature", "0", "--json")
+    measured = oallama(*command, env=env)  # its plan is kept if no other work ran beside it
+    assert measured.stderr.count("measuring this machine") == 1 and "planned for the CPU alone" in measured.stderr
+    shutil.rmtree(tmp_path / "oallama" / "plans", ignore_errors=True)
+    made_profile(model, None, SETTINGS).save(tmp_path / "profile.json")
+    command += ("--profile", str(tmp_path / "profile.json"))
     first = oallama(*command, env=env)
-    assert first.stderr.count("measuring this machine") == 1 and "planned for the CPU alone" in first.stderr
+    assert "planned for the CPU alone" in first.stderr
     (kept,) = tmp_path.glob("oallama/plans/*.json")
     assert PlacementPlan.load(kept).devices == (HOST,)
     again = oallama(*command, env=env)

@@ -222,13 +222,13 @@ def test_a_form_that_a_device_lacks_is_not_measured(tiny: Callable[..., Path]) -
     assert {a["depth"] for a in attention} == {256, 512}  # padded
 
 
-def test_few_tokens_of_tiled_weights_are_plain_ones(tiny: Callable[..., Path]) -> None:
+def test_tiled_weights_are_measured_where_our_kernels_compute_them(tiny: Callable[..., Path]) -> None:
     graph = graph_of(tiny("llama"))
     tasks = tasks_for(graph, depths=(256,), type_k="f16", type_v="f16", accelerator=False, tiles=lambda weight: True)
     found: dict[int, set[str]] = {}
     for a in (task.args for task in tasks if task.kind == "mul_mat"):
         found.setdefault(a["n_tokens"], set()).add(a["realisation"])
-    assert found.pop(1) == {"plain"} and set(map(frozenset, found.values())) == {frozenset({"plain", "tiled"})}
+    assert {1, 32, 512} <= set(found) and set(map(frozenset, found.values())) == {frozenset({"plain", "tiled"})}
 
 
 def test_what_sees_one_row_of_a_prompt_is_measured_for_steps_of_several_sequences(tiny: Callable[..., Path]) -> None:

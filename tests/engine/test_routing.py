@@ -50,9 +50,9 @@ def watched(path: Path, **arguments: Any) -> Iterator[tuple[Llama, Any]]:
         llm.close()
 
 
-def prefill(path: Path, **arguments: Any) -> np.ndarray:
+def prefill(path: Path, tokens: list[int] = TOKENS, **arguments: Any) -> np.ndarray:
     with watched(path, **arguments) as (llm, watch):
-        return record_experts(llm, watch, TOKENS, PROMPTS).ids["prefill"]
+        return record_experts(llm, watch, tokens, PROMPTS).ids["prefill"]
 
 
 def probabilities(path: Path) -> dict[int, np.ndarray]:
@@ -73,7 +73,14 @@ def probabilities(path: Path) -> dict[int, np.ndarray]:
 
     address = ctypes.cast(callback, ctypes.c_void_p).value or 0
     llm = Llama(
-        str(path), eval_callback=(address, 0), n_ubatch=32, n_batch=32, n_ctx=128, n_threads=1, verbose=False, logits_all=True
+        str(path),
+        eval_callback=(address, 0),
+        n_ubatch=32,
+        n_batch=32,
+        n_ctx=128,
+        n_threads=1,
+        verbose=False,
+        logits_all=True,
     )
     llm.eval(TOKENS)
     llm.close()
@@ -89,7 +96,9 @@ def test_ids_are_the_likeliest_experts(tiny: Callable[..., Path]) -> None:
 
 
 @pytest.mark.parametrize("make", [hand_plan, streamed_plan, divided_plan])
-def test_any_placement_gives_the_same_trace(tiny: Callable[..., Path], rpc: Any, make: Callable[..., PlacementPlan]) -> None:
+def test_any_placement_gives_the_same_trace(
+    tiny: Callable[..., Path], rpc: Any, make: Callable[..., PlacementPlan]
+) -> None:
     """F16 is not repacked: both devices have the same kernels, but for what the CPU fuses."""
     path = tiny("qwen3moe", "F16")
     alone, planned = prefill(path), prefill(path, plan=make(path, rpc.devices[0]))
@@ -97,7 +106,7 @@ def test_any_placement_gives_the_same_trace(tiny: Callable[..., Path], rpc: Any,
 
 
 def test_decode_follows_parts_of_the_text(tiny: Callable[..., Path]) -> None:
-    with watched(tiny("qwen3moe"), n_ctx=64) as (llm, watch):
+    with watched(tiny("qwen3moe"), n_ctx=256) as (llm, watch):
         steps: list[tuple[float, float, str]] = []
         recorded = record_experts(llm, watch, TOKENS, 19, lambda *step: steps.append(step))
         again = record_experts(llm, watch, TOKENS, 19)
@@ -107,8 +116,16 @@ def test_decode_follows_parts_of_the_text(tiny: Callable[..., Path]) -> None:
         assert all(np.array_equal(recorded.ids[stage], again.ids[stage]) for stage in STAGES)
         with pytest.raises(OallamaError, match=r"31 tokens and a micro-batch 32: give a longer text"):
             record_experts(llm, watch, TOKENS[:31], 8)
-        with pytest.raises(OallamaError, match="up to 63 behind each of 8 parts"):
-            record_experts(llm, watch, TOKENS, 63 * 8)
+        with pytest.raises(OallamaError, match="up to 255 behind each of 8 parts"):
+            record_experts(llm, watch, TOKENS, 255 * 8)
+
+
+def test_a_text_beyond_the_context_is_read_in_pieces(tiny: Callable[..., Path]) -> None:
+    text = np.random.default_rng(8).integers(3, 120, 300).tolist()
+    with watched(tiny("qwen3moe"), n_ctx=256) as (llm, watch):
+        whole, rest = (record_experts(llm, watch, part, PROMPTS).ids["prefill"] for part in (text, text[256:]))
+    assert whole.shape[1] == 300 and np.array_equal(whole[:, 256:], rest)
+    assert np.array_equal(whole[:, :96], prefill(tiny("qwen3moe"), text[:96]))
 
 
 def test_a_plan_without_memory_for_all_logits_is_refused(tiny: Callable[..., Path], rpc: Any) -> None:
@@ -241,7 +258,9 @@ def test_texts_come_as_files_or_words(tiny: Callable[..., Path], here: dict[str,
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_trace_is_recorded_by_a_plan(tiny: Callable[..., Path], rpc: Any, here: dict[str, str], tmp_path: Path) -> None:
+def test_a_trace_is_recorded_by_a_plan(
+    tiny: Callable[..., Path], rpc: Any, here: dict[str, str], tmp_path: Path
+) -> None:
     model, file = tiny("qwen3moe"), tmp_path / "plan.json"
     plan = hand_plan(model, rpc.devices[0])
     other_name = plan.to_json().replace(f'"{rpc.devices[0]}"', '"RPC0"')

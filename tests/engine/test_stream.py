@@ -21,7 +21,7 @@ from oallama.engine.rpc import LocalRpcServer
 from oallama.errors import OallamaError
 from oallama.loading import autoplan, start
 from oallama.loading.autoplan import Choices
-from oallama.planning import Workload
+from oallama.planning import Workload, uncertainty
 from support.hand_plan import streamed_plan
 from support.logits import ARCHITECTURES, compute_logits, nmse
 from support.made_profile import made_profile
@@ -67,9 +67,15 @@ def test_long_prompts_are_streamed_over_rpc(arch: str, tiny: Callable[..., Path]
 
 @pytest.mark.parametrize("streams", [True, False])
 def test_a_plan_takes_larger_micro_batches_for_long_prompts(
-    streams: bool, tiny: Callable[..., Path], rpc: Any, lib: Path, tmp_path: Path
+    streams: bool,
+    tiny: Callable[..., Path],
+    rpc: Any,
+    lib: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """From the choice to logits: weights that pass once for 2048 tokens, in a batch that grows with the micro-batch."""
+    monkeypatch.setattr(uncertainty, "_EXTRAPOLATED", {2: 0.0})
     path, device = tiny("llama", "Q4_0"), rpc.devices[0]
     asked = Settings(n_ctx=2304, n_batch=512, n_threads=1)
     times = made_profile(path, device, asked)

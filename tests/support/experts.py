@@ -13,10 +13,12 @@ from support.mtp_model import write_model
 from support.mtp_recipes import Tensor
 
 # Weights, biases and scales with an expert in the last dimension.
-_OF_EXPERTS = re.compile(r"blk\.\d+\.(ffn_(up|gate|down|gate_up)_exps|ffn_gate_inp|exp_probs_b)(\.|$)")
+_OF_EXPERTS = re.compile(r"blk\.\d+\.(ffn_(up|gate|down|gate_up)_(exps|chexps)|ffn_gate_inp|exp_probs_b)(\.|$)")
 
 
-def with_experts(source: Path, path: Path, n_experts: int = 16, n_used: int = 4, groups: tuple[int, int] = (1, 1)) -> Path:
+def with_experts(
+    source: Path, path: Path, n_experts: int = 16, n_used: int = 4, groups: tuple[int, int] = (1, 1)
+) -> Path:
     """The mixture with other random experts. groups: how many there are, and how many of them a token may use."""
     metadata = read_metadata(source)
     arch = metadata["general.architecture"].decode()

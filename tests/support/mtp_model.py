@@ -98,7 +98,9 @@ def with_tokens(source: Path, path: Path, times: int) -> Path:
         wide = times if t.name in ("token_embd.weight", "output.weight") else 1
         ne = (int(t.shape[0]), *(int(n) * wide for n in t.shape[1:]))
         tensors.append((t.name, ne, t.tensor_type, t.data.tobytes() * wide))
-    write_model(path, {k: v for k, v in metadata.items() if not isinstance(v, np.ndarray) or v.dtype.kind in "fi"}, tensors)
+    write_model(
+        path, {k: v for k, v in metadata.items() if not isinstance(v, np.ndarray) or v.dtype.kind in "fi"}, tensors
+    )
     return path
 
 

@@ -168,6 +168,13 @@ def test_switch():
     assert make().switch_time("GPU0") is None
 
 
+def test_many_tokens_cost_the_same_each():
+    curve = [(1, 1.0), (32, 2.0), (512, 17.0)]
+    assert per_token(curve, 128) == pytest.approx(2 + 15 * 96 / 480) and per_token(curve, 1024) == pytest.approx(34)
+    assert per_token(curve, 8) == log_log(curve, 8)
+    assert per_token([(1, 1.0), (8, 2.0)], 4) == pytest.approx(4 ** (1 / 3))
+
+
 points = st.dictionaries(st.integers(1, 10**6), st.floats(1e-7, 10), min_size=1, max_size=6).map(
     lambda d: sorted(d.items())
 )

@@ -51,7 +51,8 @@ class Routing:
         bool, typer.Option("--show", help="With --routing: run nothing, show the trace that is kept, or TEXT's.")
     ] = False
     plan: Annotated[
-        Path | None, typer.Option(help="With --routing: run by this plan. Default: as llama.cpp does, on the CPU alone.")
+        Path | None,
+        typer.Option(help="With --routing: run by this plan. Default: as llama.cpp does, on the CPU alone."),
     ] = None
     vram: Annotated[str | None, typer.Option(help="With --routing: run by a plan for this memory.")] = None
     n_generate: Annotated[
@@ -116,8 +117,7 @@ def profile_routing(job: Job, wanted: Routing) -> None:
         print_json(_content(trace, ks, where))
         return
     out.print(render_trace(trace, ks))
-    if not wanted.show:
-        written = [path for path in (where, job.output, wanted.plot) if path]
+    if written := [path for path in (None if wanted.show else where, job.output, wanted.plot) if path]:
         out.print(f"written: {', '.join(map(str, written))}", soft_wrap=True)
 
 

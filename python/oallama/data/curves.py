@@ -5,11 +5,21 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
+from typing import NamedTuple
 
 Points = Sequence[tuple[int, float]]
 
 # Below this a median is the timer's noise; it also keeps logarithms finite.
 SHORTEST_S = 1e-9
+# Tokens from which on each further one takes about as long: bench/results/2026-11-25-products.jsonl, 128 of 32 and 512.
+MANY = 32
+
+
+class Estimate(NamedTuple):
+    """A time and where it comes from: "measured", "interpolated" (between measured points) or "scaled"."""
+
+    seconds: float
+    source: str
 
 
 def log_log(points: Points, x: float) -> float:
@@ -33,12 +43,24 @@ def log_log(points: Points, x: float) -> float:
 
 
 def per_token(points: Points, n_tokens: int) -> float:
-    """`log_log`, but above the last point each token costs its part of that point.
+    """`log_log`; between points of `MANY` tokens or more linear, above the last point each token costs its part of it.
 
-    Below, weights are read once for all tokens; above, computing takes the time (rooflines).
+    With few tokens weights are read once for all of them; with many, computing takes the time (rooflines).
     """
     last, seconds = points[-1]
-    return log_log(points, n_tokens) if n_tokens <= last else seconds * n_tokens / last
+    if n_tokens > last:
+        return seconds * n_tokens / last
+    many = [point for point in points if point[0] >= MANY]
+    return piecewise_linear(many, n_tokens) if many and n_tokens >= many[0][0] else log_log(points, n_tokens)
+
+
+def estimate_at(points: Points, n_tokens: int) -> Estimate:
+    """`per_token`, and whether that very point was measured."""
+    for n, seconds in points:
+        if n == n_tokens:
+            return Estimate(seconds, "measured")
+    inside = points[0][0] < n_tokens < points[-1][0]
+    return Estimate(per_token(points, n_tokens), "interpolated" if inside else "scaled")
 
 
 def piecewise_linear(points: Points, x: float) -> float:

@@ -19,6 +19,7 @@ in order, in which a use has a position, gives every k.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -218,7 +219,7 @@ def _following(ids: Ints, n_experts: int) -> tuple[Ints, Ints]:
 
 def _looked_up(table: Ints, ids: Ints) -> Ints:
     """table [layers, experts] at ids [layers, ..]."""
-    return np.take_along_axis(table, ids.reshape(len(ids), -1), axis=1).reshape(ids.shape)
+    return np.take_along_axis(table, ids.reshape(len(ids), prod(ids.shape[1:])), axis=1).reshape(ids.shape)
 
 
 def _inverse(order: Ints) -> Ints:

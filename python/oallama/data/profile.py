@@ -13,11 +13,11 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from ..base.jsonfile import read_json_object, write_text_atomic
 from ..errors import OallamaError
-from .curves import linear_from_zero, log_log, per_token, piecewise_linear
+from .curves import Estimate, estimate_at, linear_from_zero, log_log, piecewise_linear
 from .entries import (
     KINDS,
     OTHER,
@@ -46,13 +46,6 @@ REMEDY = "record one with `oallama profile MODEL.gguf`"
 RECORDED = HERE / "recorded"
 # Where the times of a profile come from.
 SOURCES = ("measured", "datasheet")
-
-
-class Estimate(NamedTuple):
-    """A time and where it comes from: "measured", "interpolated" (between measured points) or "scaled"."""
-
-    seconds: float
-    source: str
 
 
 Timed = TypeVar("Timed", OperatorTime, AttentionTime, ChainTime, ShapeTime, LinkTime, SwitchTime)
@@ -109,7 +102,7 @@ class Profile:
     ) -> Estimate:
         """Seconds of one mul_mat / mul_mat_id with a weight of shape `ne` = (k, m[, n_expert]) for `n_tokens` tokens.
 
-        Exact point: "measured". Between measured token counts of the same shape: log-log "interpolated". Otherwise the
+        Exact point: "measured". Between measured token counts of the same shape: "interpolated". Otherwise the
         nearest measured shape of the same type, "scaled" by the weight values touched (bytes when few tokens, flops
         when many: both are proportional to k*m at equal tokens). `realisation` is preferred where it was measured;
         what is tiled is plain where our kernels compute none. Raises OallamaError when the type was not measured.
@@ -121,10 +114,10 @@ class Profile:
             named = "plain"
         curves = self._curves[named].get((device, op, type), {})
         if shape in curves:
-            return _on_curve(curves[shape], n_tokens)
+            return estimate_at(curves[shape], n_tokens)
         if curves:
             nearest = min(curves, key=lambda s: (distance(s, shape), s))
-            estimate = _on_curve(curves[nearest], n_tokens)
+            estimate = estimate_at(curves[nearest], n_tokens)
             return Estimate(estimate.seconds * work(shape, n_tokens) / work(nearest, n_tokens), "scaled")
         dense = self._curves[""].get((device, "MUL_MAT", type), {})
         if op == "MUL_MAT_ID" and dense:
@@ -227,7 +220,7 @@ class Profile:
         if not curves:
             return None
         nearest = min(curves, key=lambda k: (abs(math.log(k / width)), k))
-        return _on_curve(curves[nearest], n_tokens).seconds
+        return estimate_at(curves[nearest], n_tokens).seconds
 
     def chain_time(self, device: str, kind: str, type: str, ne: tuple[int, int], n_tokens: int) -> float | None:
         """Seconds of a chain of operators in one graph (see ChainTime), log-log between measured token counts.
@@ -237,7 +230,7 @@ class Profile:
         points = self._chains.get((device, kind, type, tuple(ne)), [])
         if not points or not points[0][0] <= n_tokens <= points[-1][0]:
             return None
-        return _on_curve(points, n_tokens).seconds
+        return estimate_at(points, n_tokens).seconds
 
     def shape_time(self, device: str, key: str) -> float | None:
         """Seconds of the operator with this `OpShape.key`; None for what was not measured: a small operator, then."""
@@ -401,11 +394,3 @@ def _merged(realised: Mapping[str, Curves], order: Sequence[str]) -> Curves:
         for key, shapes in realised[realisation].items():
             merged[key].update(shapes)
     return dict(merged)
-
-
-def _on_curve(points: Sequence[tuple[int, float]], n_tokens: int) -> Estimate:
-    for n, seconds in points:
-        if n == n_tokens:
-            return Estimate(seconds, "measured")
-    inside = points[0][0] < n_tokens < points[-1][0]
-    return Estimate(per_token(points, n_tokens), "interpolated" if inside else "scaled")

@@ -27,7 +27,7 @@ from .expert_hits import POLICIES, Ints, counts, hit_rates, uniform_union, union
 
 SCHEMA = "oallama.routing/1"
 STAGES = ("prefill", "decode")
-JUDGED = 8192  # tokens of a stage that policies are judged on at most, its first; more take minutes
+JUDGED = 8192  # tokens of a stage that policies are judged on at most, its first
 NONE = 0xFFFF  # in place of an expert where a layer uses fewer than others
 _REMEDY = "record one with `oallama profile MODEL.gguf --routing`"
 _DAMAGES = (
@@ -62,7 +62,7 @@ class StageRouting:
 
     @classmethod
     def judge(cls, ids: NDArray[np.uint16], n_experts: int) -> StageRouting:
-        """What follows from `ids`; at 48 layers of 128 experts, 8 used, about 1 ms per token."""
+        """What follows from `ids`."""
         n_layers, n_tokens = ids.shape[:2]
         hits = np.zeros((len(POLICIES), n_layers, n_experts), dtype=np.float32)
         unions = np.zeros((n_layers, len(union_widths(n_tokens))), dtype=np.float32)
@@ -225,7 +225,8 @@ def _checked(about: Mapping[str, Any], stages: Mapping[str, StageRouting]) -> Ro
         raise ValueError(f"it has the policies {about['policies']}, expected {list(POLICIES)}")
     for name, stage in stages.items():
         _check_stage(name, stage, trace)
-    if not np.array_equal(*(used_by_layer(stages[name].ids) for name in STAGES)):
+    prefill, decode = (used_by_layer(stages[name].ids) for name in STAGES)
+    if not np.array_equal(prefill, decode):
         raise ValueError("its stages use different numbers of experts")
     return trace
 

@@ -47,7 +47,7 @@ def routing_notes(model: str | os.PathLike[str], graph: OperatorGraph) -> list[s
     """What a plan says of a mixture's routing; nothing for a dense model."""
     if not graph.has_experts:
         return []
-    routers = routers_of(model)
+    routers = routers_of(Path(model))
     if routers is None or not trace_file(routers).is_file():
         return [f"uniform routing of the experts is assumed: there is no trace of it ({RECORD} records one)"]
     return ["uniform routing of the experts is assumed: plans do not use the routing trace yet"]

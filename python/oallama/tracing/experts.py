@@ -79,9 +79,7 @@ def record_experts(
             decode.append(watched.forward([watched.sample(random)]))
             report(1, "generating")
     layers = tuple(sorted(prefill[0]))
-    return Recorded(
-        layers, watched.n_ubatch, {"prefill": _joined(prefill, layers), "decode": _joined(decode, layers)}
-    )
+    return Recorded(layers, watched.n_ubatch, {"prefill": _joined(prefill, layers), "decode": _joined(decode, layers)})
 
 
 def _prompts(tokens: Sequence[int], n_generate: int, llm: Any) -> Iterator[tuple[list[int], int]]:
@@ -150,10 +148,10 @@ def _by_layer(seen: Sequence[tuple[int, NDArray[np.int32]]], n_tokens: int) -> C
     if not parts:
         raise OallamaError("llama.cpp's graph of this model names no chosen experts (ffn_moe_topk): nothing to trace")
     # A layer that chooses twice for a token (GroveMoE, whose second choice follows from the first) has more rows.
-    chosen = {layer: np.concatenate(rows)[:n_tokens].astype(np.uint16) for layer, rows in parts.items()}
-    for layer, ids in chosen.items():
-        if len(ids) < n_tokens:
-            raise OallamaError(f"layer {layer} chose experts for {len(ids)} of {n_tokens} tokens: it cannot be traced")
+    chosen = {layer: np.concatenate(found)[:n_tokens].astype(np.uint16) for layer, found in parts.items()}
+    for layer, rows in chosen.items():
+        if len(rows) < n_tokens:
+            raise OallamaError(f"layer {layer} chose experts for {len(rows)} of {n_tokens} tokens: it cannot be traced")
     return chosen
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
@@ -31,16 +31,20 @@ def default_ks(n_experts: int) -> tuple[int, ...]:
 def render_trace(trace: RoutingTrace, ks: Sequence[int]) -> RenderableType:
     """Tables of the mean layer by k and by tokens of a batch, and of each layer at the k next to a quarter."""
     quarter = min(ks, key=lambda k: abs(k - trace.n_experts / 4))
-    return Group(_by_k(trace, ks), _unions(trace), _by_layer(trace, quarter), _explained(trace))
+    return Group(
+        Text(headline(trace)), "", _by_k(trace, ks), _unions(trace), _by_layer(trace, quarter), _explained(trace)
+    )
+
+
+def headline(trace: RoutingTrace) -> str:
+    """The model, and how many experts it has and uses."""
+    used = "/".join(map(str, sorted(set(trace.n_used))))
+    return f"{trace.model}: {used} of {trace.n_experts} experts per token in {len(trace.layers)} layers"
 
 
 def _by_k(trace: RoutingTrace, ks: Sequence[int]) -> Table:
-    used = "/".join(map(str, sorted(set(trace.n_used))))
-    shown = table(
-        f"{trace.model}: uses that k of a layer's {trace.n_experts} experts hit "
-        f"({used} used per token, mean of {len(trace.layers)} layers)"
-    )
-    _columns(shown, "k", "\nuniform", *(f"{stage}\n{NAMES[policy]}" for stage in _ORDER for policy in POLICIES))
+    shown = table("uses that hit if a device has k of a layer's experts, mean of the layers")
+    _columns(shown, "\nk", "\nuniform", *(name for stage in _ORDER for name in _headed(stage, NAMES.values())))
     for k in ks:
         rates = [trace.hit_rate(stage, policy, k).mean() for stage in _ORDER for policy in POLICIES]
         shown.add_row(str(k), _percent(k / trace.n_experts), *map(_percent, rates))
@@ -48,23 +52,24 @@ def _by_k(trace: RoutingTrace, ks: Sequence[int]) -> Table:
 
 
 def _unions(trace: RoutingTrace) -> Table:
-    shown = table("experts that n tokens beside each other use, mean of the layers")
+    """As far as a micro-batch goes."""
+    shown = table("distinct experts of n tokens")
     _columns(shown, "n", "uniform", *_ORDER)
     unions = {name: dict(zip(s.widths, s.unions.mean(axis=0), strict=True)) for name, s in trace.stages.items()}
-    for n in sorted({n for found in unions.values() for n in found}):
+    for n in sorted({n for found in unions.values() for n in found if n <= trace.n_ubatch}):
         cells = [f"{unions[stage][n]:.1f}" if n in unions[stage] else "-" for stage in _ORDER]
         shown.add_row(str(n), f"{trace.uniform_union(n):.1f}", *cells)
     return shown
 
 
 def _by_layer(trace: RoutingTrace, k: int) -> Table:
-    shown = table(f"by layer, k = {k}; hottest: uses that are of one expert")
+    shown = table(f"by layer, k = {k} (hottest: the most used expert's share)")
     cells: list[NDArray[Any]] = []
-    names = ["layer"]
+    names = ["\nlayer"]
     for stage, policies in (("decode", POLICIES), ("prefill", ("static", "belady"))):
         counts = trace.counts(stage)
         cells += [counts.max(axis=1) / counts.sum(axis=1), *(trace.hit_rate(stage, p, k) for p in policies)]
-        names += [f"{stage}\nhottest", *(f"{stage}\n{NAMES[p]}" for p in policies)]
+        names += _headed(stage, ["hottest", *(NAMES[p] for p in policies)])
     _columns(shown, *names)
     for layer, *row in zip(trace.layers, *cells, strict=True):
         shown.add_row(str(layer), *map(_percent, row))
@@ -77,12 +82,18 @@ def _explained(trace: RoutingTrace) -> Text:
         f"{trace.text}: {prefill.n_tokens} tokens in micro-batches of {trace.n_ubatch}, "
         f"{decode.n_tokens} tokens generated behind parts of it.",
         "The first half of each stage's tokens is learned from, uses of the second half count.",
+        "Uniform: what random choices would give. Distinct experts: means of the layers, too.",
     ]
     for name in _ORDER:
         stage = trace.stages[name]
         if stage.judged < stage.n_tokens:
             lines.append(f"Of {name} the first {stage.judged} tokens are judged, {stage.n_tokens} are kept.")
     return Text("\n".join(lines), style="dim")
+
+
+def _headed(stage: str, names: Iterable[str]) -> list[str]:
+    """Names of columns, with the stage above the first."""
+    return [f"{'' if number else stage}\n{name}" for number, name in enumerate(names)]
 
 
 def _columns(shown: Table, *names: str) -> None:

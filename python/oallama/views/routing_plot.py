@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..data.expert_hits import POLICIES, uniform_rates
 from ..data.routing import STAGES
-from .routing import NAMES
+from .routing import NAMES, headline
 from .style import COLOURS, MARKERS, load_figure_class, save_figure
 
 if TYPE_CHECKING:
@@ -27,13 +27,7 @@ def write_trace_plot(trace: RoutingTrace, path: str | os.PathLike[str]) -> Path:
     for plot, stage in zip(panels, STAGES[::-1], strict=False):
         _hits(plot, trace, stage)
     _unions(panels[2], trace)
-    used = "/".join(map(str, sorted(set(trace.n_used))))
-    figure.suptitle(
-        f"{trace.model}: {used} of {trace.n_experts} experts per token in {len(trace.layers)} layers; {trace.text}",
-        fontsize=11,
-        x=0.01,
-        ha="left",
-    )
+    figure.suptitle(f"{headline(trace)}; {trace.text}", fontsize=11, x=0.01, ha="left")
     return save_figure(figure, path)
 
 
@@ -59,6 +53,7 @@ def _unions(plot: Any, trace: RoutingTrace) -> None:
         plot.plot(stage.widths, stage.unions.mean(axis=0), **look)
     plot.plot(widest, [trace.uniform_union(n) for n in widest], **_UNIFORM)
     plot.set_xscale("log", base=2)
+    plot.xaxis.set_major_formatter("{x:g}")
     plot.set_ylim(0, trace.n_experts * 1.02)
     _labelled(plot, "distinct experts of a batch", "tokens of the batch", "experts of a layer")
 
