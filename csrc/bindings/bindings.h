@@ -16,6 +16,7 @@ void register_arenas(py::module_ & m);
 void register_attend(py::module_ & m);
 void register_backend_map(py::module_ & m);
 void register_devices(py::module_ & m);
+void register_experts(py::module_ & m);
 void register_fit(py::module_ & m);
 void register_replay(py::module_ & m);
 void register_graphs(py::module_ & m);

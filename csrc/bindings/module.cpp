@@ -10,6 +10,7 @@ PYBIND11_MODULE(_core, m) {
     register_attend(m);
     register_backend_map(m);
     register_devices(m);
+    register_experts(m);
     register_fit(m);
     register_replay(m);
     register_graphs(m);

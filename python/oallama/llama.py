@@ -118,8 +118,9 @@ class Llama(PlacedLlama):
                     **_complete(kwargs, self.plan),
                 )
                 self._left_mapped = native.core().backend_map_left_mapped()
-        self._recorder = RunRecorder(self.plan, self.n_threads)
-        _OPEN.add(self)
+        if self._eval_callback is None:  # a run that is watched takes longer than others
+            self._recorder = RunRecorder(self.plan, self.n_threads)
+            _OPEN.add(self)
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Upstream's; raises OallamaError when weights could not be streamed (the file was changed or cut off)."""

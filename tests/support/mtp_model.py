@@ -56,7 +56,7 @@ def add_heads(
         kept.pop(f"{arch}.rope.dimension_sections", None)
     each = {k: _longer(v, n_layer, like[: n_layer + MORE + told]) for k, v in kept.items()}
     each |= {f"{arch}.block_count": n_layer + MORE + told, f"{arch}.nextn_predict_layers": told}
-    _write(path, each, tensors)
+    write_model(path, each, tensors)
     return path
 
 
@@ -98,11 +98,13 @@ def with_tokens(source: Path, path: Path, times: int) -> Path:
         wide = times if t.name in ("token_embd.weight", "output.weight") else 1
         ne = (int(t.shape[0]), *(int(n) * wide for n in t.shape[1:]))
         tensors.append((t.name, ne, t.tensor_type, t.data.tobytes() * wide))
-    _write(path, {k: v for k, v in metadata.items() if not isinstance(v, np.ndarray) or v.dtype.kind in "fi"}, tensors)
+    write_model(
+        path, {k: v for k, v in metadata.items() if not isinstance(v, np.ndarray) or v.dtype.kind in "fi"}, tensors
+    )
     return path
 
 
-def _write(path: Path, metadata: dict[str, Any], tensors: list[Tensor]) -> None:
+def write_model(path: Path, metadata: dict[str, Any], tensors: list[Tensor]) -> None:
     data = [content.ljust(padded(len(content)), b"\0") for *_, content in tensors]
     header = pack_header(metadata, [(name, ne, kind, len(content)) for name, ne, kind, content in tensors])
     path.write_bytes(header + b"".join(data))

@@ -1,4 +1,4 @@
-"""Read and write the project's JSON files: one-line errors, and never a half-written file in place of a good one."""
+"""Read and write the project's files, most of them JSON: one-line errors, never half a file in place of a good one."""
 
 from __future__ import annotations
 
@@ -49,16 +49,21 @@ def write_text_atomic(path: str | os.PathLike[str], text: str, what: str) -> Non
 
     Raises OallamaError naming the path when there is no permission or no space; the old file is then untouched.
     """
+    write_bytes_atomic(path, text.encode(), what)
+
+
+def write_bytes_atomic(path: str | os.PathLike[str], content: bytes, what: str) -> None:
+    """As `write_text_atomic`."""
     target = Path(path).resolve()  # a link keeps pointing at its file
     if target.exists() and not target.is_file() and not target.is_dir():
         # A device or a pipe, /dev/stdout for one: renaming over it would replace it.
-        target.write_text(text, encoding="utf-8")
+        target.write_bytes(content)
         return
     aside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with open(aside, "w", encoding="utf-8") as f:
-            f.write(text)
+        with open(aside, "wb") as f:
+            f.write(content)
             f.flush()
             os.fsync(f.fileno())
         os.replace(aside, target)

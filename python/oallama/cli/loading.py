@@ -26,13 +26,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Source:
-    """What to load and how; None: not given."""
+    """What to load and how; None: not given.
+
+    eval_callback: as `PlacedLlama` takes it. all_logits: whether a plan that is made has memory for those of all rows.
+    """
 
     model: Path
     placing: Placing
     hardware: Hardware
     sizes: Sizes
     kernels: Kernels
+    eval_callback: tuple[int, int] | None = None
+    all_logits: bool = False
 
 
 def open_llama(source: Source) -> Llama:
@@ -52,7 +57,13 @@ def open_llama(source: Source) -> Llama:
     if unplanned:
         return _load_unplanned(source, wanted)
     hardware = source.hardware
-    choices = replace(source.sizes.choices(), device=chosen, profile=hardware.profile, margin=hardware.margin)
+    choices = replace(
+        source.sizes.choices(),
+        device=chosen,
+        profile=hardware.profile,
+        margin=hardware.margin,
+        all_logits=source.all_logits,
+    )
     plan = make_plan(source.model, source.placing, wanted, choices)
     return _load(source, plan, {"n_threads": source.kernels.threads} if source.kernels.threads else {})
 
@@ -110,6 +121,8 @@ def _given(source: Source) -> dict[str, Any]:
 def _load(source: Source, plan: PlacementPlan | None, arguments: dict[str, Any]) -> Llama:
     from oallama.llama import Llama
 
+    if source.eval_callback is not None:
+        arguments = {**arguments, "eval_callback": source.eval_callback}
     try:
         with interruptible():
             return Llama(os.fspath(source.model), plan=plan, verbose=debugging(), **arguments)

@@ -25,7 +25,23 @@ from oallama.views.style import table
 
 from .groups import grouped
 from .operators import show_operators
-from .options import Ctx, Device, Json, Kernels, LocalRpc, Model, Rpc, Sizes, Threads, TypeK, TypeV, connect, settings
+from .options import (
+    Ctx,
+    Device,
+    Hardware,
+    Json,
+    Kernels,
+    LocalRpc,
+    Model,
+    Rpc,
+    Sizes,
+    Threads,
+    TypeK,
+    TypeV,
+    connect,
+    settings,
+)
+from .routing import Job, Routing, Text, profile_routing
 from .terminal import out, progress_bar, warn_if_busy
 
 
@@ -54,6 +70,7 @@ class Loaded:
 @grouped
 def profile(
     model: Model,
+    text: Text = None,
     *,
     accelerator: Accelerator,
     loaded: Loaded,
@@ -69,13 +86,26 @@ def profile(
         bool,
         typer.Option("--in-place", help="With --operators: load the model and show how far the times are off in it."),
     ] = False,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the profile to this file.")] = None,
+    routing: Routing,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the profile, with --routing the trace, to this file.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Time a model's operators, its attention and the links, on the CPU and the accelerator.
 
-    Only what the cache (~/.cache/oallama) lacks is measured; Ctrl-C keeps what was.
+    Only what the cache (~/.cache/oallama) lacks is measured; Ctrl-C keeps what was. With --routing, record which
+    experts a mixture chooses instead.
     """
+    routing.check(text)
+    if routing.routing:
+        others = {"--fresh": fresh, "--datasheet": datasheet, "--operators": operators, "--in-place": in_place}
+        if given := [name for name, value in others.items() if value]:
+            raise OallamaError(f"{given[0]} is about times; leave it out with --routing")
+        hardware = Hardware(device=accelerator.device, rpc=accelerator.rpc, local_rpc=accelerator.local_rpc)
+        kernels = Kernels(loaded.type_k, loaded.type_v, threads=loaded.threads)
+        profile_routing(Job(model, text, hardware, Sizes(loaded.ctx), kernels, output, json), routing)
+        return
     if in_place and (datasheet is not None or not operators):
         raise OallamaError("--in-place needs --operators, and times of this machine: leave out --datasheet")
     wanted = loaded.settings()

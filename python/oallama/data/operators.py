@@ -146,6 +146,11 @@ class OperatorGraph:
         """Bytes of all weights but lazy tables; a tied output counts once, as in the file."""
         return sum(t.nbytes for t in self.tensors if not (t.lazy or (self.tied_output and t.name == OUTPUT)))
 
+    @property
+    def has_experts(self) -> bool:
+        """Whether it is a mixture: some operator reads only the experts that are chosen."""
+        return any(op.op == "MUL_MAT_ID" for op in next(iter(self.tiers.values()), ()))
+
     def targets(self, tier: int) -> tuple[Operator, ...]:
         """Target operators (mul_mat / mul_mat_id with a weight) of a tier, in execution order."""
         return tuple(op for op in self.operators(tier) if op.is_target)

@@ -12,12 +12,13 @@ UPSTREAM = runtime.llama_cpp().Llama
 
 
 class PlacedLlama(UPSTREAM):  # type: ignore[misc, valid-type]
-    """`llama_cpp.Llama` 0.3.36 and three arguments more; None leaves a field to upstream.
+    """`llama_cpp.Llama` 0.3.36 and four arguments more; None leaves a field to upstream.
 
     Args:
         devices: addresses of the devices to use, as `device_list.device_array` makes them.
         n_outputs_max: most rows of one micro-batch with logits.
         flash_attn_type: "auto", which upstream's flash_attn= cannot say.
+        eval_callback: addresses of a ggml_backend_sched_eval_callback and of its data, which must outlive the model.
     """
 
     def __init__(
@@ -27,9 +28,11 @@ class PlacedLlama(UPSTREAM):  # type: ignore[misc, valid-type]
         devices: Any = None,
         n_outputs_max: int | None = None,
         flash_attn_type: str | None = None,
+        eval_callback: tuple[int, int] | None = None,
         **kwargs: Any,
     ) -> None:
         self._devices, self._n_outputs_max, self._flash_attn_type = devices, n_outputs_max, flash_attn_type
+        self._eval_callback = eval_callback
         super().__init__(model_path, **kwargs)
 
     # Upstream assigns each structure before it fills it, and reads it through `self` every time.
@@ -50,6 +53,10 @@ class PlacedLlama(UPSTREAM):  # type: ignore[misc, valid-type]
             self._context_params.flash_attn_type = FLASH_ATTN[self._flash_attn_type]
         if self._n_outputs_max is not None:
             self._context_params.n_outputs_max = self._n_outputs_max
+        if self._eval_callback is not None:
+            function, data = self._eval_callback
+            self._context_params.cb_eval = type(self._context_params.cb_eval)(function)
+            self._context_params.cb_eval_user_data = data
         return self._context_params
 
     @context_params.setter

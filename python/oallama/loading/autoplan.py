@@ -25,6 +25,7 @@ from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
 from oallama.loading.budgets import budgets_for, more_than_there_is, refuse_margin
 from oallama.loading.dry_run import LocalAllocators
+from oallama.loading.routing_traces import routing_notes
 from oallama.loading.times_now import TimesNow, times_now
 from oallama.planning import (
     Candidates,
@@ -288,7 +289,7 @@ def consider(
     elsewhere = profile if choices.elsewhere else None
     budgets = budgets_for(vram, accelerators, graph.weights_bytes, elsewhere, choices.margin)
     budgets = {name: budget.less(choices.reserve.get(name, 0)) for name, budget in budgets.items()}
-    notes += more_than_there_is(budgets, elsewhere)
+    notes += [*more_than_there_is(budgets, elsewhere), *routing_notes(path, graph)]
     allocators = LocalAllocators(path, settings, accelerators, elsewhere)
     graphs = {settings.flash_attn: graph}
     if settings.flash_attn == "auto" and settings.type_v in UNFUSED_V_TYPES and not choices.paper:

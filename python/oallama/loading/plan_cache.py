@@ -6,6 +6,7 @@ model file, machine, profile, budget and set of options; a change of any of them
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
@@ -96,6 +97,13 @@ class Question:
             kept = sorted(self._file.parent.glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True)
             for file in kept[KEPT:]:
                 file.unlink(missing_ok=True)
+
+
+def forget(path: str | os.PathLike[str]) -> None:
+    """Drop the plans of a model file: something that they say of it has changed."""
+    for file in (cache_dir() / "plans").glob(f"{glob.escape(Path(path).stem)}-*.json"):
+        with suppress(OSError):  # a cache that cannot be written
+            file.unlink(missing_ok=True)
 
 
 @cache
