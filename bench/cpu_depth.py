@@ -16,7 +16,6 @@ import argparse
 import json
 import os
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,13 +26,13 @@ from oallama.bench import LoadParams, Sweep, cpu_only, run_bench
 from oallama.bench.machine import describe
 from oallama.bench.planned import planned
 from oallama.bench.script import arguments, note, numbers, record, words
+from oallama.bench.some_layers import made
 from oallama.bench.stats import speedup
 from oallama.data.plan import HOST
 from oallama.engine import runtime
 from oallama.engine.load_settings import Settings
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices
-from oallama.modelmaker import make_model
 from oallama.planning import Workload
 
 OURS = "oallama"
@@ -55,17 +54,12 @@ def main() -> None:
 
 
 def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    for name in options.models:
-        shape, file_type = name.split(":")
-        with tempfile.TemporaryDirectory() as folder:
-            model = Path(folder) / f"{shape}-{file_type}.gguf"
-            note(f"{name}: making the model")
-            make_model(model, shape=shape, file_type=file_type, overrides={"n_layer": options.layers, "n_vocab": 32000})
-            for depth in options.depths:
-                yield {"model": name, "layers": options.layers, **cell(model, depth, options, Path(folder))}
+    for name, model in made(options.models, options.layers):
+        for depth in options.depths:
+            yield {"model": name, "layers": options.layers, **cell(model, depth, options)}
 
 
-def cell(model: Path, depth: int, options: argparse.Namespace, states: Path) -> dict[str, Any]:
+def cell(model: Path, depth: int, options: argparse.Namespace) -> dict[str, Any]:
     n_ctx = -(-(depth + options.prompt + options.generate + 1) // 256) * 256
     settings = Settings(n_ctx=n_ctx, n_threads=options.threads)
     graph = autoplan.read_graph(model, settings)
@@ -75,7 +69,8 @@ def cell(model: Path, depth: int, options: argparse.Namespace, states: Path) -> 
     engines = [replace(planned(plan, runtime.lib_dir(), base), name=OURS)]
     for form in ("on", "off"):
         engines.append(replace(cpu_only(replace(base, flash_attn=form)), name=f"llama.cpp -fa {form}"))
-    sweep = Sweep((options.prompt,), (depth,), (options.generate,), repeats=1, interleave="reload", state_dir=states)
+    lengths = (options.prompt,), (depth,), (options.generate,)
+    sweep = Sweep(*lengths, repeats=1, interleave="reload", state_dir=model.parent)
     ttft: dict[str, list[float]] = {}
     tpot: dict[str, list[float]] = {}
     for round_ in range(options.rounds):

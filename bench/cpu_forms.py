@@ -14,18 +14,16 @@ import argparse
 import json
 import os
 import subprocess
-import tempfile
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from gguf import GGUFReader
-
 from oallama.bench.machine import describe
 from oallama.bench.script import arguments, note, record, words
+from oallama.bench.some_layers import cpu_map, made
 from oallama.bench.stats import speedup
 from oallama.engine import native, runtime
-from oallama.modelmaker import make_model
 
 BOTH = "repacked+tiled"
 FORMS = ("llama.cpp", "repacked", "tiled", BOTH)
@@ -43,26 +41,23 @@ def main() -> None:
     parser.add_argument("--amx", action=argparse.BooleanOptionalAction, default=True)
     options = parser.parse_args()
     os.environ["OALLAMA_AMX"] = str(int(options.amx))  # before the engine is loaded, and for its programs
-    with tempfile.TemporaryDirectory() as folder:
-        lines = (measured(Path(folder), kind, options) for kind in options.types)
-        record(lines, options.out, each={"machine": describe()})
+    models = made((f"llama3-8b:{kind}" for kind in options.types), options.layers)
+    lines = (measured(model, name.split(":")[1], options) for name, model in models)
+    record(lines, options.out, each={"machine": describe()})
 
 
-def measured(folder: Path, kind: str, options: argparse.Namespace) -> dict[str, Any]:
-    note(f"{kind}: making the model")
-    model = folder / f"{kind}.gguf"
-    make_model(model, shape="llama3-8b", file_type=kind, overrides={"n_layer": options.layers, "n_vocab": 32000})
+def measured(model: Path, kind: str, options: argparse.Namespace) -> dict[str, Any]:
     tables = {"llama.cpp": ""}
     for form in FORMS[1:]:
-        tables[form] = str(folder / f"{kind}-{form}.map")
-        Path(tables[form]).write_text(backend_map(model, options.layers, form))
+        table = model.with_suffix(f".{form}.map")
+        table.write_text(cpu_map(model, options.layers, partial(word, form)))
+        tables[form] = str(table)
     samples: dict[str, dict[str, list[float]]] = {metric: {form: [] for form in FORMS} for metric in METRICS}
     for round_ in range(options.rounds):
         note(f"{kind}: round {round_ + 1}")
         for form in FORMS:
             for metric, seconds in zip(METRICS, request(model, options, tables[form]), strict=True):
                 samples[metric][form].append(seconds)
-    model.unlink()
     result: dict[str, Any] = {"type": kind, "amx": options.amx, "layers": options.layers, "threads": options.threads}
     result |= {"prompt": options.prompt, "generate": options.generate, "rounds": options.rounds}
     for metric, of_forms in samples.items():
@@ -73,16 +68,8 @@ def measured(folder: Path, kind: str, options: argparse.Namespace) -> dict[str, 
     return result
 
 
-def backend_map(model: Path, n_layer: int, form: str) -> str:
-    """All on the CPU, all matrices in one form, or plain where the CPU does not repack them."""
-    lines = ["# oallama backend map v1", *(f"layer {il} CPU" for il in range(n_layer + 1))]
-    for tensor in GGUFReader(model).tensors:
-        matrix = len(tensor.shape) == 2 and tensor.name != "token_embd.weight"
-        lines.append(f"tensor {tensor.name} CPU host {word(form, tensor) if matrix else ''}".rstrip())
-    return "\n".join(lines) + "\n"
-
-
 def word(form: str, tensor: Any) -> str:
+    """Plain where the CPU does not repack the matrix."""
     (k, m), type = map(int, tensor.shape), tensor.tensor_type.name.lower().replace("_k", "_K")
     return "plain" if form == "repacked" and not native.core().repacks("CPU", type, k, m, 0) else form
 

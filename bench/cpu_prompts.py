@@ -13,18 +13,15 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import tempfile
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from gguf import GGUFReader
-
 from oallama.bench.machine import describe
 from oallama.bench.script import arguments, note, record, words
+from oallama.bench.some_layers import cpu_map, made
 from oallama.bench.stats import speedup
 from oallama.engine import runtime
-from oallama.modelmaker import make_model
 
 FORMS = ("llama.cpp", "AMX", "plain", "tiled")
 
@@ -37,26 +34,22 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        lines = (measured(Path(folder), kind, options) for kind in options.types)
-        record(lines, options.out, each={"machine": describe()})
+    models = made((f"llama3-8b:{kind}" for kind in options.types), options.layers)
+    lines = (measured(model, name.split(":")[1], options) for name, model in models)
+    record(lines, options.out, each={"machine": describe()})
 
 
-def measured(folder: Path, kind: str, options: Any) -> dict[str, Any]:
-    note(f"{kind}: making the model")
-    model = folder / f"{kind}.gguf"
-    make_model(model, shape="llama3-8b", file_type=kind, overrides={"n_layer": options.layers, "n_vocab": 32000})
+def measured(model: Path, kind: str, options: Any) -> dict[str, Any]:
     environments = {"llama.cpp": {"OALLAMA_AMX": "0"}, "AMX": {"OALLAMA_AMX": "1"}}
     for realisation in ("plain", "tiled"):
-        table = folder / f"{kind}-{realisation}.map"
-        table.write_text(backend_map(model, options.layers, realisation))
+        table = model.with_suffix(f".{realisation}.map")
+        table.write_text(cpu_map(model, options.layers, lambda tensor, word=realisation: word))
         environments[realisation] = {"OALLAMA_AMX": "0", "OALLAMA_BACKEND_MAP": str(table)}
     seconds: dict[str, list[float]] = {form: [] for form in FORMS}
     for round_ in range(options.rounds):
         note(f"{kind}: round {round_ + 1}")
         for form in FORMS:
             seconds[form].append(prompt_s(model, options, environments[form]))
-    model.unlink()
     found = {form: median(each) for form, each in seconds.items()}
     rival = min(("llama.cpp", "plain"), key=found.__getitem__)
     gained = speedup(seconds[rival], seconds["tiled"])
@@ -70,15 +63,6 @@ def measured(folder: Path, kind: str, options: Any) -> dict[str, Any]:
         "rival": rival,
         "times_rival": gained.to_json(),
     }
-
-
-def backend_map(model: Path, n_layer: int, realisation: str) -> str:
-    """All on the CPU, all matrices in one realisation."""
-    lines = ["# oallama backend map v1", *(f"layer {il} CPU" for il in range(n_layer + 1))]
-    for tensor in GGUFReader(model).tensors:
-        matrix = len(tensor.shape) == 2 and tensor.name != "token_embd.weight"
-        lines.append(f"tensor {tensor.name} CPU host {realisation if matrix else ''}".rstrip())
-    return "\n".join(lines) + "\n"
 
 
 def prompt_s(model: Path, options: Any, environment: dict[str, str]) -> float:

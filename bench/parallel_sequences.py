@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from oallama.bench import LoadParams, Sweep, cpu_only, run_bench
 from oallama.bench.machine import describe
 from oallama.bench.planned import planned
 from oallama.bench.script import arguments, note, numbers, record, words
+from oallama.bench.some_layers import made
 from oallama.bench.stats import speedup
 from oallama.data.plan import HOST, PlacementPlan
 from oallama.data.predicted import predicted_times
@@ -31,7 +31,6 @@ from oallama.engine import runtime
 from oallama.engine.load_settings import Settings
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices
-from oallama.modelmaker import make_model
 from oallama.planning import Workload
 
 OURS = "for N"
@@ -52,14 +51,9 @@ def main() -> None:
 
 
 def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    for name in options.models:
-        shape, file_type = name.split(":")
-        with tempfile.TemporaryDirectory() as folder:
-            model = Path(folder) / f"{shape}-{file_type}.gguf"
-            note(f"{name}: making the model")
-            make_model(model, shape=shape, file_type=file_type, overrides={"n_layer": options.layers, "n_vocab": 32000})
-            for n in options.sequences:
-                yield {"model": name, "layers": options.layers, **cell(model, n, options)}
+    for name, model in made(options.models, options.layers):
+        for n in options.sequences:
+            yield {"model": name, "layers": options.layers, **cell(model, n, options)}
 
 
 def cell(model: Path, n: int, options: argparse.Namespace) -> dict[str, Any]:

@@ -32,9 +32,7 @@ PEAKS = [RESULTS / "2026-11-24-peak.jsonl", RESULTS / "2026-11-25-peak.jsonl"]  
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", type=Path, default=RESULTS / "2026-11-25-attention-xeon-huge.jsonl")
-    parser.add_argument(
-        "--peaks", type=Path, nargs="+", default=[RESULTS / "2026-11-24-peak.jsonl", RESULTS / "2026-11-25-peak.jsonl"]
-    )
+    parser.add_argument("--peaks", type=Path, nargs="+", default=PEAKS)
     parser.add_argument("--products", type=Path, default=RESULTS / "2026-11-25-products.jsonl")
     parser.add_argument("--table", action="store_true", help="print the table in place of drawing")
     parser.add_argument("-o", "--out", type=Path, default=PICTURE)

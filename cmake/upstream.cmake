@@ -14,10 +14,6 @@ include(llama_cpp)
 
 # Bodies of the hooks. The patches only call them.
 include(${OALLAMA_CSRC}/hooks.cmake)
-include(${OALLAMA_CSRC}/attend/attend.cmake)
-include(${OALLAMA_CSRC}/decode/decode.cmake)
-include(${OALLAMA_CSRC}/products/products.cmake)
-include(${OALLAMA_CSRC}/weave/weave.cmake)
 set(OALLAMA_LLAMA_SOURCES
     ${OALLAMA_CSRC}/attend/attend_marks.cpp
     ${OALLAMA_CSRC}/map/backend_map.cpp
@@ -30,8 +26,7 @@ set(OALLAMA_LLAMA_SOURCES
     ${OALLAMA_CSRC}/segments/segments.cpp
     ${OALLAMA_CSRC}/segments/segments_graph.cpp
     ${OALLAMA_WEAVE_GUEST_SOURCES})
-target_sources(ggml-base PRIVATE ${OALLAMA_BASE_SOURCES})
-target_sources(ggml-cpu PRIVATE ${OALLAMA_WEAVE_SOURCES} ${OALLAMA_ATTEND_SOURCES} ${OALLAMA_DECODE_SOURCES} ${OALLAMA_PRODUCTS_SOURCES})
+oallama_join_ggml()
 target_sources(llama PRIVATE ${OALLAMA_LLAMA_SOURCES})
 # The headers of the hooks are for our files and the patched ones. All others are compiled as upstream compiles them.
 set(hooked ${OALLAMA_BASE_SOURCES} ${OALLAMA_ATTEND_SOURCES} ${OALLAMA_DECODE_SOURCES} ${OALLAMA_PRODUCTS_SOURCES}
@@ -43,9 +38,6 @@ foreach (patch ${patches})
     list(APPEND hooked ${lines})
 endforeach()
 list(REMOVE_DUPLICATES hooked)
-oallama_attend_flags()
-oallama_decode_flags()
-oallama_products_flags()
 set_property(SOURCE ${hooked} TARGET_DIRECTORY ggml-base ggml-cpu llama PROPERTY INCLUDE_DIRECTORIES ${OALLAMA_HOOK_FOLDERS})
 target_include_directories(server-context PRIVATE ${OALLAMA_CSRC}/serve ${OALLAMA_CSRC}/weave/guests)
 target_include_directories(llama-server-impl PRIVATE ${OALLAMA_CSRC}/serve)

@@ -1,5 +1,5 @@
-# What the patches add to ggml-base, and the folders of the headers that patches and hooks include by name; the fuzz and
-# TSan targets need the same.
+# What the patches add to ggml-base and ggml-cpu, and the folders of the headers that patches and hooks include by name;
+# for the engine and for the small projects of bench/native and tests/native.
 set(OALLAMA_BASE_SOURCES
     ${OALLAMA_CSRC}/arenas/arena.cpp
     ${OALLAMA_CSRC}/arenas/offline_offsets.cpp
@@ -19,3 +19,25 @@ set(OALLAMA_HOOK_FOLDERS "")
 foreach (folder base observe stream segments arenas map attend decode products ranks weave weave/cpu weave/guests)
     list(APPEND OALLAMA_HOOK_FOLDERS ${OALLAMA_CSRC}/${folder})
 endforeach()
+foreach (family attend decode products weave)
+    include(${OALLAMA_CSRC}/${family}/${family}.cmake)
+endforeach()
+
+# The bodies of the hooks join ggml's targets.
+function(oallama_join_ggml)
+    target_sources(ggml-base PRIVATE ${OALLAMA_BASE_SOURCES})
+    target_sources(ggml-cpu PRIVATE ${OALLAMA_WEAVE_SOURCES} ${OALLAMA_ATTEND_SOURCES} ${OALLAMA_DECODE_SOURCES}
+        ${OALLAMA_PRODUCTS_SOURCES})
+    oallama_attend_flags()
+    oallama_decode_flags()
+    oallama_products_flags()
+endfunction()
+
+# A project of its own that needs the patched ggml alone, in static libraries; its options are set before.
+macro(oallama_add_ggml)
+    set(BUILD_SHARED_LIBS OFF)
+    add_subdirectory(${OALLAMA_UPSTREAM}/ggml ggml EXCLUDE_FROM_ALL)
+    target_include_directories(ggml-base PRIVATE ${OALLAMA_HOOK_FOLDERS})
+    target_include_directories(ggml-cpu PRIVATE ${OALLAMA_HOOK_FOLDERS})
+    oallama_join_ggml()
+endmacro()

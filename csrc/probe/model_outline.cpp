@@ -1,6 +1,6 @@
 #include "model_outline.h"
 
-#include "gguf.h"
+#include "gguf_keys.h"
 
 #include <algorithm>
 #include <mutex>
@@ -17,24 +17,9 @@ namespace {
 constexpr size_t few_entries = 256; // lists of this length cost nothing, and some say what a model is
 constexpr size_t max_kept    = 4;   // outlines of other models stay until their users are gone
 
-struct gguf_deleter {
-    void operator()(gguf_context * context) const { gguf_free(context); }
-};
-using gguf_ptr = std::unique_ptr<gguf_context, gguf_deleter>;
-
-std::string text_of(const gguf_context * gguf, const char * key) {
-    const int64_t id = gguf_find_key(gguf, key);
-    return id >= 0 && gguf_get_kv_type(gguf, id) == GGUF_TYPE_STRING ? gguf_get_val_str(gguf, id) : "";
-}
-
-bool is_split(const gguf_context * gguf) {
-    const int64_t id = gguf_find_key(gguf, "split.count");
-    return id >= 0 && gguf_get_kv_type(gguf, id) == GGUF_TYPE_UINT16 && gguf_get_val_u16(gguf, id) > 1;
-}
-
 // llama.cpp takes the number of tokens from <arch>.vocab_size where there is no vocabulary.
 void drop_vocabulary(gguf_context * gguf) {
-    const std::string vocab_size = text_of(gguf, "general.architecture") + ".vocab_size";
+    const std::string vocab_size = oa_gguf_text(gguf, "general.architecture") + ".vocab_size";
     const int64_t     tokens     = gguf_find_key(gguf, "tokenizer.ggml.tokens");
     if (tokens >= 0 && gguf_find_key(gguf, vocab_size.c_str()) < 0) {
         gguf_set_val_u32(gguf, vocab_size.c_str(), uint32_t(gguf_get_arr_n(gguf, tokens)));
@@ -84,10 +69,10 @@ std::string identity(const std::string & path) {
 
 oa_model_outline::oa_model_outline(const std::string & path) : path_(path) {
 #ifdef __linux__
-    const gguf_ptr gguf(gguf_init_from_file(path.c_str(), { /*no_alloc=*/true, /*ctx=*/nullptr }));
-    struct stat    there;
+    const gguf_context_ptr gguf(gguf_init_from_file(path.c_str(), { /*no_alloc=*/true, /*ctx=*/nullptr }));
+    struct stat            there;
     // A file that ends early is for llama.cpp to refuse.
-    if (!gguf || is_split(gguf.get()) || stat(path.c_str(), &there) != 0 ||
+    if (!gguf || oa_gguf_parts(gguf.get()) > 1 || stat(path.c_str(), &there) != 0 ||
         size_t(there.st_size) < gguf_get_data_offset(gguf.get()) + data_bytes(gguf.get())) {
         return;
     }

@@ -178,11 +178,16 @@ def raising(error: BaseException) -> Callable[..., None]:
     return verify
 
 
-def test_ctrl_c_ends_the_first_use(model: Path, choices: Choices, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_ends_the_first_use_and_keeps_the_plan_at_hand(
+    model: Path, choices: Choices, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(trial, "verify", raising(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         start.plan_model(model, "50%", SETTINGS, choices, trial=Trial(60.0))
-    assert not [*cache.glob("plans/*.json")]
+    (kept,) = cache.glob("plans/*.json")
+    monkeypatch.setattr(trial, "verify", raising(AssertionError("measured again")))
+    again = start.plan_model(model, "50%", SETTINGS, choices, trial=Trial(60.0))
+    assert again == PlacementPlan.load(kept) and again.measured is None
 
 
 def test_a_measurement_that_fails_leaves_the_predicted_plan(

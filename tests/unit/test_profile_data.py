@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oallama.bench.script import RESULTS, read
 from oallama.data.curves import log_log, per_token, piecewise_linear
 from oallama.data.entries import AttentionTime, DeviceInfo, LinkTime, Note, OperatorTime, SwitchTime
 from oallama.data.profile import RECORDED, Profile
@@ -173,6 +175,19 @@ def test_many_tokens_cost_the_same_each():
     assert per_token(curve, 128) == pytest.approx(2 + 15 * 96 / 480) and per_token(curve, 1024) == pytest.approx(34)
     assert per_token(curve, 8) == log_log(curve, 8)
     assert per_token([(1, 1.0), (8, 2.0)], 4) == pytest.approx(4 ** (1 / 3))
+
+
+def test_linear_in_many_tokens_is_nearer_than_log_log_to_what_was_recorded():
+    curves: dict[tuple[str, str], dict[int, float]] = {}
+    for line in read(RESULTS / "2026-11-25-products.jsonl"):
+        for form, ms in line["ms"].items():
+            curves.setdefault((line["type"], form), {})[line["rows"]] = ms
+    whole = [curve for curve in curves.values() if {32, 128, 512} <= curve.keys()]
+    linear, log = (
+        statistics.median(abs(at([(32, c[32]), (512, c[512])], 128) / c[128] - 1) for c in whole)
+        for at in (per_token, log_log)
+    )
+    assert len(whole) == 22 and linear < 0.03 < 0.06 < log
 
 
 points = st.dictionaries(st.integers(1, 10**6), st.floats(1e-7, 10), min_size=1, max_size=6).map(

@@ -30,6 +30,7 @@ STAGES = ("prefill", "decode")
 JUDGED = 8192  # tokens of a stage that policies are judged on at most, its first
 NONE = 0xFFFF  # in place of an expert where a layer uses fewer than others
 _REMEDY = "record one with `oallama profile MODEL.gguf --routing`"
+# What numpy, zipfile and zlib raise for damaged bytes.
 _DAMAGES = (
     OSError, ValueError, KeyError, EOFError, TypeError, AttributeError, RuntimeError, NotImplementedError, MemoryError,
     OverflowError, struct.error, zipfile.BadZipFile, zlib.error,
