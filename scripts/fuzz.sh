@@ -10,13 +10,7 @@ if [[ ! ${1:-} =~ ^[0-9]+$ ]] || { [ -n "${2:-}" ] && [ ! -e "tests/native/fuzz/
     echo 'usage: scripts/fuzz.sh SECONDS [handshake|commands [FOLDER]]' >&2
     exit 2
 fi
-command -v clang++ >/dev/null || { echo 'fuzz.sh: clang is not here (apt-get install clang)' >&2; exit 2; }
-PATH="$PWD/.venv/bin:$PATH"
-python third_party/llama.cpp/upstream.py prepare
-launcher=()
-command -v ccache >/dev/null && launcher=(-DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
-cmake -S tests/native/fuzz -B build/fuzz -G Ninja -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ "${launcher[@]}" >/dev/null
-cmake --build build/fuzz --target fuzz_handshake fuzz_commands
+scripts/clang_build.sh fuzz fuzz_handshake fuzz_commands
 
 long=-max_total_time=$1
 [ "$1" != 0 ] || long=-runs=0

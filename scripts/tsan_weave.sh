@@ -9,11 +9,5 @@ if [[ ! ${1:-300} =~ ^(build|[0-9]+)$ ]]; then
     echo 'usage: scripts/tsan_weave.sh [build | ROUNDS [FILE.jsonl]]' >&2
     exit 2
 fi
-command -v clang++ >/dev/null || { echo 'tsan_weave.sh: clang is not here (apt-get install clang)' >&2; exit 2; }
-PATH="$PWD/.venv/bin:$PATH"
-python third_party/llama.cpp/upstream.py prepare
-launcher=()
-command -v ccache >/dev/null && launcher=(-DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
-cmake -S tests/native/tsan -B build/tsan -G Ninja -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ "${launcher[@]}" >/dev/null
-cmake --build build/tsan --target weave_tsan
-[ "${1:-}" = build ] || python tests/support/weave_tsan.py build/tsan/weave_tsan "${1:-300}" ${2:+"$2"}
+scripts/clang_build.sh tsan weave_tsan
+[ "${1:-}" = build ] || .venv/bin/python tests/support/weave_tsan.py build/tsan/weave_tsan "${1:-300}" ${2:+"$2"}
