@@ -44,9 +44,9 @@ const Kernel * kernel_of(ggml_type type) {
 // is for.
 struct Work {
     const Kernel * kernel;
-    int64_t        n_groups, n_columns; // of src[1]
-    size_t         column_bytes, columns_bytes;
-    int64_t        n_rows, n_choices; // choices: all of a mixture, else 0
+    int64_t        n_groups, n_columns;                    // of src[1]
+    size_t         column_bytes, columns_bytes, out_bytes; // of a column, of all, of a column of results
+    int64_t        n_rows, n_choices;                      // choices: all of a mixture, else 0
 };
 
 size_t lines(size_t nbytes) {
@@ -90,6 +90,7 @@ const char * read(const ggml_tensor * node, Work & work) {
     work.n_groups      = weight->ne[0] / work.kernel->group_values;
     work.column_bytes  = size_t(work.n_groups * work.kernel->group_bytes);
     work.columns_bytes = lines(size_t(work.n_columns) * work.column_bytes);
+    work.out_bytes     = size_t(node->ne[0]) * sizeof(float); // nb[1] may be anything where ne[1] is 1
     work.n_rows        = weight->ne[1];
     work.n_choices     = mixture ? ggml_nrows(node) : 0;
     return nullptr;
@@ -132,7 +133,7 @@ Product product(const Work & work, const ggml_tensor * node, const char * column
         const int64_t n_slots = node->src[1]->ne[1];
         made.weight += size_t(expert) * weight->nb[2];
         made.columns += size_t(token * n_slots + slot % n_slots) * work.column_bytes;
-        made.out += size_t(choice) * node->nb[1];
+        made.out += size_t(choice) * work.out_bytes;
         made.n_columns = 1;
     }
     return made;
@@ -150,9 +151,9 @@ void run(const Work & work, const ggml_tensor * node, const char * columns, int6
     for (int64_t c = 0; c < one.n_columns; c += most_together) {
         const int          n           = int(std::min(one.n_columns - c, int64_t(most_together)));
         const char * const columns_now = one.columns + size_t(c) * work.column_bytes;
-        char * const       out         = one.out + size_t(c) * node->nb[1];
+        char * const       out         = one.out + size_t(c) * work.out_bytes;
         work.kernel->multiply(one.weight, node->src[0]->nb[1], first, end, work.n_groups, columns_now, n, out,
-                              node->nb[1]);
+                              work.out_bytes);
         tell_read(columns_now, size_t(n) * work.column_bytes);
         tell_written(out + size_t(first) * sizeof(float), size_t(end - first) * sizeof(float));
     }

@@ -149,7 +149,7 @@ const char * read(const ggml_tensor * node, Work & work) {
     task.n_inner       = columns->ne[1];
     task.n_middle      = columns->ne[2];
     task.out           = static_cast<char *>(node->data);
-    task.out_stride    = node->nb[1];
+    task.out_stride    = size_t(node->ne[0]) * sizeof(float); // nb[1] may be anything where ne[1] is 1
     task.n_slots       = node->ne[1];
     cut(work);
     return nullptr;

@@ -156,6 +156,8 @@ def own_products() -> Iterator[tuple[str, bytes]]:
     yield "mul_mat_own_panels", operator("MUL_MAT", (40, 16), panel, t(2, (32, 16), 4096), params=own)
     gaps = t(2, (64, 8, 2), 4096, nb=(4, 512, 5120, 10240))
     yield "mul_mat_own_gaps", operator("MUL_MAT", (5, 8, 2), weight, gaps, params=own)
+    odd = t(99, (5, 1, 9), SIZE // 2, op=OP["MUL_MAT"], src=(1, 2), params=own, nb=(4, 2**30, 20, 180))
+    yield "mul_mat_own_odd_stride", compute((99,), weight, t(2, (64, 1, 9), 4096), odd)
     yield "mul_mat_own_few", operator("MUL_MAT", (5, 2), weight, t(2, (64, 2), 4096), params=own)
     experts, chosen = blocks_of(1, 32, 5, 2), t(4, (2, 9), 3072, I32)
     yield "mul_mat_id_own", operator("MUL_MAT_ID", (5, 2, 9), experts, t(2, (32, 1, 9), 4096), chosen, params=own)
