@@ -4,6 +4,7 @@
 #include "ggml-cpu.h"
 #include "kernel_choice.h"
 #include "product_task.h"
+#include "skipped_experts.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -77,7 +78,7 @@ size_t lines(size_t nbytes) {
 // cut, by its shape alone: by panels of rows and parts of columns.
 struct Work {
     Task                task;
-    const ggml_tensor * ids; // of a mixture, else null
+    const ggml_tensor * mixture; // the operator, else null
     int64_t             n_experts;
     size_t              expert_stride;
     int64_t             n_panels, part_tiles;
@@ -97,13 +98,14 @@ void cut(Work & work) {
     work.column_bytes    = k.columns_bytes(one);
     work.columns_bytes   = lines(work.column_bytes * size_t(n));
     work.scratch_bytes   = lines(k.scratch_bytes(work.part_tiles * k.tile_columns));
-    work.begins_bytes    = work.ids ? lines(size_t(work.n_experts + 1) * sizeof(int32_t)) : 0;
-    work.choices_bytes   = work.ids ? lines(size_t(n) * sizeof(Choice)) : 0;
+    work.begins_bytes    = work.mixture ? lines(size_t(work.n_experts + 1) * sizeof(int32_t)) : 0;
+    work.choices_bytes   = work.mixture ? lines(size_t(n) * sizeof(Choice)) : 0;
 }
 
 // Operators may come by network: nothing is taken for granted that a kernel relies on.
-bool fits(const ggml_tensor * node, const ggml_tensor * ids) {
-    const ggml_tensor *weight = node->src[0], *columns = node->src[1];
+bool fits(const ggml_tensor * node) {
+    const ggml_tensor * weight = node->src[0], *columns = node->src[1];
+    const ggml_tensor * ids = node->op == GGML_OP_MUL_MAT_ID ? node->src[2] : nullptr;
     if (ggml_is_empty(weight) || ggml_is_empty(columns) || ggml_is_empty(node)) {
         return false;
     }
@@ -120,11 +122,11 @@ const char * read(const ggml_tensor * node, Work & work) {
     const ggml_tensor *weight = node->src[0], *columns = node->src[1];
     Task &             task = work.task;
     work                    = {};
-    work.ids                = node->op == GGML_OP_MUL_MAT_ID ? node->src[2] : nullptr;
+    work.mixture            = node->op == GGML_OP_MUL_MAT_ID ? node : nullptr;
     if (!type_of(weight->type, task.type)) {
         return "no kernel for this type of weight";
     }
-    if (!fits(node, work.ids) || weight->nb[0] != ggml_type_size(weight->type)) {
+    if (!fits(node) || weight->nb[0] != ggml_type_size(weight->type)) {
         return "no product of matrices with contiguous rows";
     }
     if (columns->type != GGML_TYPE_F32 || columns->nb[0] != sizeof(float) || !ggml_is_contiguous(node)) {
@@ -147,7 +149,7 @@ const char * read(const ggml_tensor * node, Work & work) {
     task.n_inner       = columns->ne[1];
     task.n_middle      = columns->ne[2];
     task.out           = static_cast<char *>(node->data);
-    task.out_stride    = node->nb[1];
+    task.out_stride    = size_t(node->ne[0]) * sizeof(float); // nb[1] may be anything where ne[1] is 1
     task.n_slots       = node->ne[1];
     cut(work);
     return nullptr;
@@ -155,29 +157,32 @@ const char * read(const ggml_tensor * node, Work & work) {
 
 // begins[e] .. begins[e + 1]: the choices of expert e.
 void group(const Work & work, int32_t * begins, Choice * choices) {
-    const auto expert_of = [&](int64_t slot, int64_t token) {
-        const char * at = static_cast<const char *>(work.ids->data) + size_t(token) * work.ids->nb[1] +
-                          size_t(slot) * work.ids->nb[0];
-        const int32_t expert = *reinterpret_cast<const int32_t *>(at);
-        GGML_ASSERT(expert >= 0 && expert < work.n_experts); // ids may come by network
-        return expert;
+    const auto expert_of = [&](int64_t slot, int64_t token) { // -1: the choice is skipped
+        const int32_t expert = oa_choice(work.mixture, slot, token);
+        GGML_ASSERT(expert < work.n_experts); // ids may come by network
+        return oa_skips(work.mixture, expert) ? -1 : expert;
     };
-    const int64_t n_slots = work.ids->ne[0], n_tokens = work.ids->ne[1];
+    const int64_t n_slots = work.mixture->ne[1], n_tokens = work.mixture->ne[2];
     std::fill(begins, begins + work.n_experts + 1, 0);
     for (int64_t token = 0; token < n_tokens; ++token) {
         for (int64_t slot = 0; slot < n_slots; ++slot) {
-            ++begins[expert_of(slot, token) + 1];
+            if (const int32_t expert = expert_of(slot, token); expert >= 0) {
+                ++begins[expert + 1];
+            }
         }
     }
     std::partial_sum(begins, begins + work.n_experts + 1, begins);
+    const int32_t n_choices = begins[work.n_experts];
     for (int64_t token = n_tokens - 1; token >= 0; --token) {
         for (int64_t slot = n_slots - 1; slot >= 0; --slot) {
-            choices[--begins[expert_of(slot, token) + 1]] = { int32_t(slot), int32_t(token) };
+            if (const int32_t expert = expert_of(slot, token); expert >= 0) {
+                choices[--begins[expert + 1]] = { int32_t(slot), int32_t(token) };
+            }
         }
     }
     // Now begins[e + 1] is where expert e begins.
     std::rotate(begins, begins + 1, begins + work.n_experts + 1);
-    begins[work.n_experts] = int32_t(n_slots * n_tokens);
+    begins[work.n_experts] = n_choices;
 }
 
 // The matrices of an operator, one after another.
@@ -276,7 +281,7 @@ void oa_products_compute(const ggml_compute_params * params, ggml_tensor * node,
     int32_t   whole[2] = { 0, int32_t(work.task.n_columns) };
     int32_t * begins   = whole;
     Choice *  choices  = nullptr;
-    if (work.ids) {
+    if (work.mixture) {
         begins  = reinterpret_cast<int32_t *>(memory);
         choices = reinterpret_cast<Choice *>(memory + work.begins_bytes);
         memory += work.begins_bytes + work.choices_bytes;

@@ -82,13 +82,13 @@ bool concat(tensor d) {
 
 bool mul_mat(tensor d) {
     tensor a = d->src[0], b = d->src[1];
-    return a->ne[0] == b->ne[0] && divides(a->ne[2], b->ne[2]) && divides(a->ne[3], b->ne[3]) && f32({ d }) &&
-           !ggml_is_transposed(a) && is(d, { a->ne[1], b->ne[1], b->ne[2], b->ne[3] });
+    return multiplies(a) && a->ne[0] == b->ne[0] && divides(a->ne[2], b->ne[2]) && divides(a->ne[3], b->ne[3]) &&
+           f32({ d }) && !ggml_is_transposed(a) && is(d, { a->ne[1], b->ne[1], b->ne[2], b->ne[3] });
 }
 
 bool mul_mat_id(tensor d) {
     tensor as = d->src[0], b = d->src[1], ids = d->src[2];
-    return !ggml_is_transposed(as) && ids->type == GGML_TYPE_I32 && as->ne[3] == 1 && b->ne[3] == 1 &&
+    return multiplies(as) && !ggml_is_transposed(as) && ids->type == GGML_TYPE_I32 && as->ne[3] == 1 && b->ne[3] == 1 &&
            ids->ne[2] == 1 && ids->ne[3] == 1 && ids->ne[1] == b->ne[2] && as->ne[0] == b->ne[0] &&
            divides(b->ne[1], ids->ne[0]) && f32({ d }) && is(d, { as->ne[1], ids->ne[0], b->ne[2], 1 });
 }

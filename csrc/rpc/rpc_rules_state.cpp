@@ -33,10 +33,10 @@ bool flash_attention(tensor d) {
     if (sinks && (!f32({ sinks }) || sinks->ne[0] != q->ne[2])) {
         return false;
     }
-    return f32({ q, d }) && k->ne[0] == q->ne[0] && divides(k->ne[2], q->ne[2]) && divides(k->ne[3], q->ne[3]) &&
-           divides(v->ne[2], q->ne[2]) && divides(v->ne[3], q->ne[3]) && k->ne[1] == v->ne[1] &&
-           k->nb[0] == ggml_type_size(k->type) && v->nb[0] == ggml_type_size(v->type) && q->nb[0] == sizeof(float) &&
-           is(d, { v->ne[0], q->ne[2], q->ne[1], q->ne[3] });
+    return multiplies(k) && f32({ q, d }) && k->ne[0] == q->ne[0] && divides(k->ne[2], q->ne[2]) &&
+           divides(k->ne[3], q->ne[3]) && divides(v->ne[2], q->ne[2]) && divides(v->ne[3], q->ne[3]) &&
+           k->ne[1] == v->ne[1] && k->nb[0] == ggml_type_size(k->type) && v->nb[0] == ggml_type_size(v->type) &&
+           q->nb[0] == sizeof(float) && is(d, { v->ne[0], q->ne[2], q->ne[1], q->ne[3] });
 }
 
 bool ssm_conv(tensor d) {

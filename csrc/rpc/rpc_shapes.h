@@ -38,6 +38,12 @@ inline bool floats(tensor x) {
     return x->type == GGML_TYPE_F32 || x->type == GGML_TYPE_F16;
 }
 
+// Whether kernels multiply its rows: not of integers, of doubles, and of the types that activations alone have.
+inline bool multiplies(tensor x) {
+    return floats(x) || x->type == GGML_TYPE_BF16 ||
+           (ggml_is_quantized(x->type) && x->type != GGML_TYPE_Q8_1 && x->type != GGML_TYPE_Q8_K);
+}
+
 inline bool contiguous(std::initializer_list<tensor> all) {
     for (tensor x : all) {
         if (!ggml_is_contiguous(x)) {

@@ -237,6 +237,14 @@ def bad_graphs(c: Client) -> dict[str, bytes]:
         },
         "an unknown function of one argument": graph((9,), (one, node("UNARY", 1, params=(999,)))),
         "a matrix that does not fit": graph((9,), (a(c, 8, 4), two, node("MUL_MAT", 1, 2))),
+        "a matrix of integers": graph((9,), (a(c, 4, 4, kind=I32), two, node("MUL_MAT", 1, 2))),
+        "keys of integers": graph(
+            (9,),
+            (
+                a(c, 4), a(c, 4, kind=I32, ident=2), a(c, 4, ident=3),
+                node("FLASH_ATTN_EXT", 1, 2, 3, params=(0x3E000000,)),
+            ),
+        ),
         "a product of other shape": graph((9,), (a(c, 4, 4), two, node("MUL_MAT", 1, 2, ne=(4, 64)))),
         "rows by floats": graph((9,), (a(c, 4, 4), two, node("GET_ROWS", 1, 2, ne=(4, 4)))),
         "a set outside": graph((9,), (one, two, node("SET", 1, 2, params=(4, 4, 4, 2**30)))),

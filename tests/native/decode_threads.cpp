@@ -1,6 +1,7 @@
 // Our products with few columns on random operators (kernel_threads.h): matrices and mixtures of experts.
 #include "kernel_threads.h"
 #include "own_products.h"
+#include "skipped_experts.h"
 #include "thin_products.h"
 
 namespace {
@@ -19,11 +20,14 @@ Operator make(Random & random) {
     fill(weight, random);
     fill(columns, random);
     if (mixture) {
-        ggml_tensor * chosen = made.tensor(GGML_TYPE_I32, n_used, n_tokens, 1, 1);
+        ggml_tensor * chosen  = made.tensor(GGML_TYPE_I32, n_used, n_tokens, 1, 1);
+        const int     skipped = any_skipped(random);
         for (int64_t i = 0; i < n_used * n_tokens; ++i) {
-            static_cast<int32_t *>(chosen->data)[i] = int32_t(random() % uint64_t(n_experts));
+            const auto expert                       = int32_t(random() % uint64_t(n_experts));
+            static_cast<int32_t *>(chosen->data)[i] = int(random() % 4) < skipped ? -1 : expert;
         }
-        made.node = ggml_mul_mat_id(made.ctx.get(), weight, columns, chosen);
+        made.node                                   = ggml_mul_mat_id(made.ctx.get(), weight, columns, chosen);
+        made.node->op_params[OA_LAST_NOTHING_PARAM] = random() % 4 == 0;
     } else {
         made.node = ggml_mul_mat(made.ctx.get(), weight, columns);
     }

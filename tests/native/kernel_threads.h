@@ -40,6 +40,12 @@ template <typename T, size_t N> T any_of(Random & random, const T (&values)[N]) 
     return values[random() % N];
 }
 
+// Of four choices of a mixture's experts, how many are skipped: mostly none, sometimes all.
+inline int any_skipped(Random & random) {
+    const int numbers[] = { 0, 0, 1, 2, 4 };
+    return any_of(random, numbers);
+}
+
 // A graph of one operator.
 struct Operator {
     std::unique_ptr<ggml_context, decltype(&ggml_free)> ctx{ nullptr, ggml_free };

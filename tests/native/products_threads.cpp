@@ -1,6 +1,7 @@
 // Our products on random operators (kernel_threads.h): matrices and mixtures of experts, strided columns too.
 #include "kernel_threads.h"
 #include "own_products.h"
+#include "skipped_experts.h"
 
 namespace {
 
@@ -39,11 +40,14 @@ void make_mixture(Operator & made, const Shape & s, Random & random) {
     ggml_tensor * weights = made.tensor(s.type, s.n_k, s.n_rows, n_experts, 1);
     ggml_tensor * chosen  = made.tensor(GGML_TYPE_I32, n_used, s.n_tokens, 1, 1);
     fill(weights, random);
+    const int skipped = any_skipped(random);
     for (int64_t i = 0; i < ggml_nelements(chosen); ++i) { // some experts have many tokens, others none
-        static_cast<int32_t *>(chosen->data)[i] = int32_t(random() % uint64_t(n_experts) * (random() % 4 != 0));
+        const auto expert                       = int32_t(random() % uint64_t(n_experts) * (random() % 4 != 0));
+        static_cast<int32_t *>(chosen->data)[i] = int(random() % 4) < skipped ? -1 : expert;
     }
     ggml_tensor * x = columns(made, random, s.n_k, random() % 2 ? 1 : n_used, s.n_tokens, s.strided);
     made.node       = ggml_mul_mat_id(made.ctx.get(), weights, x, chosen);
+    made.node->op_params[OA_LAST_NOTHING_PARAM] = random() % 4 == 0;
 }
 
 Operator make(Random & random) {

@@ -27,14 +27,15 @@ AGAIN = message(wire.GRAPH_RECOMPUTE, bytes(4))
 Q8_0 = 8
 ATTEND_PARAM = 13  # OA_ATTEND_PARAM of csrc/attend/own_attention.h
 PRODUCTS_PARAM = 13  # OA_PRODUCTS_PARAM of csrc/products/own_products.h
+LAST_NOTHING_PARAM = 14  # OA_LAST_NOTHING_PARAM of csrc/base/skipped_experts.h
 
 
 def t(ident: int, ne: tuple[int, ...], at: int = 0, kind: int = F32, **more: object) -> bytes:
     return tensor(ident, kind, ne, 1, at, **more)  # type: ignore[arg-type]
 
 
-def compute(nodes: tuple[int, ...], *tensors: bytes) -> bytes:
-    return ALLOC + CLEAR + message(wire.GRAPH_COMPUTE, graph(nodes, tensors)) + AGAIN
+def compute(nodes: tuple[int, ...], *tensors: bytes, clear: bytes = CLEAR) -> bytes:
+    return ALLOC + clear + message(wire.GRAPH_COMPUTE, graph(nodes, tensors)) + AGAIN
 
 
 def operator(name: str, ne: tuple[int, ...], *sources: bytes, **more: object) -> bytes:
@@ -88,6 +89,9 @@ def graphs() -> Iterator[tuple[str, bytes]]:
     yield "mul_mat_q8_0", operator("MUL_MAT", (4, 4), blocks, t(2, (32, 4), 1024))
     experts, tokens, chosen = t(1, (16, 4, 2)), t(2, (16, 1, 2), 1024), t(4, (2, 2), 3072, I32)
     yield "mul_mat_id", operator("MUL_MAT_ID", (4, 2, 2), experts, tokens, chosen)
+    bias = t(3, (16, 2), 2048)
+    yield "add_id", operator("ADD_ID", (16, 2, 2), t(1, (16, 2, 2)), bias, chosen)
+    yield from skipped_experts()
     yield from own_products()
     yield "get_rows", operator("GET_ROWS", (16, 4), x, ids)
     yield "set_rows", operator("SET_ROWS", (16, 4), y, ids, half, kind=F16, view=(5, SIZE // 2 - 4096))
@@ -152,6 +156,8 @@ def own_products() -> Iterator[tuple[str, bytes]]:
     yield "mul_mat_own_panels", operator("MUL_MAT", (40, 16), panel, t(2, (32, 16), 4096), params=own)
     gaps = t(2, (64, 8, 2), 4096, nb=(4, 512, 5120, 10240))
     yield "mul_mat_own_gaps", operator("MUL_MAT", (5, 8, 2), weight, gaps, params=own)
+    odd = t(99, (5, 1, 9), SIZE // 2, op=OP["MUL_MAT"], src=(1, 2), params=own, nb=(4, 2**30, 20, 180))
+    yield "mul_mat_own_odd_stride", compute((99,), weight, t(2, (64, 1, 9), 4096), odd)
     yield "mul_mat_own_few", operator("MUL_MAT", (5, 2), weight, t(2, (64, 2), 4096), params=own)
     experts, chosen = blocks_of(1, 32, 5, 2), t(4, (2, 9), 3072, I32)
     yield "mul_mat_id_own", operator("MUL_MAT_ID", (5, 2, 9), experts, t(2, (32, 1, 9), 4096), chosen, params=own)
@@ -161,6 +167,24 @@ def own_products() -> Iterator[tuple[str, bytes]]:
         "mul_mat_id_own_no_experts",
         operator("MUL_MAT_ID", (5, 2, 9), none, t(2, (32, 1, 9), 4096), chosen, params=own),
     )
+
+
+def skipped_experts() -> Iterator[tuple[str, bytes]]:
+    """All numbers of experts are -1, or the one expert is marked as nothing."""
+    ones = message(wire.BUFFER_CLEAR, struct.pack("<QB", 1, 255))
+    tokens, chosen = t(2, (32, 1, 9), 4096), t(4, (2, 9), 3072, I32)
+    for name, mark in (("mul_mat_id_skipped", 0), ("mul_mat_id_own_skipped", 1)):
+        params = (*[0] * PRODUCTS_PARAM, mark)
+        node = t(99, (5, 2, 9), SIZE // 2, op=OP["MUL_MAT_ID"], src=(1, 2, 4), params=params)
+        yield name, compute((99,), blocks_of(1, 32, 5, 2), tokens, chosen, node, clear=ones)
+    last = (*[0] * PRODUCTS_PARAM, 1, 1)
+    yield (
+        "mul_mat_id_own_last_nothing",
+        operator("MUL_MAT_ID", (5, 2, 9), blocks_of(1, 32, 5), tokens, chosen, params=last),
+    )
+    rows, bias, few = t(1, (16, 2, 2)), t(3, (16, 2), 2048), t(4, (2, 2), 3072, I32)
+    node = t(99, (16, 2, 2), SIZE // 2, op=OP["ADD_ID"], src=(1, 3, 4))
+    yield "add_id_skipped", compute((99,), rows, bias, few, node, clear=ones)
 
 
 def handshakes() -> Iterator[tuple[str, bytes]]:

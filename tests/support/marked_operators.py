@@ -2,6 +2,7 @@
 
 Every tensor is a buffer of its own size, so that ASan sees a read or write beyond it. Of a right operator one number
 may be changed: a dimension, a stride, a type, an offset, an expert's number, or the tensor that another is a view of.
+Some choices of experts are skipped: by a negative number, or because the last expert is marked as nothing.
 """
 
 from __future__ import annotations
@@ -64,9 +65,10 @@ def right_one(dice: random.Random) -> tuple[str, list[Part], Part, tuple[int, ..
         n, m = dice.randint(1, 40), dice.choice((1, 1, 3))
         return what, [part(weight, k, rows), part(F32, k, n, m, gap=gap)], part(F32, rows, n, m), mark
     if what == "MUL_MAT_ID":
-        experts, n = dice.randint(1, 4), dice.randint(1, 40)
+        experts, n = dice.randint(1, 4), dice.choice((dice.randint(1, 2), dice.randint(1, 40)))
         used = dice.randint(1, experts)
         x = part(F32, k, dice.choice((1, used)), n, gap=gap)
+        mark = (*mark, dice.choice((0, 0, 1)))  # LAST_NOTHING_PARAM
         return what, [part(weight, k, rows, experts), x, part(I32, used, n)], part(F32, rows, used, n), mark
     heads, shared, rows, n = dice.randint(1, 3), dice.randint(1, 4), dice.randint(1, 40), dice.randint(1, 300)
     width, wide = dice.choice((32, 64)), dice.choice((32, 64))
@@ -125,7 +127,8 @@ def message_of(dice: random.Random) -> bytes:
     if what == "MUL_MAT_ID":
         chosen, (used, n) = sources[2], sources[2].ne[:2]
         worst = dice.choice((0, 0, 0, 1))  # an expert that is not there
-        experts = [dice.randrange(sources[0].ne[2] + worst) for _ in range(used * n)]
+        least = dice.choice((0, 0, 0, -1, -4))  # those below zero are skipped
+        experts = [dice.randrange(least, sources[0].ne[2] + worst) for _ in range(used * n)]
         whole = tensor(8, I32, chosen.ne, 3, 0, chosen.nb)
         made += message(wire.BUFFER_CLEAR, struct.pack("<QB", 3, 0))
         if sizes[2] >= 4 * used * n:

@@ -57,7 +57,8 @@ struct aborted {};
 // A kernel refuses: the worker would end. Anything else must not abort.
 void on_abort(const char * said) {
     const bool kernel = std::strstr(said, "/ggml-cpu/") || std::strstr(said, "/csrc/attend/") ||
-                        std::strstr(said, "/csrc/products/") || std::strstr(said, "Unsuccessful graph computations");
+                        std::strstr(said, "/csrc/products/") || std::strstr(said, "/csrc/decode/") ||
+                        std::strstr(said, "Unsuccessful graph computations");
     if (!kernel) {
         fprintf(stderr, "abort outside of kernels: %s\n", said);
         __builtin_trap();
