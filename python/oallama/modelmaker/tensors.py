@@ -7,7 +7,11 @@ matrices have a standard deviation of 1/sqrt(fan-in), so every activation has a 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from .shapes import Shape
 
@@ -27,7 +31,8 @@ class TensorSpec:
     """One tensor: ggml dimensions (row width first) and how to fill it.
 
     std, mean: of normally distributed values; values: the literal content instead. random_sign: multiply by +-1.
-    logits: the rows are scored against the hidden state, one row a token.
+    logits: the rows are scored against the hidden state, one row a token. zero_rows: of every matrix the first rows
+    that are zero. rows: gives the content of rows start to stop, float32 [stop - start, ne[0]], instead of all this.
     """
 
     name: str
@@ -37,6 +42,8 @@ class TensorSpec:
     random_sign: bool = False
     logits: bool = False
     values: tuple[float, ...] | None = None
+    zero_rows: int = 0
+    rows: Callable[[int, int], NDArray[np.float32]] | None = None
 
     @property
     def is_float32(self) -> bool:
