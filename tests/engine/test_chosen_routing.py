@@ -66,7 +66,7 @@ def repeats(ids: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("arch", MIXTURES)
-@pytest.mark.parametrize("file_type", ["F16", "Q8_0", "Q4_0", "Q4_K_M"])
+@pytest.mark.parametrize("file_type", ["F16", "Q8_0", "Q4_0", "MXFP4", "Q4_K_M"])
 def test_static_hits_follow_zipf(traced: Callable[..., Ids], arch: str, file_type: str) -> None:
     """Within 6 points at any k, in a text and in what is generated; the layers' orders differ."""
     expected = use_rates(1.0, N_EXPERT, N_USED).cumsum() / N_USED

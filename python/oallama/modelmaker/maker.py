@@ -39,9 +39,10 @@ def make_model(
 
     Args:
         path: the file to write; its folder must exist.
-        arch: "llama", "minicpm3", "qwen2" or "qwen3moe"; default: that of a published shape, else "llama".
+        arch: "llama", "minicpm3", "qwen2", "qwen3moe" or "gpt-oss"; default: that of a published shape, else "llama".
         shape: a name in SHAPES[arch]: "tiny" (a few MB), "small" or a published size.
-        file_type: "F16", "Q8_0", "Q4_0" or "Q4_K_M"; all but F16 need the engine's library.
+        file_type: "F16", "Q8_0", "Q4_0", "MXFP4" (experts; the rest is Q8_0) or "Q4_K_M"; all but F16 need the
+            engine's library.
         seed: non-negative integer.
         overrides: hyper-parameters of the shape to change, e.g. {"n_layer": 8, "n_vocab": 8192}; see OVERRIDES[arch].
         vocab_dir: folder with llama.cpp's ggml-vocab-*.gguf; default: the fetched upstream source.

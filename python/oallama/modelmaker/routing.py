@@ -41,7 +41,7 @@ _LEAST_EMBD, _LEAST_VOCAB = 256, 2048
 _NON_TEXT = 1.0 / 16.0  # as weights.NON_TEXT_SCALE
 _ALWAYS = 0.995  # a rate above it needs no larger bias
 _FITTED_GROUPS, _ROUNDS = 1024, 40
-_WRITERS = re.compile(r".*\.(attn_output|ffn_down\w*|ssm_out)\.(weight|bias)")
+_WRITERS = re.compile(r".*\.(attn_output|ffn_down\w*)\.weight")
 _FORM = re.compile(r"zipf:([^,]+)(?:,locality:([^,]+))?")
 
 Floats = NDArray[np.float32]
@@ -114,6 +114,8 @@ def _routed(spec: TensorSpec, index: int, codes: _Codes, shape: Shape, routing: 
         rng = default_rng([seed, 4, index])
         weights = _router(codes, use_rates(routing.skew, shape.n_expert, shape.n_expert_used), shape, rng)
         return replace(spec, rows=lambda start, stop: weights[start:stop])
+    if spec.name.endswith(("attn_output.bias", "ffn_down_exps.bias", "ffn_gate_inp.bias")):
+        return replace(spec, std=0.0)
     if _WRITERS.fullmatch(spec.name):
         # Smaller by depth, so that the scale of the last hidden state, and with it FOLLOWS, is known.
         return replace(spec, std=spec.std / math.sqrt(shape.n_layer), zero_rows=codes.reserved)
