@@ -154,9 +154,10 @@ def test_types_equal_llama_quantize(tmp_path, arch, overrides):
     except OallamaError as error:
         pytest.skip(str(error))
     source = make_model(tmp_path / "f16.gguf", arch=arch, overrides=overrides)
-    for file_type in ("Q4_K_M", "Q4_0", "Q8_0"):
+    for file_type in ("Q4_K_M", "Q4_0", "Q8_0", "MXFP4"):
         theirs = tmp_path / "theirs.gguf"
-        subprocess.run([program, source, theirs, file_type, "2"], check=True, capture_output=True, timeout=60)
+        name = "MXFP4_MOE" if file_type == "MXFP4" else file_type
+        subprocess.run([program, source, theirs, name, "2"], check=True, capture_output=True, timeout=60)
         ours = make_model(tmp_path / "ours.gguf", arch=arch, file_type=file_type, overrides=overrides)
         assert tensor_types(ours) == tensor_types(theirs)
         difference = {k for k, v in read_metadata(theirs).items() if str(v) != str(read_metadata(ours)[k])}
@@ -182,7 +183,7 @@ def test_vocabulary_of_any_size_is_valid(arch, n_vocab):
 
 
 def test_published_sizes():
-    billions = {"llama3-8b": 8.03, "minicpm3-4b": 4.07, "qwq-32b": 32.76, "qwen3-30b-a3b": 30.53}
+    billions = {"llama3-8b": 8.03, "minicpm3-4b": 4.07, "qwq-32b": 32.76, "qwen3-30b-a3b": 30.53, "gpt-oss-20b": 20.91}
     for name, expected in billions.items():
         n = sum(math.prod(spec.ne) for spec in tensors_of(resolve(None, name)))
         assert n / 1e9 == pytest.approx(expected, abs=0.01), name
@@ -199,7 +200,7 @@ def test_progress_reaches_the_size_of_the_file(tmp_path):
 MISTAKES = [
     ({"arch": "bert"}, "llama, minicpm3, qwen2, qwen3moe"),
     ({"shape": "huge"}, "tiny, small, llama3-8b"),
-    ({"file_type": "Q2_K"}, "F16, Q8_0, Q4_0, Q4_K_M"),
+    ({"file_type": "Q2_K"}, "F16, Q8_0, Q4_0, MXFP4, Q4_K_M"),
     ({"seed": -1}, "non-negative"),
     ({"overrides": {"n_experts": 2}}, ", ".join(OVERRIDES["llama"])),
     ({"overrides": {"n_layer": 0}}, "positive integer"),

@@ -28,6 +28,13 @@ def make(
     set: Annotated[
         list[str] | None, typer.Option(metavar="NAME=N", help="Change a hyper-parameter, e.g. n_layer=8; repeatable.")
     ] = None,
+    routing: Annotated[
+        str | None,
+        typer.Option(
+            metavar="zipf:S[,locality:L]",
+            help="Which experts a mixture uses: skew S from 0 to 4, locality L from 0 to 0.98; see docs/experts.md.",
+        ),
+    ] = None,
     sparse: Annotated[
         bool, typer.Option("--sparse", help="A hole in place of the weights: for planning, takes no disk space.")
     ] = False,
@@ -35,11 +42,13 @@ def make(
 ) -> None:
     """Write a model with random weights and a real tokenizer."""
     if sparse:
-        if arch or seed or set:
-            raise OallamaError("--sparse writes a published shape as it is: leave out --arch, --seed and --set")
+        if arch or seed or set or routing:
+            raise OallamaError(
+                "--sparse writes a published shape as it is: leave out --arch, --seed, --set and --routing"
+            )
         make_sparse_model(path, shape=shape, file_type=type)
     else:
-        _make(path, arch, shape, type, seed, set or [])
+        _make(path, arch, shape, type, seed, set or [], routing)
     size = path.stat().st_size
     if json:
         print_json({"path": str(path), "size_bytes": size})
@@ -47,7 +56,9 @@ def make(
         out.print(f"{path}: {format_bytes(size)}{', sparse' if sparse else ''}", soft_wrap=True)
 
 
-def _make(path: Path, arch: str | None, shape: str, type: str, seed: int, settings: Sequence[str]) -> None:
+def _make(
+    path: Path, arch: str | None, shape: str, type: str, seed: int, settings: Sequence[str], routing: str | None
+) -> None:
     with progress_bar(f"writing {path.name}") as report:
         make_model(
             path,
@@ -56,6 +67,7 @@ def _make(path: Path, arch: str | None, shape: str, type: str, seed: int, settin
             file_type=type,
             seed=seed,
             overrides=dict(map(_setting, settings)),
+            routing=routing,
             progress=lambda done, total: report(done, total, f"{format_bytes(done)} of {format_bytes(total)}"),
         )
 

@@ -39,6 +39,13 @@ def model_metadata(shape: Shape, specs: Sequence[TensorSpec], name: str, ftype: 
     }
     if shape.q_lora_rank:
         own |= {"attention.q_lora_rank": shape.q_lora_rank, "attention.kv_lora_rank": shape.kv_lora_rank}
+    if shape.sliding_window:  # the published scaling of gpt-oss
+        own |= {
+            "attention.sliding_window": shape.sliding_window,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 32.0,
+            "rope.scaling.original_context_length": 4096,
+        }
     if shape.n_expert:
         own |= {
             "expert_count": shape.n_expert,

@@ -20,6 +20,7 @@ FILE_TYPES: dict[str, tuple[int, GGMLQuantizationType]] = {
     "F16": (int(LlamaFileType.MOSTLY_F16), _T.F16),
     "Q8_0": (int(LlamaFileType.MOSTLY_Q8_0), _T.Q8_0),
     "Q4_0": (int(LlamaFileType.MOSTLY_Q4_0), _T.Q4_0),
+    "MXFP4": (int(LlamaFileType.MOSTLY_MXFP4_MOE), _T.MXFP4),
     "Q4_K_M": (int(LlamaFileType.MOSTLY_Q4_K_M), _T.Q4_K),
 }
 _FALLBACK = {_T.Q4_K: _T.Q5_0, _T.Q5_K: _T.Q5_1, _T.Q6_K: _T.Q8_0}
@@ -34,6 +35,8 @@ def choose_types(shape: Shape, specs: Sequence[TensorSpec], file_type: str) -> l
             types.append(_T.F32)
         elif default == _T.F16:
             types.append(_T.F16)
+        elif default == _T.MXFP4:  # experts alone
+            types.append(_fit_width(_T.MXFP4 if len(spec.ne) == 3 else _T.Q8_0, spec.ne[0]))
         else:
             types.append(_fit_width(_rule(shape, spec, default, file_type == "Q4_K_M"), spec.ne[0]))
     return types

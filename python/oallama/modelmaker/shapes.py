@@ -1,6 +1,7 @@
 """The sizes a model can have: the published ones, a tiny and a small one per architecture, and overrides.
 
-Invariant: every row width of a named shape is a multiple of 256, so that Q4_K needs no fallback type.
+Invariant: every row width of a named shape is a multiple of 256, so that Q4_K needs no fallback type; but not those of
+gpt-oss-20b, 2880, which is published as it is.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Shape:
     n_expert: int = 0
     n_expert_used: int = 0
     n_ff_expert: int = 0
+    sliding_window: int = 0  # tokens that every other layer attends to, from the first one
 
 
 def _llama(n_layer, n_embd, n_ff, n_head, n_head_kv, n_vocab):
@@ -56,6 +58,12 @@ def _qwen2(n_layer, n_embd, n_ff, n_head, n_head_kv, n_vocab):
 def _qwen3moe(n_layer, n_embd, n_ff, n_head, n_head_kv, head_dim, n_expert, n_expert_used, n_ff_expert, n_vocab):
     base = Shape("qwen3moe", n_layer, n_embd, n_ff, n_head, n_head_kv, head_dim, n_vocab, 40960, 1e6, 1e-6)
     return replace(base, n_expert=n_expert, n_expert_used=n_expert_used, n_ff_expert=n_ff_expert)
+
+
+def _gpt_oss(n_layer, n_embd, n_head, n_head_kv, n_expert, n_expert_used, n_ff_expert, n_vocab):
+    base = Shape("gpt-oss", n_layer, n_embd, n_ff_expert, n_head, n_head_kv, 64, n_vocab, 131072, 150000.0, 1e-5)
+    base = replace(base, n_expert=n_expert, n_expert_used=n_expert_used, n_ff_expert=n_ff_expert)
+    return replace(base, sliding_window=128)
 
 
 SHAPES: dict[str, dict[str, Shape]] = {
@@ -80,6 +88,11 @@ SHAPES: dict[str, dict[str, Shape]] = {
         "qwen3-30b-a3b": _qwen3moe(48, 2048, 6144, 32, 4, 128, 128, 8, 768, 151936),
         "qwen3-235b-a22b": _qwen3moe(94, 4096, 12288, 64, 4, 128, 128, 8, 1536, 151936),
     },
+    "gpt-oss": {
+        "tiny": _gpt_oss(2, 256, 4, 2, 16, 4, 256, 4096),
+        "small": _gpt_oss(12, 768, 12, 4, 32, 4, 256, 32768),
+        "gpt-oss-20b": _gpt_oss(24, 2880, 64, 8, 32, 4, 2880, 201088),
+    },
 }
 ARCHITECTURES = tuple(SHAPES)
 
@@ -89,6 +102,7 @@ OVERRIDES: dict[str, tuple[str, ...]] = {
     "minicpm3": (*_COMMON, "q_lora_rank", "kv_lora_rank"),
     "qwen2": _COMMON,
     "qwen3moe": (*_COMMON, "head_dim", "n_expert", "n_expert_used", "n_ff_expert"),
+    "gpt-oss": (*_COMMON, "head_dim", "n_expert", "n_expert_used", "n_ff_expert", "sliding_window"),
 }
 
 

@@ -7,12 +7,17 @@ matrices have a standard deviation of 1/sqrt(fan-in), so every activation has a 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from .shapes import Shape
 
 LOGIT_STD = 3.0  # that of trained models; the two best of a vocabulary are then a good part of 1 apart
 ROUTER_GAIN = 4.0  # peaked routing: a rounding error that swaps the last chosen expert then hardly shows
+_BIAS_STD = 0.1
 # Published factors of MiniCPM3-4B; long and short are the same.
 # fmt: off
 _LONGROPE = (
@@ -27,7 +32,8 @@ class TensorSpec:
     """One tensor: ggml dimensions (row width first) and how to fill it.
 
     std, mean: of normally distributed values; values: the literal content instead. random_sign: multiply by +-1.
-    logits: the rows are scored against the hidden state, one row a token.
+    logits: the rows are scored against the hidden state, one row a token. zero_rows: of every matrix the first rows
+    that are zero. rows: gives the content of rows start to stop, float32 [stop - start, ne[0]], instead of all this.
     """
 
     name: str
@@ -37,11 +43,13 @@ class TensorSpec:
     random_sign: bool = False
     logits: bool = False
     values: tuple[float, ...] | None = None
+    zero_rows: int = 0
+    rows: Callable[[int, int], NDArray[np.float32]] | None = None
 
     @property
     def is_float32(self) -> bool:
-        """Whether the tensor stays F32 in every file type: vectors and the expert router, as in convert_hf_to_gguf."""
-        return len(self.ne) == 1 or self.name.endswith("ffn_gate_inp.weight")
+        """Whether the tensor stays F32 in every file type: vectors, biases and the router, as in convert_hf_to_gguf."""
+        return len(self.ne) == 1 or self.name.endswith((".bias", "ffn_gate_inp.weight"))
 
     @property
     def n_rows(self) -> int:
@@ -74,7 +82,8 @@ def tensors_of(shape: Shape) -> list[TensorSpec]:
 def _layer(shape: Shape, prefix: str) -> list[TensorSpec]:
     n_embd = shape.n_embd
     attention = _mla(shape) if shape.q_lora_rank else _gqa(shape)
-    specs = [_norm("attn_norm.weight", n_embd), *attention, _norm("ffn_norm.weight", n_embd)]
+    ffn_norm = "post_attention_norm.weight" if shape.arch == "gpt-oss" else "ffn_norm.weight"
+    specs = [_norm("attn_norm.weight", n_embd), *attention, _norm(ffn_norm, n_embd)]
     if shape.n_expert:
         n_ff, n_expert = shape.n_ff_expert, shape.n_expert
         specs += [
@@ -83,6 +92,10 @@ def _layer(shape: Shape, prefix: str) -> list[TensorSpec]:
             _matrix("ffn_up_exps.weight", n_embd, n_ff, n_expert),
             _matrix("ffn_down_exps.weight", n_ff, n_embd, n_expert),
         ]
+        if shape.arch == "gpt-oss":
+            specs += [TensorSpec("ffn_gate_inp.bias", (n_expert,), _BIAS_STD)]
+            widths = {"gate": n_ff, "up": n_ff, "down": n_embd}
+            specs += [TensorSpec(f"ffn_{x}_exps.bias", (n, n_expert), _BIAS_STD) for x, n in widths.items()]
     else:
         specs += [
             _matrix("ffn_gate.weight", n_embd, shape.n_ff),
@@ -95,10 +108,13 @@ def _layer(shape: Shape, prefix: str) -> list[TensorSpec]:
 def _gqa(shape: Shape) -> list[TensorSpec]:
     n_q, n_kv = shape.n_head * shape.head_dim, shape.n_head_kv * shape.head_dim
     specs = [_matrix(f"attn_{x}.weight", shape.n_embd, n) for x, n in (("q", n_q), ("k", n_kv), ("v", n_kv))]
-    if shape.arch == "qwen2":
-        specs += [TensorSpec(f"attn_{x}.bias", (n,), 0.1) for x, n in (("q", n_q), ("k", n_kv), ("v", n_kv))]
+    if shape.arch in ("qwen2", "gpt-oss"):
+        specs += [TensorSpec(f"attn_{x}.bias", (n,), _BIAS_STD) for x, n in (("q", n_q), ("k", n_kv), ("v", n_kv))]
     if shape.arch == "qwen3moe":
         specs += [_norm("attn_q_norm.weight", shape.head_dim), _norm("attn_k_norm.weight", shape.head_dim)]
+    if shape.arch == "gpt-oss":
+        specs += [TensorSpec("attn_output.bias", (shape.n_embd,), _BIAS_STD)]
+        specs += [TensorSpec("attn_sinks.weight", (shape.n_head,), 1.0)]
     return [*specs, _matrix("attn_output.weight", n_q, shape.n_embd)]
 
 

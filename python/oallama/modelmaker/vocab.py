@@ -24,8 +24,9 @@ _FILES = {
     "minicpm3": "ggml-vocab-llama-spm.gguf",
     "qwen2": "ggml-vocab-qwen2.gguf",
     "qwen3moe": "ggml-vocab-qwen2.gguf",
+    "gpt-oss": "ggml-vocab-qwen2.gguf",  # llama.cpp's source has not its own
 }
-_TEMPLATES = {"llama": LLAMA3, "minicpm3": CHATML, "qwen2": CHATML, "qwen3moe": CHATML}
+_TEMPLATES = {"llama": LLAMA3, "minicpm3": CHATML, "qwen2": CHATML, "qwen3moe": CHATML, "gpt-oss": CHATML}
 # The published MiniCPM3 tokenizer has these two on top of its SentencePiece model.
 _ADDED = {"minicpm3": (b"<|im_end|>", b"<|im_start|>")}
 _WORD_MARK = "\u2581".encode()  # SentencePiece's blank

@@ -60,7 +60,9 @@ class Weights:
 
     def chunks(self, spec: TensorSpec, kind: GGMLQuantizationType, index: int) -> Iterator[memoryview]:
         """Yield the data of tensor number index in pieces of at most 16 MiB."""
-        if kind == GGMLQuantizationType.F32:
+        if spec.rows:
+            yield from _given(spec, kind)
+        elif kind == GGMLQuantizationType.F32:
             yield self._float32(spec, index).data.cast("B")
         for std, n_rows in self._segments(spec, kind):
             pool = self._pools[kind, std]
@@ -69,8 +71,10 @@ class Weights:
             yield from _cut(pool, n_rows * spec.ne[0] // GGML_QUANT_SIZES[kind][0])
 
     def _segments(self, spec: TensorSpec, kind: GGMLQuantizationType) -> list[tuple[float, int]]:
-        if kind == GGMLQuantizationType.F32:
+        if spec.rows or kind == GGMLQuantizationType.F32:
             return []
+        if spec.zero_rows:
+            return [(0.0, spec.zero_rows), (spec.std, spec.ne[1] - spec.zero_rows)] * (spec.n_rows // spec.ne[1])
         if not spec.logits:
             return [(spec.std, spec.n_rows)]
         return [(spec.std if is_text else spec.std * NON_TEXT_SCALE, length) for is_text, length in self._runs]
@@ -92,6 +96,15 @@ class Weights:
         start = _PHASE * list(self._pools.values()).index(pool)
         n_values = pool.n_blocks * GGML_QUANT_SIZES[pool.ggml_type][0]
         pool.blocks = encode(pool.ggml_type, self._values[start : start + n_values], pool.std)
+
+
+def _given(spec: TensorSpec, kind: GGMLQuantizationType) -> Iterator[memoryview]:
+    assert spec.rows is not None
+    step = max(1, _MAX_CHUNK // (4 * spec.ne[0]))
+    for start in range(0, spec.n_rows, step):
+        values = spec.rows(start, min(start + step, spec.n_rows))
+        data = values if kind == GGMLQuantizationType.F32 else encode(kind, values.ravel(), 1.0)
+        yield np.ascontiguousarray(data).data.cast("B")
 
 
 def _cut(pool: _Pool, n_blocks: int) -> Iterator[memoryview]:
