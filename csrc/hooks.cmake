@@ -11,6 +11,7 @@ set(OALLAMA_BASE_SOURCES
     ${OALLAMA_CSRC}/observe/op_timer.cpp
     ${OALLAMA_CSRC}/observe/trace.cpp
     ${OALLAMA_CSRC}/ranks/ranks.cpp
+    ${OALLAMA_CSRC}/segments/table_memory.cpp
     ${OALLAMA_CSRC}/stream/stream_lane.cpp
     ${OALLAMA_CSRC}/stream/stream_reader.cpp
     ${OALLAMA_CSRC}/stream/stream_source.cpp

@@ -1,7 +1,8 @@
 // Bits of ggml_tensor::flags that belong to oallama. ggml itself uses the low bits only.
 #pragma once
 
-// The weight's home is the CPU and its operator runs there: op_offload must not upload it.
+// The weight's home is the CPU and its operator runs there: op_offload must not upload it. An operator with this flag
+// runs on the CPU.
 #define OA_TENSOR_FLAG_HOST (1 << 16)
 
 // The weight was placed by a backend map (so the model obeys one).
@@ -44,8 +45,8 @@
 #define OA_STREAM_FILE(tensor) ((tensor)->op_params[2])    // number of its file from 1 (stream_source.cpp); 0: none
 #define OA_STREAM_OFFSET(tensor) ((tensor)->op_params + 4) // uint64_t, bytes
 
-// A divided weight's: the axis and how many of its values are the accelerator's; the parts (0: the accelerator's, 1:
-// the host's) as tensors, nullptr where the part is read within the weight itself.
+// A divided weight's: the axis (oa_segment_axis) and how many of its values are the accelerator's; the parts (0: the
+// accelerator's, 1: the host's) as tensors, nullptr where the part is read within the weight itself.
 #define OA_SEGMENT_AXIS(tensor) ((tensor)->op_params[6])
 #define OA_SEGMENT_COUNT(tensor) ((tensor)->op_params[7])
 #ifdef __cplusplus
@@ -71,5 +72,17 @@ inline ggml_tensor * oa_twin(const ggml_tensor * weight) {
 
 inline void oa_twin_set(ggml_tensor * weight, ggml_tensor * twin) {
     std::memcpy(weight->op_params + 12, &twin, sizeof(twin));
+}
+
+// Of a weight divided by experts: i32 [1, experts], the number of each among those of a side (oa_segments_add).
+inline ggml_tensor * oa_expert_table(const ggml_tensor * weight, int side) {
+    ggml_tensor * table;
+    std::memcpy(&table, weight->op_params + 14, sizeof(table));
+    return side == 1 ? table : oa_expert_table(table, 1);
+}
+
+inline void oa_expert_tables_set(ggml_tensor * weight, ggml_tensor * device, ggml_tensor * host) {
+    std::memcpy(weight->op_params + 14, &host, sizeof(host));
+    std::memcpy(host->op_params + 14, &device, sizeof(device));
 }
 #endif

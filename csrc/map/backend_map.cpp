@@ -95,8 +95,8 @@ oa_segment find_segment(const std::string & name, ggml_backend_dev_t home) {
     if (it == t_load.table->segments.end()) {
         return {};
     }
-    const auto & [device, columns, count] = it->second;
-    const ggml_backend_dev_t dev          = find_device(device);
+    const std::string &      device = it->second.device;
+    const ggml_backend_dev_t dev    = find_device(device);
     if (is_cpu(dev)) {
         fail("a segment of '" + name + "' is to live on '" + device + "', where the weight lives");
     }
@@ -104,7 +104,7 @@ oa_segment find_segment(const std::string & name, ggml_backend_dev_t home) {
         fail("a segment of '" + name + "', which does not live on the CPU");
     }
     t_load.divided.insert(name);
-    return { dev, columns, count };
+    return { dev, it->second };
 }
 
 } // namespace

@@ -6,8 +6,9 @@
 
 namespace {
 
-constexpr const char * header    = "# oallama backend map v1";
-constexpr int          max_slots = 64;
+constexpr const char * header       = "# oallama backend map v1";
+constexpr int          max_slots    = 64;
+constexpr long         most_experts = 1 << 16;
 
 // One line: its fields in order, and the exception that names it.
 struct table_line {
@@ -99,15 +100,44 @@ void add_weight(oa_backend_table & table, table_line & line) {
     }
 }
 
+// "0,3-5" as 0, 3, 4, 5; empty: it is no list of rising numbers.
+std::vector<int32_t> experts_of(const std::string & list) {
+    std::vector<int32_t> found;
+    std::istringstream   ranges(list);
+    for (std::string range; std::getline(ranges, range, ',');) {
+        const size_t dash  = range.find('-');
+        const long   first = number_of(range.substr(0, dash));
+        const long   last  = dash == std::string::npos ? first : number_of(range.substr(dash + 1));
+        if (first < 0 || last < first || last >= most_experts || (!found.empty() && first <= found.back())) {
+            return {};
+        }
+        for (long e = first; e <= last; ++e) {
+            found.push_back(int32_t(e));
+        }
+    }
+    return found;
+}
+
+bool read_part(const std::string & axis, const std::string & part, oa_table_segment & segment) {
+    if (axis == "experts") {
+        segment.axis    = oa_segment_axis::experts;
+        segment.experts = experts_of(part);
+        segment.count   = int64_t(segment.experts.size());
+    } else {
+        segment.axis  = axis == "columns" ? oa_segment_axis::columns : oa_segment_axis::rows;
+        segment.count = number_of(part);
+    }
+    return segment.count >= 1 && (axis == "rows" || axis == "columns" || axis == "experts");
+}
+
 void add_segment(oa_backend_table & table, table_line & line) {
     oa_table_segment  segment;
     const std::string name = line.next();
     segment.device         = line.next();
-    const std::string axis = line.next();
-    segment.columns        = axis == "columns";
-    if ((axis != "rows" && axis != "columns") || !(line.fields >> segment.count) || segment.count < 1 ||
-        !line.ended()) {
-        throw line.bad("expected 'segment <name> <device> rows|columns <number>', 1 or more");
+    const std::string axis = line.next(), part = line.next();
+    if (!read_part(axis, part, segment) || !line.ended()) {
+        throw line.bad("expected 'segment <name> <device> rows|columns <number>', 1 or more, or "
+                       "'segment <name> <device> experts <numbers>', rising, as 0,3-5");
     }
     if (!table.segments.emplace(name, segment).second) {
         throw line.bad("segment listed twice");

@@ -1,37 +1,18 @@
 #include "segments.h"
 
+#include "expert_parts.h"
 #include "ggml-backend.h"
-#include "ggml-cpp.h"
+#include "graph_rewrite.h"
+#include "parts.h"
 #include "tensor_flags.h"
 
-#include <cstring>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 namespace {
 
-thread_local std::vector<ggml_tensor *> t_divided; // of the load in progress
-
-// A part's shape, of the weight's type; it owns no memory.
-ggml_tensor part_of(const ggml_tensor & weight, int axis, int64_t count) {
-    ggml_tensor part = {};
-    part.type        = weight.type;
-    std::memcpy(part.ne, weight.ne, sizeof(part.ne));
-    part.ne[axis] = count;
-    part.nb[0]    = ggml_type_size(part.type);
-    part.nb[1]    = ggml_row_size(part.type, part.ne[0]);
-    part.nb[2]    = part.nb[1] * part.ne[1];
-    part.nb[3]    = part.nb[2] * part.ne[2];
-    return part;
-}
-
-ggml_tensor * create(const ggml_tensor & weight, const ggml_tensor & part, const char * where, ggml_context * ctx) {
-    ggml_tensor * tensor = ggml_dup_tensor(ctx, &part);
-    ggml_format_name(tensor, "%s (%s)", weight.name, where);
-    tensor->flags |= OA_TENSOR_FLAG_MAPPED;
-    return tensor;
-}
+thread_local std::vector<ggml_tensor *> t_divided; // by values, in the load in progress
 
 void copy_part(const ggml_tensor & weight, int64_t first, ggml_tensor * part) {
     const int            axis   = OA_SEGMENT_AXIS(&weight);
@@ -48,33 +29,42 @@ void copy_part(const ggml_tensor & weight, int64_t first, ggml_tensor * part) {
     ggml_backend_tensor_set(part, bytes.data(), 0, bytes.size());
 }
 
+void add_values(ggml_tensor * weight, const oa_segment & segment, const oa_segment_context & context) {
+    const int     axis  = segment.part.axis == oa_segment_axis::columns ? 0 : 1;
+    const int64_t step  = axis == 0 ? ggml_blck_size(weight->type) : 1;
+    const int64_t whole = weight->ne[axis], count = segment.part.count;
+    if (count >= whole || count % step != 0 || weight->ne[3] != 1) {
+        throw std::runtime_error("backend map: '" + std::string(weight->name) + "' has " + std::to_string(whole) +
+                                 (axis == 0 ? " columns in blocks of " + std::to_string(step) : " rows") +
+                                 "; its first " + std::to_string(count) + " cannot be a segment");
+    }
+    const ggml_op     op          = weight->ne[2] > 1 ? GGML_OP_MUL_MAT_ID : GGML_OP_MUL_MAT;
+    const ggml_tensor device_part = oa_part_of(*weight, axis, count);
+    const ggml_tensor host_part   = oa_part_of(*weight, axis, whole - count);
+    ggml_context *    host_ctx    = context(host_part, nullptr, op);
+    ggml_tensor *     on_device   = oa_create_part(*weight, device_part, ggml_backend_dev_name(segment.device),
+                                                   context(device_part, segment.device, op));
+    oa_segment_part_set(weight, 0, on_device);
+    oa_segment_part_set(weight, 1, host_ctx ? oa_create_part(*weight, host_part, "host", host_ctx) : nullptr);
+}
+
 } // namespace
 
 void oa_segments_begin() {
     t_divided.clear();
+    oa_expert_parts_begin();
 }
 
 void oa_segments_add(ggml_tensor * weight, const oa_segment & segment, const oa_segment_context & context) {
-    const int     axis  = segment.columns ? 0 : 1;
-    const int64_t step  = segment.columns ? ggml_blck_size(weight->type) : 1;
-    const int64_t whole = weight->ne[axis];
-    if (segment.count <= 0 || segment.count >= whole || segment.count % step != 0 || weight->ne[3] != 1) {
-        throw std::runtime_error("backend map: '" + std::string(weight->name) + "' has " + std::to_string(whole) +
-                                 (axis == 0 ? " columns in blocks of " + std::to_string(step) : " rows") +
-                                 "; its first " + std::to_string(segment.count) + " cannot be a segment");
+    if (segment.part.axis == oa_segment_axis::experts) {
+        oa_expert_parts_add(weight, segment, context);
+    } else {
+        add_values(weight, segment, context);
+        t_divided.push_back(weight);
     }
-    const ggml_tensor device_part = part_of(*weight, axis, segment.count);
-    const ggml_tensor host_part   = part_of(*weight, axis, whole - segment.count);
-    ggml_tensor *     on_device =
-        create(*weight, device_part, ggml_backend_dev_name(segment.device), context(device_part, segment.device));
-    ggml_context * host_ctx = context(host_part, nullptr);
-
     weight->flags |= OA_TENSOR_FLAG_DIVIDED;
-    OA_SEGMENT_AXIS(weight)  = axis;
-    OA_SEGMENT_COUNT(weight) = int32_t(segment.count);
-    oa_segment_part_set(weight, 0, on_device);
-    oa_segment_part_set(weight, 1, host_ctx ? create(*weight, host_part, "host", host_ctx) : nullptr);
-    t_divided.push_back(weight);
+    OA_SEGMENT_AXIS(weight)  = int32_t(segment.part.axis);
+    OA_SEGMENT_COUNT(weight) = int32_t(segment.part.count);
 }
 
 void oa_segments_fill() {
@@ -85,4 +75,19 @@ void oa_segments_fill() {
         }
     }
     t_divided.clear();
+    oa_expert_parts_fill();
+}
+
+uint32_t oa_segments_more_nodes(const std::vector<std::pair<std::string, ggml_tensor *>> & weights, uint32_t n_used) {
+    uint32_t found = 0;
+    for (const auto & [name, weight] : weights) {
+        // Of a block's two or three matrices: views and additions of each choice on both sides, and all else.
+        found += oa_is_divided(weight, oa_segment_axis::experts) && weight->ne[2] > 1 ? 2 * n_used + 24 : 0;
+    }
+    return found;
+}
+
+void oa_segments_divide(ggml_context * ctx, ggml_cgraph * graph) {
+    oa_divide_values(ctx, graph);
+    oa_divide_experts(ctx, graph);
 }

@@ -34,7 +34,8 @@ STREAM_SLOTS = 3  # one is read, one is full, one is being filled
 @dataclass(frozen=True)
 class Segment:
     """A part of a tensor in one buffer. `rows` is (first, end) of a divided tensor's rows (of the columns, where
-    `is_divided_by_columns`), None for the whole tensor.
+    `is_divided_by_columns`), None for the whole tensor. `experts` are those that a tensor divided by experts has there,
+    rising; () for others.
 
     Modes: "resident" is computed on the device that holds it, "host" is computed on the CPU, "upload" lives on the CPU
     and is uploaded for large batches, "stream" lives on the CPU and is copied to the first accelerator ahead of its
@@ -51,6 +52,7 @@ class Segment:
     nbytes: int
     stream_from: int = 0
     realisation: str = ""
+    experts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,20 @@ class TensorPlacement:
         parts = (
             replace(host, rows=(count, width), nbytes=whole.nbytes - there),
             Segment(device, "resident", (0, count), there),
+        )
+        return replace(whole, segments=parts)
+
+    @classmethod
+    def by_experts(
+        cls, whole: TensorPlacement, device: str, experts: tuple[int, ...], n_experts: int
+    ) -> TensorPlacement:
+        """`whole`, which lives on the host, with some of its experts on `device`, too, and one of zeros behind them."""
+        (host,) = whole.segments
+        each = whole.nbytes // n_experts
+        others = tuple(e for e in range(n_experts) if e not in set(experts))
+        parts = (
+            replace(host, experts=others, nbytes=each * len(others)),
+            Segment(device, "resident", None, each * (len(experts) + 1), experts=experts),
         )
         return replace(whole, segments=parts)
 
@@ -380,6 +396,7 @@ def _tensor(content: Mapping[str, Any]) -> TensorPlacement:
             s["nbytes"],
             s.get("stream_from", 0),
             s.get("realisation", ""),
+            tuple(s.get("experts", ())),
         )
         for s in content["segments"]
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -153,6 +153,8 @@ def _mode(segment: Segment) -> str:
 
 
 def _part(name: str, segment: Segment, device: str) -> str:
+    if segment.experts:
+        return f"segment {name} {device} experts {ranges(segment.experts)}"
     if segment.rows is None or segment.rows[0] != 0:
         raise OallamaError(f"{name}: the segment on {segment.device} must begin with the tensor's first row or column")
     axis = "columns" if is_divided_by_columns(name) else "rows"
@@ -166,6 +168,21 @@ def is_divided_by_columns(name: str) -> bool:
     True
     """
     return ".ffn_down" in name
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Rising numbers in short.
+
+    >>> ranges((0, 3, 4, 5))
+    '0,3-5'
+    """
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and runs[-1][-1] == n - 1:
+            runs[-1][1:] = [n]
+        else:
+            runs.append([n])
+    return ",".join("-".join(map(str, run)) for run in runs)
 
 
 def _single(name: str, tensor: TensorPlacement) -> Segment:

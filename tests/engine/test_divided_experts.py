@@ -1,0 +1,181 @@
+"""Experts of a layer on two devices: each computes the choices of its own, at the same time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from oallama import Llama
+from oallama.bench.maps import backend_map
+from oallama.data.operators import TensorInfo
+from oallama.data.plan import HOST, PlacementPlan, TensorPlacement
+from oallama.data.plan_export import ranges
+from oallama.engine import skeleton
+from oallama.engine.load_settings import Settings
+from oallama.engine.rpc import LocalRpcServer
+from oallama.errors import OallamaError
+from oallama.loading import autoplan
+from support.archs import write_models
+from support.experts import with_experts
+from support.hand_plan import CONTEXT, hand_plan
+from support.logits import TOKENS, compute_logits, greedy_differences, nmse
+from support.vulkan import VULKAN, has_vulkan
+
+ARCHS = ("deepseek2", "glm4moe", "gpt-oss", "grovemoe", "llama4", "qwen2moe", "qwen3moe", "qwen3next")
+_OF_EXPERTS = re.compile(r"\.ffn_(up|gate|down|gate_up)_exps\.(weight|bias)$")
+
+
+def table(
+    path: Path, device: str, experts: Sequence[int], cpu: Callable[[str], bool] = lambda name: False, mode: str = "host"
+) -> str:
+    """All experts on the host, some also on `device`; cpu: of the other weights and layers, what stays on the host."""
+    graph = autoplan.read_graph(path, Settings(n_ctx=64))
+
+    def place(t: TensorInfo) -> str | tuple[str, str]:
+        if _OF_EXPERTS.search(t.name):
+            return (f"CPU {mode}", f"{device} experts {ranges(experts)}") if experts else f"CPU {mode}"
+        return "CPU host" if cpu(t.name) else f"{device} resident"
+
+    return backend_map(graph, lambda il: "CPU" if cpu(f"layer {il}") else device, place)
+
+
+def jobs(path: Path, folder: Path, n_experts: int, **common: Any) -> list[dict[str, Any]]:
+    """One expert, some and all but one on the device; the rest beside them, on the host, or mixed."""
+    rng = np.random.default_rng(len(path.name))
+    sides: list[Callable[[str], bool]] = [
+        lambda name: False,
+        lambda name: True,
+        lambda name: sum(name.encode()) % 2 == 0,
+    ]
+    made = []
+    for i, (k, cpu) in enumerate(zip((1, n_experts // 2, n_experts - 1), sides, strict=True)):
+        experts = sorted(rng.choice(n_experts, k, replace=False).tolist())
+        for mode in ("host", "upload"):
+            file = folder / f"{path.stem}-{i}-{mode}.map"
+            file.write_text(table(path, "RPC0", experts, cpu, mode))
+            made.append({"model": str(path), "table": str(file), "devices": ["RPC0"], **common})
+    return made
+
+
+@pytest.mark.parametrize("file_type", ["Q4_0", "Q8_0"])
+@pytest.mark.parametrize("layout", ["plain", "repacked"])
+def test_two_cpus_compute_what_one_does(
+    file_type: str, layout: str, tiny: Callable[..., Path], lib: Path, tmp_path: Path
+) -> None:
+    path = tiny("qwen3moe", file_type)
+    common = {"use_extra_bufts": layout != "plain", "n_ubatch": 64, "flash_attn": 1}
+    with LocalRpcServer(threads=1, register=False) as server:
+        wanted = [{"model": str(path), "n_gpu_layers": 0, **common}]
+        wanted += jobs(path, tmp_path, 16, rpc=[server.endpoint], **common)
+        whole, *divided = compute_logits(lib, wanted, tmp_path)
+    for job, found in zip(wanted[1:], divided, strict=True):
+        assert nmse(found, whole) <= (1e-6 if layout == "plain" else 1e-3), job["table"]
+
+
+def test_many_architectures(lib: Path, tmp_path: Path) -> None:
+    """With biases and scales of experts, weights before the experts, groups, shared experts."""
+    models = [m for m in write_models(tmp_path / "two", f"^({'|'.join(ARCHS)})$") if m.stem.endswith("-moe")]
+    few = (np.arange(70) * 37 % 100 + 1).tolist()  # tokens of upstream's tiny vocabularies
+    common = {"tokens": few, "n_ubatch": 64, "flash_attn": 1, "use_extra_bufts": False}
+    for source in models:
+        path = with_experts(source, tmp_path / f"{source.stem}.gguf")
+        with LocalRpcServer(threads=1, register=False) as server:
+            wanted = [{"model": str(path), "n_gpu_layers": 0, **common}]
+            wanted += jobs(path, tmp_path, 16, rpc=[server.endpoint], **common)
+            whole, *divided = compute_logits(lib, wanted, tmp_path)
+        for job, found in zip(wanted[1:], divided, strict=True):
+            assert nmse(found, whole) <= 1e-6, job["table"]
+        assert not all(np.array_equal(found, whole) for found in divided), "as the sum of four: was anything divided?"
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ("experts 3,1", "rising, as 0,3-5"),
+        ("experts 0,0", "rising, as 0,3-5"),
+        ("experts", "rising, as 0,3-5"),
+        ("experts one", "rising, as 0,3-5"),
+        ("experts 0-15", "has 16 experts; the segment's are not some of them"),
+        ("experts 16", "has 16 experts; the segment's are not some of them"),
+    ],
+)
+def test_wrong_experts_are_refused(part: str, message: str, tiny: Callable[..., Path], rpc: Any) -> None:
+    path, device = tiny("qwen3moe"), rpc.devices[0]
+    settings, text = Settings(n_ctx=64, devices=(device,)), table(path, device, ())
+    assert skeleton.dry_run(path, settings, text)
+    with pytest.raises(OallamaError) as error:
+        skeleton.dry_run(path, settings, f"{text}segment blk.0.ffn_up_exps.weight {device} {part}\n")
+    assert message in str(error.value)
+
+
+def test_a_dry_run_counts_the_experts_and_the_zeros(tiny: Callable[..., Path], rpc: Any) -> None:
+    path, device = tiny("qwen3moe", "F16"), rpc.devices[0]
+    settings = Settings(n_ctx=64, devices=(device,))
+    host, divided = (skeleton.dry_run(path, settings, table(path, device, e)) for e in ((), (0, 5, 6)))
+    tensors = autoplan.read_graph(path, Settings(n_ctx=64)).tensors
+    experts = sum(t.nbytes for t in tensors if _OF_EXPERTS.search(t.name))
+    assert divided[device]["weights"] - host[device]["weights"] == pytest.approx(experts * 4 / 16, rel=0.02)
+
+
+def test_a_block_is_one_piece_on_each_side(
+    tiny: Callable[..., Path], rpc: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """From up and gate to the sum: of a layer with divided experts three splits, and two without."""
+    path, device = tiny("qwen3moe", "Q4_0"), rpc.devices[0]
+    whole = experts_on_host(hand_plan(path, device), device)
+    divided = experts_on_host(hand_plan(path, device), device, (1, 2, 3))
+    n_layer = len(whole.layers) - 1
+    assert splits(path, divided, capfd) - splits(path, whole, capfd) == n_layer
+
+
+def experts_on_host(plan: PlacementPlan, device: str, experts: tuple[int, ...] = ()) -> PlacementPlan:
+    """The plan with all experts on the host, some also on `device`, which has everything else."""
+    tensors = {}
+    for name, t in plan.tensors.items():
+        if _OF_EXPERTS.search(name):
+            host = TensorPlacement.whole(t.type, t.nbytes, HOST, "host")
+            tensors[name] = TensorPlacement.by_experts(host, device, experts, 16) if experts else host
+        else:
+            stays = name.startswith("token_embd")
+            tensors[name] = t if stays else TensorPlacement.whole(t.type, t.nbytes, device, "resident")
+    return replace(plan, tensors=tensors)
+
+
+def splits(path: Path, plan: PlacementPlan, capfd: pytest.CaptureFixture[str]) -> int:
+    capfd.readouterr()
+    Llama(str(path), n_ctx=CONTEXT.n_ctx, plan=plan, verbose=True).close()
+    return int(re.findall(r"splits = (?:\d+ / )?(\d+)", capfd.readouterr().err)[-1])
+
+
+def test_a_plan_file_keeps_experts(tiny: Callable[..., Path], rpc: Any, tmp_path: Path) -> None:
+    path, device = tiny("qwen3moe", "Q4_0"), rpc.devices[0]
+    plan = experts_on_host(hand_plan(path, device), device, (0, 3, 4, 5))
+    plan.save(tmp_path / "plan.json")
+    again = PlacementPlan.load(tmp_path / "plan.json")
+    assert again == plan and again.hash == plan.hash
+    assert f"segment blk.0.ffn_up_exps.weight {device} experts 0,3-5" in again.to_backend_map()
+    host, there = again.tensors["blk.0.ffn_up_exps.weight"].segments
+    assert len(host.experts) == 12 and there.nbytes * 16 == again.tensors["blk.0.ffn_up_exps.weight"].nbytes * 5
+    with pytest.raises(OallamaError, match="divided between two devices"):
+        plan.to_llama_cpp_flags()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has_vulkan(), reason="needs Vulkan with lavapipe")
+def test_vulkan_and_the_host(tiny: Callable[..., Path], lib: Path, tmp_path: Path) -> None:
+    """A device whose kernels do not know that the last expert is nothing."""
+    path = tiny("qwen3moe", "Q8_0")
+    # Upstream's Vulkan MUL_MAT_ID for more than a few tokens corrupts the heap on lavapipe (Mesa 22.3).
+    common = {"tokens": TOKENS[:40], "n_ubatch": 4, "flash_attn": 1}
+    file = tmp_path / "vulkan.map"
+    file.write_text(table(path, "Vulkan0", (0, 2, 7, 8, 15)))
+    wanted = [{"model": str(path), "n_gpu_layers": 0, **common}]
+    wanted.append({"model": str(path), "table": str(file), "devices": ["Vulkan0"], **common})
+    whole, divided = compute_logits(lib, wanted, tmp_path, VULKAN)
+    assert nmse(divided, whole) <= 1e-3 and greedy_differences(divided, whole) == 0
