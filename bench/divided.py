@@ -4,12 +4,13 @@ python bench/divided.py twice --model FILE.gguf [--repeats N] [--out FILE.jsonl]
 python bench/divided.py budgets --model FILE.gguf [--device NAME] [--budgets ..] [--out FILE.jsonl] [--plot FILE.png]
 python bench/divided.py predicted --shape NAME --datasheet NAME [--budgets ..] [--out FILE.jsonl] [--plot FILE.png]
 
-twice: TTFT and TPOT on one core, on two threads of one CPU device (what this machine's memory and cores give at best),
-and on two CPU devices of one thread each (the engine's own and a loopback RPC server) that share every feed-forward and
-the output matrix. budgets: TPOT of plans of the planners `exact` (whole weights), `divided` and `layers` (-ngl) for
-shares of the weights, on such a server beside such a host, or on --device. predicted: the same planners for a published
-shape (Q4_K_M) on a datasheet's machine. Runs are interleaved, the medians of rounds compared. Server and host have a
-core each. Writes the machine, then one JSON line per measurement.
+twice: TTFT and TPOT on one core, on two threads of one CPU device (what this machine's memory and cores give at
+best), and on two CPU devices of one thread each (the engine's own and a loopback RPC server) that share every
+feed-forward and the output matrix; of a mixture also with every second expert on each side. budgets: TPOT of plans of
+the planners `exact` (whole weights), `divided` and `layers` (-ngl) for shares of the weights, on such a server beside
+such a host, or on --device. predicted: the same planners for a published shape (Q4_K_M) on a datasheet's machine.
+Runs are interleaved, the medians of rounds compared. Server and host have a core each. Writes the machine, then one
+JSON line per measurement.
 
 Two cores of one machine are equally fast. For a host that is slow beside its accelerator give this process a ggml-cpu
 without vector instructions (the server keeps its own), for example of
@@ -83,13 +84,18 @@ def two_cores(names: tuple[str, ...], register: bool = False) -> Iterator[dict[s
 # ---- twice the processors ------------------------------------------------------------------------------------------
 
 
-def halved(graph: OperatorGraph, device: str) -> str:
-    """Feed-forwards and the output matrix on both sides, everything else on the device."""
+def halved(graph: OperatorGraph, device: str, by_experts: bool = False) -> str:
+    """Feed-forwards and the output matrix on both sides, everything else on the device.
+
+    by_experts: a mixture's feed-forwards by every second expert in place of rows and columns.
+    """
     targets = {op.weight for op in graph.targets(1)}
 
     def place(tensor: TensorInfo) -> str | tuple[str, str]:
-        if tensor.name not in targets or (".ffn_" not in tensor.name and tensor.name != OUTPUT):
+        if tensor.name not in targets or (".ffn_" not in tensor.name and tensor.name != OUTPUT) or is_router(tensor):
             return f"{device} resident"
+        if by_experts and "_exps" in tensor.name:
+            return "CPU host", f"{device} experts {','.join(map(str, range(0, tensor.ne[2], 2)))}"
         columns = is_divided_by_columns(tensor.name)
         count = tensor.ne[0 if columns else 1] * SHARE // 100 // STEP * STEP
         return "CPU host", f"{device} {'columns' if columns else 'rows'} {count}"
@@ -97,16 +103,21 @@ def halved(graph: OperatorGraph, device: str) -> str:
     return backend_map(graph, device, place)
 
 
+def is_router(tensor: TensorInfo) -> bool:
+    return ".ffn_gate_inp" in tensor.name
+
+
 def twice(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     graph = autoplan.read_graph(args.model, Settings(n_ctx=256))
     common = LoadParams(flash_attn="on", use_extra_bufts=False)  # an RPC server has plain kernels only
+    maps = {"divided": halved(graph, "RPC0")}
+    if graph.has_experts:
+        maps["by experts"] = halved(graph, "RPC0", by_experts=True)
     with two_cores(("divided",)) as servers:
         endpoint = servers["divided"].endpoint
         both = replace(common, n_gpu_layers=-1, n_threads=1, rpc_servers=(endpoint,), devices=("RPC0",))
-        engines = [
-            Engine("one core", runtime.lib_dir(), replace(common, n_threads=1, devices=()), baseline=True),
-            Engine("divided", runtime.lib_dir(), both, backend_map=halved(graph, "RPC0")),
-        ]
+        engines = [Engine("one core", runtime.lib_dir(), replace(common, n_threads=1, devices=()), baseline=True)]
+        engines += [Engine(name, runtime.lib_dir(), both, backend_map=text) for name, text in maps.items()]
         sweep = Sweep(prompts=(128,), gens=(24,), interleave="reload", repeats=args.repeats)
         results = run_bench(args.model, engines, sweep, progress=progress)
     threads = Engine("two threads", runtime.lib_dir(), replace(common, n_threads=2, devices=()), baseline=True)
