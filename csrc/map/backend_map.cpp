@@ -104,7 +104,7 @@ oa_segment find_segment(const std::string & name, ggml_backend_dev_t home) {
         fail("a segment of '" + name + "', which does not live on the CPU");
     }
     t_load.divided.insert(name);
-    return { dev, it->second };
+    return { dev, it->second.part };
 }
 
 } // namespace

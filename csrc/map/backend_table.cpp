@@ -118,16 +118,16 @@ std::vector<int32_t> experts_of(const std::string & list) {
     return found;
 }
 
-bool read_part(const std::string & axis, const std::string & part, oa_table_segment & segment) {
+bool read_part(const std::string & axis, const std::string & part, oa_division & found) {
     if (axis == "experts") {
-        segment.axis    = oa_segment_axis::experts;
-        segment.experts = experts_of(part);
-        segment.count   = int64_t(segment.experts.size());
+        found.axis    = oa_segment_axis::experts;
+        found.experts = experts_of(part);
+        found.count   = int64_t(found.experts.size());
     } else {
-        segment.axis  = axis == "columns" ? oa_segment_axis::columns : oa_segment_axis::rows;
-        segment.count = number_of(part);
+        found.axis  = axis == "columns" ? oa_segment_axis::columns : oa_segment_axis::rows;
+        found.count = number_of(part);
     }
-    return segment.count >= 1 && (axis == "rows" || axis == "columns" || axis == "experts");
+    return found.count >= 1 && (axis == "rows" || axis == "columns" || axis == "experts");
 }
 
 void add_segment(oa_backend_table & table, table_line & line) {
@@ -135,7 +135,7 @@ void add_segment(oa_backend_table & table, table_line & line) {
     const std::string name = line.next();
     segment.device         = line.next();
     const std::string axis = line.next(), part = line.next();
-    if (!read_part(axis, part, segment) || !line.ended()) {
+    if (!read_part(axis, part, segment.part) || !line.ended()) {
         throw line.bad("expected 'segment <name> <device> rows|columns <number>', 1 or more, or "
                        "'segment <name> <device> experts <numbers>', rising, as 0,3-5");
     }

@@ -2,10 +2,11 @@
 // uses. It knows no devices and no model. Format: docs/architecture.md, "Backend map".
 #pragma once
 
+#include "division.h"
+
 #include <cstdint>
 #include <map>
 #include <string>
-#include <vector>
 
 enum class oa_weight_mode {
     resident, // computed on the device that holds it
@@ -29,13 +30,9 @@ struct oa_table_weight {
     oa_realisation realisation = oa_realisation::any;
 };
 
-enum class oa_segment_axis { columns, rows, experts };
-
 struct oa_table_segment {
-    std::string          device;
-    oa_segment_axis      axis  = oa_segment_axis::rows;
-    int64_t              count = 0; // rows or columns that live on the device, from the first one on; or experts
-    std::vector<int32_t> experts;   // which ones, rising
+    std::string device;
+    oa_division part;
 };
 
 struct oa_table_options {

@@ -4,7 +4,7 @@
 // before. What nobody reads any more is left out of the graph.
 #pragma once
 
-#include "backend_table.h"
+#include "division.h"
 #include "ggml.h"
 #include "tensor_flags.h"
 

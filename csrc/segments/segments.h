@@ -10,7 +10,7 @@
 // Batches whose host weights are uploaded or streamed read the whole weight, which the host keeps.
 #pragma once
 
-#include "backend_table.h"
+#include "division.h"
 #include "llama.h"
 #include "table_memory.h"
 
@@ -22,7 +22,7 @@
 // One weight's line of the table; nullptr device: it is whole.
 struct oa_segment {
     ggml_backend_dev_t device = nullptr;
-    oa_table_segment   part;
+    oa_division        part;
 };
 
 // Where a part of a weight is created: a context whose tensors will be allocated on the device, or in the host's
