@@ -13,6 +13,7 @@ import pytest
 
 from oallama import Llama
 from oallama.bench.maps import backend_map
+from oallama.data.entries import Concurrency
 from oallama.data.operators import TensorInfo
 from oallama.data.plan import HOST, PlacementPlan, TensorPlacement
 from oallama.data.plan_export import ranges
@@ -21,10 +22,13 @@ from oallama.engine.load_settings import Settings
 from oallama.engine.rpc import LocalRpcServer
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
+from oallama.loading.autoplan import Choices
+from oallama.planning import Workload
 from support.archs import write_models
 from support.experts import with_experts
 from support.hand_plan import CONTEXT, hand_plan
 from support.logits import TOKENS, compute_logits, greedy_differences, nmse
+from support.made_profile import made_profile
 from support.vulkan import VULKAN, has_vulkan
 
 ARCHS = ("deepseek2", "glm4moe", "gpt-oss", "grovemoe", "llama4", "qwen2moe", "qwen3moe", "qwen3next")
@@ -164,6 +168,24 @@ def test_a_plan_file_keeps_experts(tiny: Callable[..., Path], rpc: Any, tmp_path
     assert len(host.experts) == 12 and there.nbytes * 16 == again.tensors["blk.0.ffn_up_exps.weight"].nbytes * 5
     with pytest.raises(OallamaError, match="divided between two devices"):
         plan.to_llama_cpp_flags()
+
+
+def test_a_plan_by_experts_is_loaded_as_predicted(tiny: Callable[..., Path], rpc: Any) -> None:
+    path, device = tiny("qwen3moe", "Q4_0"), rpc.devices[0]
+    settings = Settings(n_ctx=256, n_batch=256, n_ubatch=256, n_threads=1)
+    profile = replace(made_profile(path, device, settings), concurrency=(Concurrency(device, 1.0),))
+    choices = Choices(device=device, planner="experts", profile=profile, workload=Workload(16, 128))
+    graph = autoplan.read_graph(path, settings)
+    plan = autoplan.candidates(path, graph, "60%", settings, choices).best
+    assert plan.planner["name"] == "experts"
+    assert any(s.experts for t in plan.tensors.values() for s in t.segments)
+    llm = Llama(str(path), n_ctx=256, plan=plan, verbose=False)
+    try:
+        there = llm.placement().devices[0]
+        assert there.predicted is not None and there.measured.weights == there.predicted.weights
+        assert llm("once", max_tokens=4)["usage"]["completion_tokens"] > 0
+    finally:
+        llm.close()
 
 
 @pytest.mark.slow

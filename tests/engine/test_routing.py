@@ -25,7 +25,7 @@ from oallama.engine.routers import routers_of
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices
-from oallama.loading.routing_traces import routing_notes
+from oallama.loading.routing_traces import expert_use
 from oallama.tracing.experts import PROMPTS, record_experts
 from support import cli
 from support.archs import write_models
@@ -197,7 +197,7 @@ def test_a_plan_says_that_uniform_routing_is_assumed(tiny: Callable[..., Path]) 
         graph = autoplan.read_graph(path, settings)
         plan = autoplan.candidates(path, graph, None, settings, choices).best
         said = [note for note in plan.predicted.notes if "uniform routing" in note]
-        assert len(said) == expected and said == routing_notes(path, graph)
+        assert len(said) == expected and said == expert_use(path, graph)[1]
 
 
 # ---- as users type it ----------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from oallama.errors import OallamaError
 from oallama.planning import BudgetTooSmall, OperatorGraph, StockFlags, Workload, compare, make_plans
 from oallama.planning.bounds import least_seconds
 from oallama.planning.exact import exact
+from oallama.planning.expert_use import ExpertUse
 from oallama.planning.greedy import oato
 from oallama.planning.planner import PLANNERS
 from oallama.planning.stock import cpu_ffn
@@ -250,7 +251,7 @@ def test_llama_cpps_cpu_is_a_candidate_beside_our_products():
 
 
 def test_bad_requests():
-    with pytest.raises(OallamaError, match=r"unknown planner .magic., expected one of auto, exact, divided, oato"):
+    with pytest.raises(OallamaError, match=r"unknown planner .magic., expected one of auto, exact, divided, experts"):
         plan(planner="magic")
     with pytest.raises(OallamaError, match="no device 'GPU9'"):
         plan(accelerators=("GPU9",))
@@ -263,10 +264,10 @@ def test_bad_requests():
 def test_every_planner_that_can_be_named_makes_plans():
     """Those that apply to a dense model or to a mixture of experts, on devices that compute at once, are all."""
     made = {"auto"}
-    for model in (MODEL, graph(Shape(n_expert=8))):
+    for model, use in ((MODEL, None), (graph(Shape(n_expert=8)), ExpertUse.uniform(8, 2))):
         machine = profile(model, concurrency=1.0)
         with pytest.raises(OallamaError, match="those that do: auto, ") as refused:
-            plan(model, machine=machine, planner="cpu-moe" if model is MODEL else "cpu-ffn")
+            plan(model, machine=machine, planner="cpu-moe" if model is MODEL else "cpu-ffn", expert_use=use)
         made.update(str(refused.value).split("those that do: ")[1].split(", "))
     assert made | {"fit"} == set(PLANNERS)  # llama.cpp's own makes plans where it is given
 

@@ -25,16 +25,9 @@ from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
 from oallama.loading.budgets import budgets_for, more_than_there_is, refuse_margin
 from oallama.loading.dry_run import LocalAllocators
-from oallama.loading.routing_traces import routing_notes
+from oallama.loading.routing_traces import expert_use
 from oallama.loading.times_now import TimesNow, times_now
-from oallama.planning import (
-    Candidates,
-    OperatorGraph,
-    PlannerName,
-    Space,
-    Workload,
-    make_plans,
-)
+from oallama.planning import Candidates, OperatorGraph, PlannerName, Space, Workload, make_plans
 from oallama.planning.arenas import Arena
 from oallama.planning.planner import DEFAULT_WORKLOAD
 from oallama.planning.terms import terms_of
@@ -289,7 +282,8 @@ def consider(
     elsewhere = profile if choices.elsewhere else None
     budgets = budgets_for(vram, accelerators, graph.weights_bytes, elsewhere, choices.margin)
     budgets = {name: budget.less(choices.reserve.get(name, 0)) for name, budget in budgets.items()}
-    notes += [*more_than_there_is(budgets, elsewhere), *routing_notes(path, graph)]
+    use, of_routing = expert_use(path, graph)
+    notes += [*more_than_there_is(budgets, elsewhere), *of_routing]
     allocators = LocalAllocators(path, settings, accelerators, elsewhere)
     graphs = {settings.flash_attn: graph}
     if settings.flash_attn == "auto" and settings.type_v in UNFUSED_V_TYPES and not choices.paper:
@@ -319,6 +313,7 @@ def consider(
         fit=allocators.fit if all(budget.bytes_total for budget in budgets.values()) else None,
         paper=choices.paper,
         fraction=choices.fraction,
+        expert_use=use,
     )
     found = make_plans(space, choices.planner)
     plans = {name: _learned(allocators.noted(plan, notes), times.learned) for name, plan in found.plans.items()}
@@ -326,8 +321,8 @@ def consider(
 
 
 def _learned(plan: PlacementPlan, factors: Mapping[str, float]) -> PlacementPlan:
-    of_its_devices = {name: factor for name, factor in factors.items() if name.partition(" ")[0] in plan.devices}
-    return replace(plan, predicted=replace(plan.predicted, learned=of_its_devices))
+    own = {name: factor for name, factor in factors.items() if name.partition(" ")[0] in plan.devices}
+    return replace(plan, predicted=replace(plan.predicted, learned=own))
 
 
 def read_arenas(path: PathOrText, plan: PlacementPlan, settings: Settings, choices: Choices) -> list[Arena]:

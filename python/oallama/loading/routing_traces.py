@@ -10,9 +10,11 @@ from oallama.engine.routers import routers_of
 from oallama.errors import OallamaError
 from oallama.loading import plan_cache
 from oallama.planning import OperatorGraph
+from oallama.planning.expert_use import ExpertUse
 from oallama.profiling.recorder import cache_dir
 
 RECORD = "`oallama profile MODEL.gguf --routing`"
+_UNIFORM = "uniform routing of the experts is assumed"
 
 
 def trace_file(routers: Routers) -> Path:
@@ -43,11 +45,20 @@ def keep_trace(trace: RoutingTrace, model: str | os.PathLike[str]) -> Path:
     return path
 
 
-def routing_notes(model: str | os.PathLike[str], graph: OperatorGraph) -> list[str]:
-    """What a plan says of a mixture's routing; nothing for a dense model."""
-    if not graph.has_experts:
-        return []
+def expert_use(model: str | os.PathLike[str], graph: OperatorGraph) -> tuple[ExpertUse | None, list[str]]:
+    """How often a mixture's experts are used, and what a plan says of it; None for a dense model."""
+    op = next((op for op in graph.operators(min(graph.tiers)) if op.op == "MUL_MAT_ID" and op.weight), None)
+    if op is None:
+        return None, []
+    n_experts = graph.tensor[op.weight or ""].ne[2]
+    uniform = ExpertUse.uniform(n_experts, op.n_used)
     routers = routers_of(Path(model))
     if routers is None or not trace_file(routers).is_file():
-        return [f"uniform routing of the experts is assumed: there is no trace of it ({RECORD} records one)"]
-    return ["uniform routing of the experts is assumed: plans do not use the routing trace yet"]
+        return uniform, [f"{_UNIFORM}: there is no trace of it ({RECORD} records one)"]
+    try:
+        use = ExpertUse.of_trace(kept_trace(routers, model))
+    except OallamaError as error:
+        return uniform, [f"{_UNIFORM}: {error}"]
+    if (use.n_experts, use.n_used) != (n_experts, op.n_used):
+        return uniform, [f"{_UNIFORM}: the trace has other numbers of experts"]
+    return use, ["the planner `experts` divides experts by the routing trace; other plans assume uniform routing"]

@@ -21,6 +21,7 @@ from ..data.operators import OUTPUT, AttentionShape, Operator, OperatorGraph
 from ..data.plan import HOST, ContextSettings, PlacementPlan, TensorPlacement
 from ..data.profile import Profile
 from ..data.workload import Workload
+from .expert_use import ExpertUse
 from .kv_cache import cache_nbytes
 from .oato import Anchor, Edge
 from .others import other_seconds
@@ -69,7 +70,8 @@ class CostModel:
     """Costs of one model on a machine: the host (device id 0) and its accelerators (1..).
 
     accelerators: names in the profile, none for a machine without one. context: micro-batch size, cache types and
-    attention form the times are for. realisations: of weights on the host, should the planner choose them.
+    attention form the times are for. realisations: of weights on the host, should the planner choose them. expert_use:
+    of a mixture, where its experts may be divided.
 
     `targets` are the weights to place, in execution order; `small` all other weights.
     """
@@ -82,8 +84,10 @@ class CostModel:
         context: ContextSettings,
         host: str = HOST,
         realisations: Realisations = NONE,
+        expert_use: ExpertUse | None = None,
     ) -> None:
         self.graph, self.profile, self.context = graph, profile, context
+        self.expert_use = expert_use
         self.names: tuple[str, ...] = (host, *accelerators)
         self.ids = {name: i for i, name in enumerate(self.names)}
         self.decode_tier, self.prefill_tier = min(graph.tiers), max(graph.tiers)
@@ -289,6 +293,7 @@ class CostModel:
             stream_caches=plan.stream_caches,
             split=np.array([_divided(tensors[name]) for name in self.targets], dtype=np.intp),
             realisation=np.array([REALISATIONS.index(tensors[n].realisation) for n in self.targets], dtype=np.int8),
+            by_experts=any(s.experts for t in tensors.values() for s in t.segments),
         )
 
     def cache_s(self, shape: AttentionShape, depth: int, device: int = STREAMER, direction: str = "h2d") -> float:
@@ -390,5 +395,5 @@ class CostModel:
 
 
 def _divided(tensor: TensorPlacement) -> int:
-    """Values of a divided tensor on its accelerator; 0 for a whole one."""
-    return max((s.rows[1] - s.rows[0] for s in tensor.segments[1:] if s.rows is not None), default=0)
+    """Values or experts of a divided tensor on its accelerator; 0 for a whole one."""
+    return max((s.rows[1] - s.rows[0] if s.rows else len(s.experts) for s in tensor.segments[1:]), default=0)

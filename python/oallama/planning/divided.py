@@ -8,12 +8,16 @@ In `Homes` a divided group counts as resident on the accelerator, where its resu
 
     seconds = a + b - concurrency * min(a, b) + moving the input to the host and the host's result back
     a = fraction * seconds on the accelerator        b = (1 - fraction) * seconds on the host
+
+A mixture's feed-forward may be divided by experts instead: the accelerator has the most used ones. Then the fraction is
+what they compute, which differs from token to token: the mean of the seconds counts (expert_use.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -21,11 +25,15 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from ..data.operators import OUTPUT, Operator
 from ..data.plan import is_divided_by_columns
 from .cost import CostModel, Floats, StageCosts
+from .expert_use import ExpertUse
 from .stage import STREAMER, Homes, Ints, Mask
 
 # What the engine can compute on both sides between the first matrices of a feed-forward and its last.
 _BETWEEN = frozenset({"GLU", "UNARY", "SQR", "SCALE", "CLAMP", "ADD", "ADD_ID", "MUL", "DIV"})
 _OUTPUT_STEP = 32  # rows
+
+# How weights may be divided: not at all, by values alone, or those of a mixture by experts.
+Division = Literal["", "values", "experts"]
 
 
 @dataclass(frozen=True)
@@ -33,13 +41,14 @@ class DividedGroup:
     """Targets (positions in CostModel.targets) that are divided together.
 
     width: values along the divided axis. step: a part on the accelerator is a multiple of it (quantisation blocks).
-    nbytes: of all of its weights.
+    nbytes: of all of its weights. n_used: experts that a token chooses, where values are experts; else 0.
     """
 
     targets: tuple[int, ...]
     width: int
     step: int
     nbytes: int
+    n_used: int = 0
 
     def values(self, share: float) -> int:
         """Values of a share, rounded down to a step: one step at least, all but one at most."""
@@ -55,8 +64,10 @@ class Extra:
     switches: float
 
 
-def groups(costs: CostModel) -> tuple[DividedGroup, ...]:
+def groups(costs: CostModel, by_experts: bool = False) -> tuple[DividedGroup, ...]:
     """Every feed-forward that the engine can divide, in the order of the layers, then the output matrix.
+
+    by_experts: a mixture's by its experts.
 
     Left out are those with other operators between their matrices (the engine keeps them whole), or whose matrices do
     not have one inner width, and an output matrix that is the token embedding, too.
@@ -71,7 +82,9 @@ def groups(costs: CostModel) -> tuple[DividedGroup, ...]:
         tensor = graph.tensor[op.weight]
         if is_divided_by_columns(op.weight):
             names = _first_matrices(op, operators)
-            if names and all(graph.tensor[n].ne[1] == tensor.ne[0] for n in names):
+            if names and by_experts and op.op == "MUL_MAT_ID":
+                found.append(_group(costs, (*names, op.weight), position, tensor.ne[2], 1, op.n_used))
+            elif names and all(graph.tensor[n].ne[1] == tensor.ne[0] for n in names):
                 block = GGML_QUANT_SIZES[GGMLQuantizationType[tensor.type.upper()]][0]
                 found.append(_group(costs, (*names, op.weight), position, tensor.ne[0], int(block)))
         elif op.weight == OUTPUT and not graph.tied_output:
@@ -79,9 +92,11 @@ def groups(costs: CostModel) -> tuple[DividedGroup, ...]:
     return tuple(group for group in found if group.width > group.step)
 
 
-def _group(costs: CostModel, names: Sequence[str], position: dict[str, int], width: int, step: int) -> DividedGroup:
+def _group(
+    costs: CostModel, names: Sequence[str], position: dict[str, int], width: int, step: int, n_used: int = 0
+) -> DividedGroup:
     targets = tuple(position[name] for name in names)
-    return DividedGroup(targets, width, step, sum(int(costs.nbytes[t]) for t in targets))
+    return DividedGroup(targets, width, step, sum(int(costs.nbytes[t]) for t in targets), n_used)
 
 
 def _first_matrices(down: Operator, operators: Sequence[Operator]) -> tuple[str, ...]:
@@ -120,9 +135,9 @@ class _Whole:
 class DividedCosts:
     """What divided groups add to the seconds of a stage. of_target: group of each target that is in one."""
 
-    def __init__(self, costs: CostModel) -> None:
-        self.costs = costs
-        self.groups = groups(costs)
+    def __init__(self, costs: CostModel, by_experts: bool = False) -> None:
+        self.costs, self.by_experts = costs, by_experts
+        self.groups = groups(costs, by_experts)
         self.of_target = {t: g for g, group in enumerate(self.groups) for t in group.targets}
         self._lead = np.array([group.targets[0] for group in self.groups], dtype=np.intp)
         self._width = np.array([group.width for group in self.groups], dtype=np.float64)
@@ -137,6 +152,9 @@ class DividedCosts:
         host = at.host[costs.realised(homes)[at.graph.target[whole.ops]], whole.ops]
         on_host = np.bincount(whole.group, host, len(self.groups)).astype(np.float64)
         targets = self._longer(whole.device, on_host, share)
+        for g, group in enumerate(self.groups):
+            if group.n_used and active[g]:
+                targets[g] = self._longer_by_experts(at, group, whole.device[g], on_host[g], share[g : g + 1])[0]
         moved = self._moved(whole, share)
         return Extra(float(targets[active].sum()), float(moved[active].sum()), self._switches * int(active.sum()))
 
@@ -144,7 +162,10 @@ class DividedCosts:
         """Seconds that shares of a group on the accelerator add to the whole group there, with `at`'s host seconds."""
         whole = self._whole(at)
         host = float(at.seconds[0, whole.ops[whole.group == group]].sum())
-        targets = self._longer(whole.device[group], host, share)
+        if self.groups[group].n_used:
+            targets = self._longer_by_experts(at, self.groups[group], whole.device[group], host, share)
+        else:
+            targets = self._longer(whole.device[group], host, share)
         return targets + self._moved(whole, share, group) + self._switches
 
     def first(self, at: StageCosts, group: int) -> int:
@@ -155,7 +176,8 @@ class DividedCosts:
         """The share at which both sides take equally long; 0 where nothing of the group runs."""
         whole = self._whole(at)
         host, device = float(at.seconds[0, whole.ops[whole.group == group]].sum()), float(whole.device[group])
-        return host / (host + device) if host + device > 0 else 0.0
+        share = host / (host + device) if host + device > 0 else 0.0
+        return self._use.fewest(share) / self.groups[group].width if self.groups[group].n_used else share
 
     @property
     def concurrency(self) -> float:
@@ -171,6 +193,22 @@ class DividedCosts:
         a, b = share * device, (1 - share) * host
         hidden = self.concurrency * np.minimum(a, b)
         return np.asarray(a + b - hidden - device)
+
+    @property
+    def _use(self) -> ExpertUse:
+        assert self.costs.expert_use is not None
+        return self.costs.expert_use
+
+    def _longer_by_experts(
+        self, at: StageCosts, group: DividedGroup, device: float, host: float, share: Floats
+    ) -> Floats:
+        """As `_longer`, the mean over what experts on the accelerator compute; share: of all experts."""
+        decode = at.graph.tier == self.costs.decode_tier
+        found = np.zeros(len(share))
+        for i, k in enumerate(np.rint(share * group.width).astype(int).tolist()):
+            computed, likely = self._use.computed(k, at.n_tokens, decode)
+            found[i] = float(likely @ self._longer(np.array(device), host, computed))
+        return found
 
     def _moved(self, whole: _Whole, share: Floats, group: int | slice = slice(None)) -> Floats:
         """Seconds of the copies: of the output matrix the host's rows alone come back."""
@@ -192,6 +230,10 @@ class DividedCosts:
                     down[g] = at.move[STREAMER, 0, producers[0]] if producers else 0.0
                 device[g] += at.seconds[STREAMER, op]
                 up[g] = at.move[0, STREAMER, op]
+                if n_used := self.groups[g].n_used:  # the sum over a token's experts; choices and weights go, too
+                    up[g] = self.costs.move_s(0, STREAMER, at.graph.bytes_out(at.n_tokens)[op] / n_used)
+                    if op == first[g]:
+                        down[g] += 2 * self.costs.move_s(STREAMER, 0, 4 * n_used * at.n_tokens)
             is_output = at.graph.is_output[first] & (first >= 0)
             self._stages[key] = _Whole(np.array(ops), np.array(group), first, device, down, up, is_output)
         return self._stages[key]
@@ -244,5 +286,5 @@ def top_up(groups: Sequence[DividedGroup], counts: Sequence[int], most: Sequence
 
 
 def bytes_of(group: DividedGroup, count: int) -> int:
-    """Bytes of `count` of a group's values."""
-    return -(-group.nbytes * count // group.width)
+    """Bytes of `count` of a group's values; experts have one of zeros beside them."""
+    return -(-group.nbytes * (count + bool(group.n_used)) // group.width)

@@ -16,7 +16,7 @@ from ..data.workload import Workload
 from ..solving.layered import Infeasible
 from ..solving.solve import lower_bound, solve
 from .cost import CostModel
-from .divided import shares_of, topped_up
+from .divided import Division, shares_of, topped_up
 from .fitting import Fitted, Proposal, fit
 from .layered_model import LayeredModel
 from .plan_builder import HIDES, PlanBuilder
@@ -32,10 +32,10 @@ PRICE = 0.5
 TIGHT = 0.2
 
 
-def exact(space: Space, divides: bool = False) -> tuple[PlanBuilder, Fitted]:
+def exact(space: Space, divides: Division = "") -> tuple[PlanBuilder, Fitted]:
     """The best plan over the forms of attention, what happens to host weights in prefill, and micro-batches.
 
-    divides: weights may be divided between the one accelerator and the host.
+    divides: how weights may be divided between the one accelerator and the host.
 
     Moves are compared at the requested micro-batch in the requested form of attention, the best with the other form;
     that is then tried with smaller micro-batches, and with larger ones when it moves weights (which then move less
@@ -57,7 +57,7 @@ def exact(space: Space, divides: bool = False) -> tuple[PlanBuilder, Fitted]:
     raise too_small(builder, builder.dry_run(builder.by_homes(builder.uniform(1, builder.uniform(0).targets))))
 
 
-def _candidates(space: Space, divides: bool) -> list[_Exact]:
+def _candidates(space: Space, divides: Division) -> list[_Exact]:
     """Contexts and moves that were solved, the fastest first, then those whose bounds are above it."""
     kv_bytes, (size, *smaller) = _kv_bytes(space), space.sizes()
     first, *others = (space.builder(replace(context, n_ubatch=size)) for context in space.forms())
@@ -172,7 +172,7 @@ class _Exact:
     """
 
     def __init__(
-        self, space: Space, builder: PlanBuilder, moves: Moves, kv_bytes: Sequence[int], divides: bool = False
+        self, space: Space, builder: PlanBuilder, moves: Moves, kv_bytes: Sequence[int], divides: Division = ""
     ) -> None:
         self.space, self.builder, self.moves, self.kv_bytes = space, builder, moves, kv_bytes
         self.divides = divides

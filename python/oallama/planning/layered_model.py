@@ -24,7 +24,7 @@ from ..data.workload import Workload
 from ..solving.layered import Instance, LayerClass
 from .block import Block
 from .cost import CostModel, Floats
-from .divided import DividedCosts, bytes_of
+from .divided import DividedCosts, Division, bytes_of
 from .layers import Layer, NotLayered, Step, cuts_of, layers_of, steps_of
 from .stage import OFFLOAD_MIN_TOKENS, STREAMER, Homes, Ids, Ints, Mask, spread
 
@@ -53,7 +53,7 @@ class LayeredModel:
     upload: per target, whether it is uploaded, or streamed when `price` is given, when it lives on the host. price: the
     weight of copies against everything else in a micro-batch that streams (Block.seconds), which makes the objective a
     lower bound instead of the predicted request. kv_bytes: bytes of the KV cache by layer, counted against the capacity
-    (zeros where it comes on top of the budget). divides: weights may be divided.
+    (zeros where it comes on top of the budget). divides: whether weights may be divided, and how.
     Raises NotLayered for graphs with more than a residual between layers.
     """
 
@@ -64,10 +64,10 @@ class LayeredModel:
         upload: Mask,
         kv_bytes: Sequence[int],
         price: float | None = None,
-        divides: bool = False,
+        divides: Division = "",
     ) -> None:
         self.costs, self.upload, self.kv_bytes, self.price = costs, upload, kv_bytes, price
-        self.divided, self._divides = DividedCosts(costs), divides
+        self.divided, self._divides = DividedCosts(costs, divides == "experts"), bool(divides)
         # What is moved in prefill lies on the host for the sake of decode.
         nothing, always = np.zeros(len(upload), dtype=bool), upload.astype(np.intp)
         realised = costs.realised_as(nothing, always) if price is not None else costs.realised_as(upload, None)
@@ -112,9 +112,10 @@ class LayeredModel:
         moved = self.upload & (targets == 0)
         nothing, parts = np.zeros(len(small), dtype=bool), split if split.any() else None
         if self.price is None:
-            return Homes(targets, moved, small, nothing, caches, split=parts)
+            return Homes(targets, moved, small, nothing, caches, split=parts, by_experts=self.divided.by_experts)
         stream = np.where(moved, self.moved_from, 0).astype(np.intp)
-        return Homes(targets, np.zeros_like(moved), small, nothing, caches, stream, split=parts)
+        still = np.zeros_like(moved)
+        return Homes(targets, still, small, nothing, caches, stream, split=parts, by_experts=self.divided.by_experts)
 
     # ---- classes --------------------------------------------------------------------------------------------------
 

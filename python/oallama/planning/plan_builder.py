@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -27,6 +28,7 @@ PROMPTS = (32, 64, 128, 256, 512, 2048, 8192)
 DEPTHS = (0, 512, 2048, 8192, 16384, 32768)
 # Below this overlap copies do not hide.
 HIDES = 0.05
+_OF_EXPERTS = re.compile(r"(blk\.(\d+)\.ffn_(?:up|gate|down|gate_up)_exps)\.(?:weight|bias)$")
 _NO_MEMORY = DeviceMemory(0, 0, 0)
 _CAUSES = ("targets", "attention", "transfers", "switches", "other", "copies")
 
@@ -113,10 +115,9 @@ class PlanBuilder:
         """A plan from homes as device ids."""
         costs, tensors = self.costs, {}
         realised = costs.realised(homes)
-        target = {name: i for i, name in enumerate(costs.targets)}
         small = {name: i for i, name in enumerate(costs.small)}
         for t in costs.graph.tensors:
-            i = target.get(t.name)
+            i = self._target.get(t.name)
             home = homes.small[small[t.name]] if i is None else homes.targets[i]
             upload = i is not None and bool(homes.upload[i])
             start = 0 if i is None or home or homes.stream is None else int(homes.stream[i])
@@ -124,12 +125,30 @@ class PlanBuilder:
             weight = None if affinity is None or i is None else float(affinity[i])
             realisation = "" if i is None or home else REALISATIONS[realised[i]]
             placed = TensorPlacement.whole(t.type, t.nbytes, costs.names[home], mode, weight, start, realisation)
-            if i is not None and homes.split is not None and (count := int(homes.split[i])):
+            if experts := self._experts_there(t.name, homes):
+                if i is None:
+                    placed = TensorPlacement.whole(t.type, t.nbytes, HOST, "host")
+                assert costs.expert_use is not None
+                placed = TensorPlacement.by_experts(placed, costs.names[STREAMER], experts, costs.expert_use.n_experts)
+            elif i is not None and homes.split is not None and (count := int(homes.split[i])):
                 width = t.ne[0] if is_divided_by_columns(t.name) else t.ne[1]
                 placed = TensorPlacement.divided(placed, costs.names[STREAMER], count, width)
             tensors[t.name] = placed
         plan = self._plan(tensors, tuple(costs.names[home] for home in homes.layers))
         return replace(plan, stream_caches=homes.stream_caches, offline_arenas=self.offline_arenas)
+
+    def _experts_there(self, name: str, homes: Homes) -> tuple[int, ...]:
+        """Experts of a weight, or of the biases beside it, that also live on the first accelerator."""
+        found = _OF_EXPERTS.match(name)
+        if not homes.by_experts or homes.split is None or not found:
+            return ()
+        use, target = self.costs.expert_use, self._target.get(f"{found[1]}.weight")
+        count = 0 if target is None else int(homes.split[target])
+        return use.most_used(int(found[2]), count) if use and count else ()
+
+    @cached_property
+    def _target(self) -> dict[str, int]:
+        return {name: i for i, name in enumerate(self.costs.targets)}
 
     def uniform(self, device: int, targets: Ids | None = None, upload: Mask | None = None) -> Homes:
         """All KV caches, attention and small weights on one device, but for embeddings; targets there or as given."""

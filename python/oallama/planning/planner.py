@@ -36,6 +36,7 @@ PlannerName = Literal[
     "auto",
     "exact",
     "divided",
+    "experts",
     "oato",
     "layers",
     "fewer-layers",
@@ -56,7 +57,7 @@ PLANNERS: tuple[str, ...] = get_args(PlannerName)
 BESIDE = 0.05
 # Candidates that may stream or divide weights, or are what others are measured against at first use.
 ALWAYS = ("exact", "divided", "layers", "cpu", "stock-cpu")
-ON_REQUEST = ("all", "stream-all", "minimal", "cpu-moe-last", "cpu-ffn-last")
+ON_REQUEST = ("experts", "all", "stream-all", "minimal", "cpu-moe-last", "cpu-ffn-last")
 # llama.cpp's CPU alone: with its own kernels "cpu" is the same, so it is made where that may have others.
 STOCK_CPU = "stock-cpu"
 
@@ -83,13 +84,13 @@ def make_plans(space: Space, planner: PlannerName = "auto") -> Candidates:
     Planners: "exact", the fastest placement within the budget by the cost model, to a stated gap; "divided", with
     weights that accelerator and host compute at once (where the profile says that they can); "oato", Algorithm 1
     (paper=True: literally as published); "layers", stock `-ngl` with the most layers the budget admits;
-    "fewer-layers", the `-ngl` up to that which is predicted to be fastest; "fit", llama.cpp's own --fit; "cpu-moe" and
-    "cpu-ffn", the fewest layers of --n-cpu-moe / --n-cpu-ffn that fit; "cpu", no device; "stock-cpu", no device and
-    llama.cpp's own kernels (by "auto" where "cpu" may have ours). Never chosen by "auto":
-    "all", everything but the embedding on the device; "stream-all", the most layers that fit resident, all other
-    weights streamed for every token (FlexGen's strategy); "minimal", all weights and KV caches on the host, streamed
-    for every token through two slots; "cpu-moe-last" and "cpu-ffn-last", those of the last layers in place of the
-    first.
+    "fewer-layers", the `-ngl` up to that which is predicted to be fastest; "fit", llama.cpp's own --fit; "cpu-moe"
+    and "cpu-ffn", the fewest layers of --n-cpu-moe / --n-cpu-ffn that fit; "cpu", no device; "stock-cpu", no device
+    and llama.cpp's own kernels (by "auto" where "cpu" may have ours). Never chosen by "auto": "experts", as
+    "divided", a mixture's feed-forwards by experts; "all", everything but the embedding on the device;
+    "stream-all", the most layers that fit resident, all other weights streamed for every token (FlexGen's
+    strategy); "minimal", all weights and KV caches on the host, streamed for every token through two slots;
+    "cpu-moe-last" and "cpu-ffn-last", those of the last layers in place of the first.
 
     Raises:
         BudgetTooSmall: when no plan that uses the accelerator fits; says the minimum.
@@ -149,7 +150,9 @@ def _makers(space: Space) -> dict[str, Callable[[], PlacementPlan]]:
     if len(space.accelerators) <= 1:
         makers["oato"] = lambda: _finish(space, "oato", oato(space))
         if _computes_beside(space):
-            makers["divided"] = lambda: _finish(space, "divided", exact(space, divides=True))
+            if space.expert_use is not None:
+                makers["experts"] = lambda: _finish(space, "experts", exact(space, divides="experts"))
+            makers["divided"] = lambda: _finish(space, "divided", exact(space, divides="values"))
     if space.fit is not None:
         makers["fit"] = lambda: _fit(space)
     experts = any(op.op == "MUL_MAT_ID" for op in space.graph.targets(min(space.graph.tiers)))

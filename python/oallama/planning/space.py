@@ -18,6 +18,7 @@ from ..data.tuning import Crossover
 from ..data.workload import Workload
 from ..errors import OallamaError
 from .cost import CostModel
+from .expert_use import ExpertUse
 from .kv_cache import cache_nbytes
 from .plan_builder import DryRunPlan, MemoryDryRun, PlanBuilder
 from .realisation import TILED, Realisations, realise
@@ -55,6 +56,7 @@ class Space:
         noise: other work on the machine, as `uncertainty.ranked` takes it. least_noise: what ranges take at least.
         paper, fraction: of OATO, see make_plans.
         gap, time_limit_s: of the exact planner.
+        expert_use: of a mixture; None for dense models.
     """
 
     graphs: Mapping[str, OperatorGraph]
@@ -81,6 +83,7 @@ class Space:
     fraction: float | None = None
     gap: float = 1e-3
     time_limit_s: float = 2.0
+    expert_use: ExpertUse | None = None
     _builders: dict[tuple[ContextSettings, bool], PlanBuilder] = field(default_factory=dict)
     _whole: dict[tuple[ContextSettings, int, bool, bytes], DryRunPlan] = field(default_factory=dict)
 
@@ -150,7 +153,12 @@ class Space:
             names = () if host_only else self.accelerators
             graph = self._graph_of(context, names)
             costs = CostModel(
-                graph, self.profile, names, context, realisations=self.workload_realisations(graph, context)
+                graph,
+                self.profile,
+                names,
+                context,
+                realisations=self.workload_realisations(graph, context),
+                expert_use=self.expert_use,
             )
             self._builders[key] = PlanBuilder(costs, self.memory, self.budgets, self.workload, self.offline_arenas)
         return self._builders[key]

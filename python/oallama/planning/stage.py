@@ -39,7 +39,8 @@ class Homes:
     `upload` and `small_upload` mark host weights that may be uploaded for large batches. stream: per target, tokens
     from which it is streamed when it lives on the host, 0 for never; None: none is. stream_caches: attention over
     caches on the host runs on the first accelerator. split: per target that lives on the host, values (rows or columns,
-    divided.py) that also live on the first accelerator, 0 for none; None: none has any. realisation: per target, its
+    divided.py) that also live on the first accelerator, 0 for none; None: none has any. by_experts: of a mixture's
+    matrices these are experts. realisation: per target, its
     position in REALISATIONS, should it live on the host; None: as the cost model chose.
     """
 
@@ -52,6 +53,7 @@ class Homes:
     stream_caches: bool = False
     split: Ints | None = None
     realisation: Ids | None = None
+    by_experts: bool = False
 
     def divided(self, targets: Ints, tokens: Ints | int, uploader: int) -> Mask:
         """Which of these targets (positions) are computed in two parts at so many tokens: those that do not move."""

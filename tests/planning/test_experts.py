@@ -1,0 +1,129 @@
+"""The planner `experts`: what a device's experts compute, by a trace or by chance, and what plans make of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+from math import comb
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oallama.data.plan import HOST, PlacementPlan
+from oallama.data.routing import NONE, Routers, RoutingTrace, StageRouting
+from oallama.planning import Workload, make_plans
+from oallama.planning.cost import CostModel
+from oallama.planning.divided import DividedCosts, bytes_of
+from oallama.planning.expert_use import ExpertUse
+from oallama.planning.predict import Predictor
+from support.synthetic import CONTEXT, DEVICE, Shape, Speed, graph, profile, space
+
+MOE = Shape(6, 2048, 32, 4, 128, 768, 32000, "q4_K", n_expert=64, n_used=8)
+MODEL = graph(MOE)
+WORK = Workload(64, 256)
+MACHINE = profile(MODEL, cpu=Speed(5e10, 1e12), concurrency=1.0)
+UNIFORM = ExpertUse.uniform(MOE.n_expert, MOE.n_used)
+
+
+def plan(budget: str, planner: str, use: ExpertUse = UNIFORM) -> PlacementPlan:
+    return make_plans(space(MODEL, budget, machine=MACHINE, workload=WORK, expert_use=use), planner).best
+
+
+def trace(ids: np.ndarray, n_experts: int) -> RoutingTrace:
+    stage = StageRouting.judge(ids.astype(np.uint16), n_experts)
+    routers = Routers("qwen3moe", n_experts, "0" * 64)
+    return RoutingTrace(
+        "now", "m.gguf", "text", routers, tuple(range(len(ids))), 64, {"prefill": stage, "decode": stage}
+    )
+
+
+def skewed(rng: np.random.Generator, n_layers: int, n_tokens: int, n_experts: int, n_used: int) -> np.ndarray:
+    """[layers, tokens, used] distinct experts, low ones often, in another order in each layer."""
+    scores = rng.gumbel(size=(n_layers, n_tokens, n_experts)) - 1.5 * np.log(np.arange(1, n_experts + 1))
+    best = np.argsort(-scores, axis=2)[:, :, :n_used]
+    orders = np.array([rng.permutation(n_experts) for _ in range(n_layers)])
+    return np.take_along_axis(orders[:, None, :].repeat(n_tokens, 1), best, axis=2)
+
+
+@pytest.mark.parametrize(("n_experts", "n_used"), [(5, 2), (6, 3), (4, 4)])
+def test_uniform_use_is_what_all_choices_give(n_experts: int, n_used: int) -> None:
+    use = ExpertUse.uniform(n_experts, n_used)
+    for k in range(n_experts + 1):
+        hits = [len(set(choice) & set(range(k))) for choice in combinations(range(n_experts), n_used)]
+        assert use.together[k] == pytest.approx(np.bincount(hits, minlength=n_used + 1) / comb(n_experts, n_used))
+        assert use.hits["decode"][k] == pytest.approx(np.mean(hits) / n_used)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 3), st.integers(2, 12), st.integers(1, 3))
+def test_a_trace_is_counted_one_by_one(seed: int, n_layers: int, n_tokens: int, n_used: int) -> None:
+    rng, n_experts = np.random.default_rng(seed), 5
+    ids = skewed(rng, n_layers, n_tokens, n_experts, n_used)
+    use, half = ExpertUse.of_trace(trace(ids, n_experts)), n_tokens // 2
+    for k in range(n_experts + 1):
+        hits = []
+        for layer in ids:
+            learned = np.bincount(layer[:half].ravel(), minlength=n_experts)
+            best = set(np.argsort(-learned, kind="stable")[:k].tolist())
+            hits += [len(best & set(token.tolist())) for token in layer[half:]]
+        assert use.together[k] == pytest.approx(np.bincount(hits, minlength=n_used + 1) / len(hits))
+        assert use.hits["decode"][k] == pytest.approx(np.mean(hits) / n_used, abs=1e-6)
+        computed, likely = use.computed(k, 1, decode=True)
+        assert likely.sum() == pytest.approx(1) and computed @ likely == pytest.approx(use.hits["decode"][k], abs=1e-6)
+    for number, layer in enumerate(ids):
+        all_uses = np.bincount(layer.ravel(), minlength=n_experts)
+        best = use.most_used(number, 2)
+        assert best == tuple(sorted(best)) and all_uses[list(best)].sum() == np.sort(all_uses)[-2:].sum()
+
+
+def test_layers_that_use_fewer_experts_count_those_alone() -> None:
+    ids = skewed(np.random.default_rng(1), 2, 40, 8, 3).astype(np.uint16)
+    ids[1, :, 2] = NONE
+    use = ExpertUse.of_trace(trace(ids, 8))
+    assert use.together.sum(axis=1) == pytest.approx(1) and use.together[8, 3] == pytest.approx(0.5)
+
+
+def test_the_mean_of_tokens_counts_and_not_their_mean_share() -> None:
+    """A token whose choices are all on one side waits for it: uneven tokens take longer than even ones."""
+    costs = CostModel(MODEL, MACHINE, (DEVICE,), CONTEXT, expert_use=UNIFORM)
+    tables, at = DividedCosts(costs, by_experts=True), costs.stage(1, decode=True)
+    k = MOE.n_expert // 2
+    even = replace(UNIFORM, together=np.eye(MOE.n_used + 1)[[MOE.n_used // 2] * (MOE.n_expert + 1)])
+    calm = CostModel(MODEL, MACHINE, (DEVICE,), CONTEXT, expert_use=even)
+    share = np.array([k / MOE.n_expert])
+    uneven = tables.extra(at, 0, share)[0]
+    assert uneven > DividedCosts(calm, by_experts=True).extra(calm.stage(1, decode=True), 0, share)[0]
+
+
+def test_skewed_experts_win_more_than_uniform_ones() -> None:
+    use = ExpertUse.of_trace(
+        trace(skewed(np.random.default_rng(2), MOE.n_layer, 400, MOE.n_expert, MOE.n_used), MOE.n_expert)
+    )
+    chance, known, whole = plan("40%", "experts"), plan("40%", "experts", use), plan("40%", "exact", use)
+    assert known.predicted.request_s < chance.predicted.request_s
+    assert known.predicted.request_s < whole.predicted.request_s
+    divided = {name: t for name, t in known.tensors.items() if any(s.experts for s in t.segments)}
+    assert divided
+    for name, t in divided.items():
+        host, there = t.segments
+        layer = int(name.split(".")[1])
+        assert there.experts == use.most_used(layer, len(there.experts)) and there.device == DEVICE
+        assert sorted((*host.experts, *there.experts)) == list(range(MOE.n_expert)) and host.device == HOST
+    assert known.to_backend_map().count(" experts ") == len(divided)
+
+
+def test_a_plan_is_predicted_as_it_was_chosen() -> None:
+    made = plan("50%", "experts")
+    costs = CostModel(MODEL, MACHINE, (DEVICE,), made.context, expert_use=UNIFORM)
+    homes = costs.homes(made)
+    assert homes.by_experts and homes.split is not None and homes.split.max() > 0
+    assert Predictor(costs).request(homes, WORK) == pytest.approx(made.predicted.request_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("budget", ["20%", "45%", "80%"])
+def test_budgets_hold(budget: str) -> None:
+    made = plan(budget, "experts")
+    assert made.predicted.devices[DEVICE].total <= made.budgets[DEVICE]
+    group = DividedCosts(CostModel(MODEL, MACHINE, (DEVICE,), CONTEXT, expert_use=UNIFORM), by_experts=True).groups[0]
+    assert group.width == MOE.n_expert and bytes_of(group, 3) == -(-group.nbytes * 4 // MOE.n_expert)
