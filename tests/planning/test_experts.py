@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from io import StringIO
 from itertools import combinations
 from math import comb
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from oallama.data.plan import HOST, PlacementPlan
 from oallama.data.routing import NONE, Routers, RoutingTrace, StageRouting
@@ -18,6 +20,7 @@ from oallama.planning.cost import CostModel
 from oallama.planning.divided import DividedCosts, bytes_of
 from oallama.planning.expert_use import ExpertUse
 from oallama.planning.predict import Predictor
+from oallama.views.plan_table import render_layers
 from support.synthetic import CONTEXT, DEVICE, Shape, Speed, graph, profile, space
 
 MOE = Shape(6, 2048, 32, 4, 128, 768, 32000, "q4_K", n_expert=64, n_used=8)
@@ -119,6 +122,16 @@ def test_a_plan_is_predicted_as_it_was_chosen() -> None:
     homes = costs.homes(made)
     assert homes.by_experts and homes.split is not None and homes.split.max() > 0
     assert Predictor(costs).request(homes, WORK) == pytest.approx(made.predicted.request_s, rel=1e-9)
+
+
+def test_a_plan_says_what_its_experts_are_expected_to_compute() -> None:
+    made = plan("50%", "experts")
+    (note,) = (note for note in made.predicted.notes if note.startswith(f"expected on {DEVICE}: "))
+    (k,) = {len(s.experts) for t in made.tensors.values() for s in t.segments[1:] if s.experts}
+    assert note.startswith(f"expected on {DEVICE}: {k} of {MOE.n_expert} experts compute {k / MOE.n_expert:.0%} of a")
+    shown = StringIO()
+    Console(width=200, file=shown).print(render_layers(made))
+    assert f"{DEVICE} has {k} experts of each while CPU computes the others" in shown.getvalue()
 
 
 @pytest.mark.parametrize("budget", ["20%", "45%", "80%"])

@@ -237,6 +237,7 @@ class PlanBuilder:
                     *self._stream_notes(plan),
                     *self._realisation_notes(dry_run),
                     *self._lazy_notes(),
+                    *self._expert_notes(homes),
                 ),
                 parts=self._parts(homes),
             ),
@@ -284,6 +285,20 @@ class PlanBuilder:
             for t in self.costs.graph.tensors
             if t.lazy
         ]
+
+    def _expert_notes(self, homes: Homes) -> list[str]:
+        """What the experts on the accelerator are expected to compute."""
+        use = self.costs.expert_use
+        if use is None or homes.split is None or not homes.by_experts:
+            return []
+        mixture = [self._target[name] for name in self._target if _OF_EXPERTS.match(name)]
+        counts = sorted({int(homes.split[t]) for t in mixture} - {0})
+        hits = "; ".join(
+            f"{k} of {use.n_experts} experts compute {use.hits['decode'][k]:.0%} of a generated token's uses, "
+            f"{use.hits['prefill'][k]:.0%} of a prompt's"
+            for k in counts[:3]
+        )
+        return [f"expected on {self.costs.names[STREAMER]}: {hits}"] if counts else []
 
     def _parts(self, homes: Homes) -> dict[str, dict[str, float]]:
         """Seconds of the request by stage and cause."""

@@ -255,9 +255,15 @@ def _stream_tokens(plan: PlacementPlan) -> str:
 
 def _shares(plan: PlacementPlan) -> str:
     """How much of divided weights is where: "CUDA0 computes 78 to 79 % of each while CPU computes the rest"."""
-    parts = [(t.segments[1].device, t.segments[1].nbytes / t.nbytes) for t in plan.tensors.values() if t.segments[1:]]
-    if not parts:
-        return ""
-    first, last = (f"{pick(share for _, share in parts):.0%}" for pick in (min, max))
-    share = first if first == last else f"{first[:-1]} to {last}"
-    return f"{parts[0][0]} computes {share} of each while {HOST} computes the rest"
+    parts = [t.segments[1] for t in plan.tensors.values() if t.segments[1:]]
+    shares = [t.segments[1].nbytes / t.nbytes for t in plan.tensors.values() if t.segments[1:] and t.segments[1].rows]
+    counts = [len(part.experts) for part in parts if part.experts]
+    found = []
+    if shares:
+        first, last = f"{min(shares):.0%}", f"{max(shares):.0%}"
+        share = first if first == last else f"{first[:-1]} to {last}"
+        found.append(f"{parts[0].device} computes {share} of each while {HOST} computes the rest")
+    if counts:
+        number = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+        found.append(f"{parts[0].device} has {number} experts of each while {HOST} computes the others")
+    return "; ".join(found)
