@@ -72,7 +72,8 @@ def test_the_reserve_is_that_of_llama_cpp_and_more_on_large_cards() -> None:
 
 
 @pytest.mark.parametrize(
-    "planner", [name for name in PLANNERS if name not in ("cpu", "stock-cpu", "cpu-moe", "cpu-moe-last", "divided")]
+    "planner",
+    [name for name in PLANNERS if name not in ("cpu", "stock-cpu", "cpu-moe", "cpu-moe-last", "divided", "experts")],
 )
 def test_auto_leaves_the_reserve_free(planner: Any, free: int, model: Path, times: Profile, rpc: Any) -> None:
     device = rpc.devices[0]
