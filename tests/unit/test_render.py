@@ -11,9 +11,8 @@ from rich.console import Console
 from oallama.cli.profile import profile_table
 from oallama.data.plan import HOST, PlacementPlan, TensorPlacement
 from oallama.data.workload import Workload
+from oallama.views.plan_cells import ASCII, UNICODE
 from oallama.views.plan_table import (
-    ASCII,
-    UNICODE,
     render_layers,
     render_plan,
     render_request,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..base.jsonfile import parse_json_object, read_json_object, write_text_atomic
 from ..errors import OallamaError
 from . import plan_export
+from .layer_experts import ExpectedExperts
 from .plan_export import HOST, is_divided_by_columns
 from .tensor_placement import Mode, Segment, TensorPlacement
 
@@ -82,8 +83,9 @@ class Prediction:
     `request_s` is TTFT + (n_generate - 1) * TPOT of the workload (n_prompt, n_generate) the planner optimised,
     `range_s` the seconds between which it is expected, None for plans of older versions. `terms` are its seconds by
     stage, device and kind of work ("CPU matrices"), before what was learned from runs; `learned` what they were
-    multiplied by. `parts` says where these seconds go: "prefill" and "decode", each by cause. `notes` say what the
-    prediction leaves out.
+    multiplied by. `parts` says where these seconds go: "prefill" and "decode", each by cause. `experts` are the uses of
+    a mixture's experts that accelerators are expected to compute, None for dense models and in older plans. `notes` say
+    what the prediction leaves out.
     """
 
     devices: Mapping[str, DeviceMemory]
@@ -96,6 +98,7 @@ class Prediction:
     range_s: tuple[float, float] | None = None
     terms: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     learned: Mapping[str, float] = field(default_factory=dict)
+    experts: ExpectedExperts | None = None
 
 
 @dataclass(frozen=True)
@@ -231,6 +234,7 @@ class PlacementPlan:
                 range_s=_pair(predicted.get("range_s")),
                 terms=predicted.get("terms", {}),
                 learned=predicted.get("learned", {}),
+                experts=ExpectedExperts.read(predicted.get("experts")),
             ),
             tied_output=content["tied_output"],
             stream_slots=content.get("stream_slots", STREAM_SLOTS),

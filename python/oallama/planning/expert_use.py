@@ -1,7 +1,7 @@
 """How often experts are used that a device has: by a routing trace, or each as likely as the others.
 
 Static experts: a device has the k experts of a layer that were used most. What they hit is judged on tokens that they
-were not chosen by (data/expert_hits.py). Numbers are means of the layers.
+were not chosen by (data/expert_hits.py). Numbers are means of the layers, where nothing else is said.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ class ExpertUse:
         hits: by stage ("prefill", "decode"), [experts + 1]: the share of uses that the k most used hit, k = 0 and up.
         together: [experts + 1, used + 1]: how often so many of a generated token's choices hit at once.
         order: by layer, all experts, the most used first; layers that are missing have them by number.
+        by_layer: as `hits`, of single layers that a trace has.
     """
 
     hits: Mapping[str, Floats]
     together: Floats
     order: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    by_layer: Mapping[int, Mapping[str, Floats]] = field(default_factory=dict)
 
     @classmethod
     def uniform(cls, n_experts: int, n_used: int) -> ExpertUse:
@@ -49,13 +51,15 @@ class ExpertUse:
     def of_trace(cls, trace: RoutingTrace) -> ExpertUse:
         """What the trace shows. Both stages count alike in the order of experts."""
         n_experts, stages = trace.n_experts, trace.stages
-        static = {
-            name: np.insert(stage.hits[0].mean(axis=0, dtype=np.float64), 0, 0.0) for name, stage in stages.items()
-        }
+        curves = {name: np.insert(stage.hits[0].astype(np.float64), 0, 0.0, axis=1) for name, stage in stages.items()}
+        static = {name: curve.mean(axis=0) for name, curve in curves.items()}
         shares = sum(_shares(stage.ids, n_experts) for stage in stages.values())
         order = np.argsort(-shares, axis=1, kind="stable")
         by_layer = {layer: tuple(row) for layer, row in zip(trace.layers, order.tolist(), strict=True)}
-        return cls(static, _together(stages["decode"].ids[:, :_JUDGED], n_experts), by_layer)
+        of_layers = {
+            layer: {name: curve[i] for name, curve in curves.items()} for i, layer in enumerate(trace.layers)
+        }
+        return cls(static, _together(stages["decode"].ids[:, :_JUDGED], n_experts), by_layer, of_layers)
 
     @property
     def n_used(self) -> int:
@@ -69,6 +73,10 @@ class ExpertUse:
     def most_used(self, layer: int, k: int) -> tuple[int, ...]:
         """The k most used experts of a layer, rising."""
         return tuple(sorted(self.order.get(layer, range(self.n_experts))[:k]))
+
+    def share(self, layer: int, k: int, stage: str) -> float:
+        """Of one layer's uses in a stage: what its k most used experts hit. Without a trace of it, the mean."""
+        return min(1.0, float(self.by_layer.get(layer, self.hits)[stage][k]))
 
     def computed(self, k: int, n_tokens: int, decode: bool) -> tuple[Floats, Floats]:
         """Shares of a pass's uses that k experts may compute, and how likely each is.

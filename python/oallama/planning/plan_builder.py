@@ -15,6 +15,7 @@ from ..data.entries import REALISATIONS, TILED_FROM
 from ..data.plan import HOST, DeviceMemory, Mode, PlacementPlan, Prediction, TensorPlacement, is_divided_by_columns
 from ..data.workload import Workload, context_of_each
 from .cost import CostModel
+from .expected_experts import expected_experts
 from .pool import pool_bytes
 from .predict import Predictor
 from .realisation import PLAIN, REPACKED, TILED, TWICE
@@ -240,6 +241,7 @@ class PlanBuilder:
                     *self._expert_notes(homes),
                 ),
                 parts=self._parts(homes),
+                experts=expected_experts(plan, costs.expert_use),
             ),
         )
 

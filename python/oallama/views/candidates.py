@@ -15,6 +15,7 @@ from ..data.budget import format_bytes
 from ..data.plan import HOST, PlacementPlan
 from ..data.plan_difference import describe_difference
 from ..data.predicted import TIE, describe_request
+from .experts import render_expected
 from .history import describe_learned
 from .style import table
 
@@ -46,6 +47,7 @@ def render_candidates(found: Candidates) -> RenderableType:
         parts.append(_reasons(winner, others[0], min(plan.predicted.request_s for _, plan in plans)))
         parts.append(_causes([winner, others[0]]))
         parts.append(_differences(winner[1], *others[0]))
+    parts += render_expected(winner[1])
     if winner[1].predicted.learned:
         parts.append(Text(describe_learned(winner[1].predicted.learned)))
     return Group(*parts)

@@ -6,7 +6,6 @@ Every renderable is readable without colour and fits 80 columns.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -17,6 +16,8 @@ from ..data.budget import format_bytes
 from ..data.operators import kind_of, layer_of
 from ..data.plan import HOST, PlacementPlan, TensorPlacement
 from ..data.predicted import describe_request
+from .experts import render_experts
+from .plan_cells import UNICODE, Symbols, cell
 from .style import table
 
 # Columns of the picture in the order a layer computes them; other kinds follow in the order of the plan.
@@ -25,23 +26,6 @@ _ORDER = (
     "ffn_gate_inp", "ffn_gate", "ffn_up", "ffn_down", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps",
 )  # fmt: skip
 _SHORT = {"attn_output": "o", "ffn_gate_inp": "route", "attn_kv_a_mqa": "kv_a", "output": "output"}
-
-
-@dataclass(frozen=True)
-class Symbols:
-    """What a cell of the picture shows; `devices` are used in the order of the plan's accelerators."""
-
-    devices: tuple[str, ...] = ("█", "▓", "▒")
-    host: str = "·"
-    upload: str = "^"
-    stream: str = "»"
-    split: str = "/"
-    absent: str = " "
-
-
-UNICODE = Symbols()
-ASCII = Symbols(devices=("#", "%", "@"), host=".", stream=">")
-_STYLES = ("bold green", "bold cyan", "bold magenta")
 
 
 def render_plan(plan: PlacementPlan, symbols: Symbols = UNICODE) -> RenderableType:
@@ -85,6 +69,8 @@ def render_unseen(plan: PlacementPlan) -> list[Text]:
 def render_layers(plan: PlacementPlan, symbols: Symbols = UNICODE) -> RenderableType:
     """The picture: a row per run of identical layers, a cell per kind of matrix and one for the KV cache, and a legend.
 
+    Of a mixture also a row of the layers' experts.
+
     Small tensors (norms, biases) follow their layer and are not drawn.
     """
     drawn = {name: t for name, t in plan.tensors.items() if _is_drawn(name, t, plan)}
@@ -95,13 +81,14 @@ def render_layers(plan: PlacementPlan, symbols: Symbols = UNICODE) -> Renderable
         shown.add_column(_short_kind(kind), justify="center", no_wrap=True)
     for first, last, cells in _runs(plan, drawn, kinds):
         label = f"{first}" if first == last else f"{first}-{last}"
-        shown.add_row(label, *(_cell(cell, plan, symbols) for cell in cells))
+        shown.add_row(label, *(cell(home, plan, symbols) for home in cells))
     parts: list[RenderableType] = [shown]
     for name in ("token_embd.weight", "output.weight"):
         if name in plan.tensors:
             line = Text(f"{kind_of(name)} ")
-            line.append_text(_cell(_home(plan.tensors[name]), plan, symbols))
+            line.append_text(cell(_home(plan.tensors[name]), plan, symbols))
             parts.append(line)
+    parts += render_experts(plan, symbols)
     parts.append(_legend(plan, symbols))
     if plan.stream_caches:
         reader = next(device for device in plan.devices if device != HOST)
@@ -212,21 +199,6 @@ def _runs(
     return runs
 
 
-def _cell(home: str, plan: PlacementPlan, symbols: Symbols) -> Text:
-    if home == "":
-        return Text(symbols.absent)
-    if home == "split":
-        return Text(symbols.split, style="bold yellow")
-    if home == "upload":
-        return Text(symbols.upload, style="yellow")
-    if home == "stream":
-        return Text(symbols.stream, style="yellow")
-    if home == HOST:
-        return Text(symbols.host, style="dim")
-    at = [device for device in plan.devices if device != HOST].index(home)
-    return Text(symbols.devices[at % len(symbols.devices)], style=_STYLES[at % len(_STYLES)])
-
-
 def _legend(plan: PlacementPlan, symbols: Symbols) -> Text:
     homes = {*plan.layers, *(_home(t) for t in plan.tensors.values())}
     words = {
@@ -239,7 +211,7 @@ def _legend(plan: PlacementPlan, symbols: Symbols) -> Text:
     for home in (*plan.devices, "upload", "stream", "split"):
         if home in homes:
             legend.append("   " if legend else "")
-            legend.append_text(_cell(home, plan, symbols))
+            legend.append_text(cell(home, plan, symbols))
             legend.append(f" {words.get(home, home)}")
     return legend
 
