@@ -104,7 +104,9 @@ oa_segment find_segment(const std::string & name, ggml_backend_dev_t home) {
         fail("a segment of '" + name + "', which does not live on the CPU");
     }
     t_load.divided.insert(name);
-    return { dev, it->second.part };
+    oa_segment segment{ dev, it->second.part };
+    segment.part.uploads = t_load.table->options.uploads;
+    return segment;
 }
 
 } // namespace

@@ -8,6 +8,7 @@ namespace {
 
 constexpr const char * header       = "# oallama backend map v1";
 constexpr int          max_slots    = 64;
+constexpr int          max_uploads  = 64;
 constexpr long         most_experts = 1 << 16;
 
 // One line: its fields in order, and the exception that names it.
@@ -130,14 +131,39 @@ bool read_part(const std::string & axis, const std::string & part, oa_division &
     return found.count >= 1 && (axis == "rows" || axis == "columns" || axis == "experts");
 }
 
+// Behind "slots": how many, and what is in them at the beginning.
+oa_division slots_of(table_line & line) {
+    oa_division found;
+    found.axis              = oa_segment_axis::experts;
+    const long        slots = number_of(line.next());
+    const std::string word  = line.next();
+    if (word == "experts") {
+        found.experts = experts_of(line.next());
+    }
+    if (slots < 1 || slots >= most_experts || (word == "experts") == found.experts.empty() ||
+        !(word.empty() || word == "experts") || !line.ended()) {
+        throw line.bad("expected 'segment <name> <device> slots <number> [experts <numbers>]', 1 slot or more, numbers "
+                       "rising, as 0,3-5");
+    }
+    if (long(found.experts.size()) > slots) {
+        throw line.bad("more experts than slots");
+    }
+    found.slots = int(slots);
+    found.count = slots;
+    return found;
+}
+
 void add_segment(oa_backend_table & table, table_line & line) {
     oa_table_segment  segment;
     const std::string name = line.next();
     segment.device         = line.next();
-    const std::string axis = line.next(), part = line.next();
-    if (!read_part(axis, part, segment.part) || !line.ended()) {
+    const std::string axis = line.next();
+    if (axis == "slots") {
+        segment.part = slots_of(line);
+    } else if (!read_part(axis, line.next(), segment.part) || !line.ended()) {
         throw line.bad("expected 'segment <name> <device> rows|columns <number>', 1 or more, or "
-                       "'segment <name> <device> experts <numbers>', rising, as 0,3-5");
+                       "'segment <name> <device> experts <numbers>', rising, as 0,3-5, or 'segment <name> <device> "
+                       "slots <number>'");
     }
     if (!table.segments.emplace(name, segment).second) {
         throw line.bad("segment listed twice");
@@ -149,6 +175,14 @@ void add_slots(oa_backend_table & table, table_line & line) {
     table.options.slots = int(slots);
     if (slots < 2 || slots > max_slots || !line.ended()) {
         throw line.bad("expected 'slots <number>', 2 to " + std::to_string(max_slots));
+    }
+}
+
+void add_uploads(oa_backend_table & table, table_line & line) {
+    const long uploads    = number_of(line.next());
+    table.options.uploads = int(uploads);
+    if (uploads < 1 || uploads > max_uploads || !line.ended()) {
+        throw line.bad("expected 'uploads <number>', 1 to " + std::to_string(max_uploads));
     }
 }
 
@@ -169,6 +203,8 @@ void add(oa_backend_table & table, table_line & line) {
         add_segment(table, line);
     } else if (kind == "slots") {
         add_slots(table, line);
+    } else if (kind == "uploads") {
+        add_uploads(table, line);
     } else if (kind == "caches") {
         add_word(table.options.stream_caches, "caches", "stream", line);
     } else if (kind == "arenas") {
@@ -176,7 +212,8 @@ void add(oa_backend_table & table, table_line & line) {
     } else if (kind == "attention") {
         add_word(table.options.own_attention, "attention", "oallama", line);
     } else {
-        throw line.bad("expected 'layer', 'tensor', 'segment', 'slots', 'caches', 'arenas' or 'attention'");
+        throw line.bad(
+            "expected 'layer', 'tensor', 'segment', 'slots', 'uploads', 'caches', 'arenas' or 'attention'");
     }
 }
 

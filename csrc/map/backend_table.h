@@ -37,6 +37,7 @@ struct oa_table_segment {
 
 struct oa_table_options {
     int  slots          = 3; // of streams: one is read, one is full, one is being filled
+    int  uploads        = 1; // of experts, for a layer with slots in a step
     bool stream_caches  = false;
     bool offline_arenas = false;
     bool own_attention  = false;

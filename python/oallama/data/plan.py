@@ -30,6 +30,7 @@ SCHEMA_FILE = Path(__file__).parent / "schemas" / "plan.schema.json"
 REMEDY = "make a new one with `oallama plan`"
 
 STREAM_SLOTS = 3  # one is read, one is full, one is being filled
+SLOT_UPLOADS = 1  # experts
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,8 @@ class PlacementPlan:
 
     model: fingerprint of the file. planner: {"name", "params"}. budgets: bytes each device may hold. devices:
     accelerators first, "CPU" last. layers: home of the KV cache and attention of layers 0..n-1, MTP heads included,
-    then of the output layer. stream_slots: device buffers that streamed weights take turns in. stream_caches: attention
+    then of the output layer. stream_slots: device buffers that streamed weights take turns in. slot_uploads: experts that a
+    layer with slots may upload in a step (segments with `slots`). stream_caches: attention
     over KV caches that live on the CPU runs on the first accelerator all the same. offline_arenas: compute buffers are
     laid out offline instead of by ggml. margins: bytes of a device's free memory that the budget "auto" leaves free.
     measured is filled in after a run and is not part of the hash.
@@ -123,6 +125,7 @@ class PlacementPlan:
     predicted: Prediction
     tied_output: bool = False
     stream_slots: int = STREAM_SLOTS
+    slot_uploads: int = SLOT_UPLOADS
     stream_caches: bool = False
     offline_arenas: bool = False
     margins: Mapping[str, int] = field(default_factory=dict)
@@ -238,6 +241,7 @@ class PlacementPlan:
             ),
             tied_output=content["tied_output"],
             stream_slots=content.get("stream_slots", STREAM_SLOTS),
+            slot_uploads=content.get("slot_uploads", SLOT_UPLOADS),
             stream_caches=content.get("stream_caches", False),
             offline_arenas=content.get("offline_arenas", False),
             margins=content.get("margins", {}),

@@ -15,7 +15,7 @@ def describe_difference(plan: PlacementPlan, other: PlacementPlan) -> list[str]:
     changed = [f"{k} {v} -> {settings[k]}" for k, v in asdict(plan.context).items() if v != settings[k]]
     if changed:
         lines.append(f"context: {', '.join(changed)}")
-    for what in ("model", "devices", "budgets", "stream_slots", "stream_caches", "offline_arenas"):
+    for what in ("model", "devices", "budgets", "stream_slots", "slot_uploads", "stream_caches", "offline_arenas"):
         if getattr(plan, what) != getattr(other, what):
             lines.append(f"{what}: {_short(getattr(plan, what))} -> {_short(getattr(other, what))}")
     moved = [il for il, (a, b) in enumerate(zip(plan.layers, other.layers, strict=False)) if a != b]
@@ -40,7 +40,7 @@ def _home(tensor: TensorPlacement | None) -> str:
 
 def _home_of(segment: Segment) -> str:
     if segment.mode == "resident":
-        return segment.device
+        return f"{segment.device} ({segment.slots} slots)" if segment.slots else segment.device
     tokens = f" from {segment.stream_from} tokens" if segment.mode == "stream" else ""
     realisation = f", {segment.realisation}" if segment.realisation else ""
     return f"{segment.device} ({segment.mode}{tokens}{realisation})"

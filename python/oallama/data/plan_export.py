@@ -41,6 +41,8 @@ def backend_map(plan: PlacementPlan, on: Mapping[str, str] = MappingProxyType({}
     segments = {name: t.segments[0] for name, t in plan.tensors.items()}
     if any(s.mode == "stream" for s in segments.values()):
         lines.append(f"slots {plan.stream_slots}")
+    if any(s.slots for t in plan.tensors.values() for s in t.segments):
+        lines.append(f"uploads {plan.slot_uploads}")
     if plan.stream_caches:
         lines.append("caches stream")
     if plan.offline_arenas:
@@ -153,6 +155,9 @@ def _mode(segment: Segment) -> str:
 
 
 def _part(name: str, segment: Segment, device: str) -> str:
+    if segment.slots:
+        first = f" experts {ranges(segment.experts)}" if segment.experts else ""
+        return f"segment {name} {device} slots {segment.slots}{first}"
     if segment.experts:
         return f"segment {name} {device} experts {ranges(segment.experts)}"
     if segment.rows is None or segment.rows[0] != 0:

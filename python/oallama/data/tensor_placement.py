@@ -13,7 +13,8 @@ Mode = Literal["resident", "host", "upload", "stream"]
 class Segment:
     """A part of a tensor in one buffer. `rows` is (first, end) of a divided tensor's rows (of the columns, where
     `is_divided_by_columns`), None for the whole tensor. `experts` are those that a tensor divided by experts has there,
-    rising; () for others.
+    rising; () for others. `slots`, of the accelerator's part of a tensor whose experts are cached there: how many experts
+    it can hold; `experts` are then those that it has at the beginning, at most so many. 0 for others.
 
     Modes: "resident" is computed on the device that holds it, "host" is computed on the CPU, "upload" lives on the CPU
     and is uploaded for large batches, "stream" lives on the CPU and is copied to the first accelerator ahead of its
@@ -31,6 +32,7 @@ class Segment:
     stream_from: int = 0
     realisation: str = ""
     experts: tuple[int, ...] = ()
+    slots: int = 0
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,20 @@ class TensorPlacement:
         return replace(whole, segments=parts)
 
     @classmethod
+    def by_slots(
+        cls, whole: TensorPlacement, device: str, slots: int, n_experts: int, experts: tuple[int, ...] = ()
+    ) -> TensorPlacement:
+        """`whole`, which lives on the host, with slots for some of its experts on `device`, and zeros behind them.
+
+        The host keeps all experts and may compute any. experts: those in the slots at the beginning, rising.
+        """
+        (host,) = whole.segments
+        there = whole.nbytes // n_experts * (slots + 1)
+        return replace(
+            whole, segments=(host, Segment(device, "resident", None, there, experts=experts, slots=slots))
+        )
+
+    @classmethod
     def read(cls, content: Mapping[str, Any]) -> TensorPlacement:
         """From the content of a plan file."""
         segments = tuple(
@@ -95,6 +111,7 @@ class TensorPlacement:
                 s.get("stream_from", 0),
                 s.get("realisation", ""),
                 tuple(s.get("experts", ())),
+                s.get("slots", 0),
             )
             for s in content["segments"]
         )

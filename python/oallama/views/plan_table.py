@@ -229,13 +229,19 @@ def _shares(plan: PlacementPlan) -> str:
     """How much of divided weights is where: "CUDA0 computes 78 to 79 % of each while CPU computes the rest"."""
     parts = [t.segments[1] for t in plan.tensors.values() if t.segments[1:]]
     shares = [t.segments[1].nbytes / t.nbytes for t in plan.tensors.values() if t.segments[1:] and t.segments[1].rows]
-    counts = [len(part.experts) for part in parts if part.experts]
+    counts = [len(part.experts) for part in parts if part.experts and not part.slots]
+    slots = [part.slots for part in parts if part.slots]
     found = []
     if shares:
         first, last = f"{min(shares):.0%}", f"{max(shares):.0%}"
         share = first if first == last else f"{first[:-1]} to {last}"
         found.append(f"{parts[0].device} computes {share} of each while {HOST} computes the rest")
     if counts:
-        number = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
-        found.append(f"{parts[0].device} has {number} experts of each while {HOST} computes the others")
+        found.append(f"{parts[0].device} has {_range(counts)} experts of each while {HOST} computes the others")
+    if slots:
+        found.append(f"{parts[0].device} keeps {_range(slots)} experts of each in slots, those used most and last")
     return "; ".join(found)
+
+
+def _range(numbers: list[int]) -> str:
+    return f"{min(numbers)}" if min(numbers) == max(numbers) else f"{min(numbers)} to {max(numbers)}"
