@@ -21,9 +21,9 @@ from oallama.views.candidates import render_candidates
 from oallama.views.experts import render_expected, render_experts
 from oallama.views.plan_cells import ASCII, UNICODE
 from oallama.views.plan_table import render_plan
+from support.mixture import MACHINE, MODEL, MOE, UNIFORM, WORK, plan, skewed, trace
 from support.plans import make
-from support.synthetic import DEVICE, Shape, graph
-from test_experts import MOE, UNIFORM, WORK, plan, skewed, trace
+from support.synthetic import DEVICE, Shape, graph, space
 
 N = 128
 
@@ -36,8 +36,8 @@ def shown(*parts) -> str:
     return out.getvalue()
 
 
-def placed(held: list[int | None | str], accelerator: str = "GPU0") -> PlacementPlan:
-    """A plan of layers that have so many of N experts on the accelerator; None: a dense layer."""
+def placed(held: list[int | str | None], accelerator: str = "GPU0") -> PlacementPlan:
+    """A plan of layers that have so many of N experts on the accelerator; None: a dense layer; "7 slots": slots."""
     tensors = {}
     for layer, k in enumerate(held):
         names = [f"blk.{layer}.ffn_{part}_exps.weight" for part in ("up", "down")]
@@ -46,6 +46,8 @@ def placed(held: list[int | None | str], accelerator: str = "GPU0") -> Placement
             whole = TensorPlacement.whole("q4_K", N * 10, home, "resident" if home != HOST else "host", 0.5)
             if isinstance(k, int) and 0 < k < N:
                 whole = TensorPlacement.by_experts(whole, accelerator, tuple(range(k)), N)
+            if isinstance(k, str) and k.endswith(" slots"):
+                whole = TensorPlacement.by_slots(whole, accelerator, int(k.split()[0]), N)
             tensors[name if k is not None else name.replace("_exps", "")] = whole
     return make(layers=(accelerator,) * (len(held) + 1), tensors=tensors)
 
@@ -65,6 +67,25 @@ def test_every_layer_has_a_character() -> None:
         "+: the matrices of the layer's experts are on different devices",
         "-: a layer without experts",
     ]
+
+
+def test_slots_are_letters() -> None:
+    assert row(placed([N, "13 slots", "64 slots", "127 slots", 13]))[1:] == [
+        "   0 █aei1",
+        f"1: so many tenths of a layer's {N} experts are on GPU0, too (13)",
+        f"a to i: slots on GPU0 for 1 to 9 tenths of a layer's {N} experts (13 to 127)",
+    ]
+
+
+def test_slots_expect_what_lfru_hits() -> None:
+    recorded = different()
+    use = ExpertUse.of_trace(recorded)
+    made = placed(["32 slots", 32])
+    expected = expected_experts(made, use)
+    assert expected is not None
+    for layer, policy in enumerate(("lfru", "static")):
+        wanted = recorded.hit_rate("decode", policy, 32)[layer]
+        assert expected.layers[layer].decode == pytest.approx(wanted, abs=1e-6)
 
 
 def test_94_layers_are_readable_in_80_columns_without_colours_and_in_ascii() -> None:
@@ -148,7 +169,7 @@ def test_it_is_in_the_plan_file_and_may_be_missing_there(tmp_path) -> None:
     del content["predicted"]["experts"]  # of an older version
     old = PlacementPlan.from_json(json.dumps(content))
     assert old.predicted.experts is None and old.tensors == made.tensors and render_expected(old) == []
-    content["predicted"]["experts"] = {"routing": "guessed", "n_experts": 64, "layers": {}}
+    content["predicted"]["experts"] = {"routing": "guessed", "n_experts": 64, "n_used": 8, "layers": {}}
     with pytest.raises(OallamaError, match="routing"):
         PlacementPlan.from_json(json.dumps(content))
 
@@ -169,14 +190,11 @@ def test_explain_shows_every_divided_layer() -> None:
 
 
 def test_explain_says_uniform_without_a_trace() -> None:
-    from support.synthetic import profile, space
-
-    model = graph(MOE)
-    machine = profile(model, concurrency=1.0)
-    found = make_plans(space(model, "45%", machine=machine, workload=WORK, expert_use=UNIFORM), "experts")
+    mixture = space(MODEL, "45%", machine=MACHINE, workload=WORK, expert_use=UNIFORM)
+    found = make_plans(mixture, "experts")
     text = " ".join(shown(render_candidates(found)).split())
     assert "routing taken as uniform, there is no trace" in text
-    whole = make_plans(space(model, "45%", machine=machine, workload=WORK, expert_use=UNIFORM), "cpu-moe")
+    whole = make_plans(mixture, "cpu-moe")
     assert "there is no trace" in " ".join(shown(render_candidates(whole)).split())
     dense = make_plans(space(graph(Shape()), "45%"), "layers")
     assert "experts" not in shown(render_candidates(dense))

@@ -24,7 +24,7 @@ class LayerExperts:
     """Where one layer's experts are.
 
     home: the device of all of them, "upload" or "stream" for a host that moves them, or MIXED. device: an accelerator
-    that has `held` of the `total` beside that home, "" for none.
+    that has `held` of the `total` beside that home, "" for none. slots: whether they change while the model runs.
     """
 
     layer: int
@@ -32,6 +32,7 @@ class LayerExperts:
     device: str = ""
     held: int = 0
     total: int = 0
+    slots: bool = False
 
 
 def layer_experts(plan: PlacementPlan) -> tuple[LayerExperts, ...]:
@@ -51,6 +52,9 @@ def _of(layer: int, tensor: TensorPlacement) -> LayerExperts:
     if len(tensor.segments) == 1:
         return LayerExperts(layer, home)
     host, there = tensor.segments
+    if there.slots:  # and one of zeros; each of them is an expert's bytes
+        total = tensor.nbytes * (there.slots + 1) // there.nbytes
+        return LayerExperts(layer, home, there.device, there.slots, total, slots=True)
     if not there.experts:
         return LayerExperts(layer, MIXED)
     return LayerExperts(layer, home, there.device, len(there.experts), len(there.experts) + len(host.experts))
@@ -69,12 +73,14 @@ class ExpectedHits:
 class ExpectedExperts:
     """What accelerators are expected to compute of a mixture's experts.
 
-    routing: what is known of their use: a "trace", or nothing, which is "uniform". n_experts: of each layer. layers: by
-    number, those of which an accelerator has experts; where it has all, the shares are 1.
+    routing: what is known of their use: a "trace", or nothing, which is "uniform". n_experts: of each layer. n_used:
+    those that a token uses. layers: by number, those of which an accelerator has experts; where it has all, the shares
+    are 1.
     """
 
     routing: Routing
     n_experts: int
+    n_used: int
     layers: Mapping[int, ExpectedHits] = field(default_factory=dict)
 
     @classmethod
@@ -83,7 +89,7 @@ class ExpectedExperts:
         if content is None:
             return None
         layers = {int(number): ExpectedHits(**hits) for number, hits in content["layers"].items()}
-        return cls(content["routing"], content["n_experts"], layers)
+        return cls(content["routing"], content["n_experts"], content["n_used"], layers)
 
     def divided(self) -> dict[int, ExpectedHits]:
         """The layers of which the accelerator has a part."""

@@ -95,9 +95,7 @@ class TensorPlacement:
         """
         (host,) = whole.segments
         there = whole.nbytes // n_experts * (slots + 1)
-        return replace(
-            whole, segments=(host, Segment(device, "resident", None, there, experts=experts, slots=slots))
-        )
+        return replace(whole, segments=(host, Segment(device, "resident", None, there, experts=experts, slots=slots)))
 
     @classmethod
     def read(cls, content: Mapping[str, Any]) -> TensorPlacement:

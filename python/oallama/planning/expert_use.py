@@ -13,7 +13,7 @@ from math import comb
 import numpy as np
 from numpy.typing import NDArray
 
-from ..data.expert_hits import counts
+from ..data.expert_hits import POLICIES, counts
 from ..data.routing import NONE, STAGES, RoutingTrace
 
 Floats = NDArray[np.float64]
@@ -28,13 +28,14 @@ class ExpertUse:
         hits: by stage ("prefill", "decode"), [experts + 1]: the share of uses that the k most used hit, k = 0 and up.
         together: [experts + 1, used + 1]: how often so many of a generated token's choices hit at once.
         order: by layer, all experts, the most used first; layers that are missing have them by number.
-        by_layer: as `hits`, of single layers that a trace has.
+        by_layer: as `hits`, of single layers that a trace has. slots_by_layer: the same for k slots that LFRU fills.
     """
 
     hits: Mapping[str, Floats]
     together: Floats
     order: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     by_layer: Mapping[int, Mapping[str, Floats]] = field(default_factory=dict)
+    slots_by_layer: Mapping[int, Mapping[str, Floats]] = field(default_factory=dict)
 
     @classmethod
     def uniform(cls, n_experts: int, n_used: int) -> ExpertUse:
@@ -51,15 +52,16 @@ class ExpertUse:
     def of_trace(cls, trace: RoutingTrace) -> ExpertUse:
         """What the trace shows. Both stages count alike in the order of experts."""
         n_experts, stages = trace.n_experts, trace.stages
-        curves = {name: np.insert(stage.hits[0].astype(np.float64), 0, 0.0, axis=1) for name, stage in stages.items()}
+        curves = _curves(trace, "static")
         static = {name: curve.mean(axis=0) for name, curve in curves.items()}
         shares = sum(_shares(stage.ids, n_experts) for stage in stages.values())
         order = np.argsort(-shares, axis=1, kind="stable")
         by_layer = {layer: tuple(row) for layer, row in zip(trace.layers, order.tolist(), strict=True)}
-        of_layers = {
-            layer: {name: curve[i] for name, curve in curves.items()} for i, layer in enumerate(trace.layers)
-        }
-        return cls(static, _together(stages["decode"].ids[:, :_JUDGED], n_experts), by_layer, of_layers)
+        of_layers, of_slots = (
+            {layer: {name: curve[i] for name, curve in found.items()} for i, layer in enumerate(trace.layers)}
+            for found in (curves, _curves(trace, "lfru"))
+        )
+        return cls(static, _together(stages["decode"].ids[:, :_JUDGED], n_experts), by_layer, of_layers, of_slots)
 
     @property
     def n_used(self) -> int:
@@ -74,9 +76,10 @@ class ExpertUse:
         """The k most used experts of a layer, rising."""
         return tuple(sorted(self.order.get(layer, range(self.n_experts))[:k]))
 
-    def share(self, layer: int, k: int, stage: str) -> float:
-        """Of one layer's uses in a stage: what its k most used experts hit. Without a trace of it, the mean."""
-        return min(1.0, float(self.by_layer.get(layer, self.hits)[stage][k]))
+    def share(self, layer: int, k: int, stage: str, slots: bool = False) -> float:
+        """Of one layer's uses in a stage: what its k most used experts hit, or k slots. Without a trace, the mean."""
+        curves = self.slots_by_layer if slots else self.by_layer
+        return min(1.0, float(curves.get(layer, self.hits)[stage][k]))
 
     def computed(self, k: int, n_tokens: int, decode: bool) -> tuple[Floats, Floats]:
         """Shares of a pass's uses that k experts may compute, and how likely each is.
@@ -91,6 +94,14 @@ class ExpertUse:
         """The fewest experts that hit this share of a generated token's uses; all but one at most, one at least."""
         k = int(np.searchsorted(self.hits["decode"], share))
         return min(max(k, 1), self.n_experts - 1)
+
+
+def _curves(trace: RoutingTrace, policy: str) -> dict[str, Floats]:
+    """By stage, [layers, experts + 1]: what k = 0, 1, .. hit."""
+    number = POLICIES.index(policy)
+    return {
+        name: np.insert(stage.hits[number].astype(np.float64), 0, 0.0, axis=1) for name, stage in trace.stages.items()
+    }
 
 
 def _shares(ids: NDArray[np.uint16], n_experts: int) -> Floats:
