@@ -67,9 +67,10 @@ def render_hits(hits: ExpertHits) -> list[Table | Text]:
         )
         for count in hits.counts
     ]
-    shown = _beside("experts' uses that hit, and the plan's, layer by layer", ("layer", "hit", "plan", "uploads"), cells)
+    title = "experts' uses that hit, and the plan's, layer by layer"
+    parts = [Text(hits.describe()), _beside(title, ("layer", "hit", "plan", "uploads"), cells)]
     fewer = hits.fewer()
-    return [Text(hits.describe()), shown, *([Text(fewer)] if fewer else [])]
+    return [*parts, *([Text(fewer)] if fewer else [])]
 
 
 def _symbol(place: LayerExperts | None, plan: PlacementPlan, symbols: Symbols) -> Text:
