@@ -21,9 +21,9 @@ from oallama.views.candidates import render_candidates
 from oallama.views.experts import render_expected, render_experts
 from oallama.views.plan_cells import ASCII, UNICODE
 from oallama.views.plan_table import render_plan
+from support.mixtures import MOE, UNIFORM, WORK, plan, skewed, trace
 from support.plans import make
 from support.synthetic import DEVICE, Shape, graph
-from test_experts import MOE, UNIFORM, WORK, plan, skewed, trace
 
 N = 128
 
@@ -36,7 +36,7 @@ def shown(*parts) -> str:
     return out.getvalue()
 
 
-def placed(held: list[int | None | str], accelerator: str = "GPU0") -> PlacementPlan:
+def placed(held: list[int | str | None], accelerator: str = "GPU0") -> PlacementPlan:
     """A plan of layers that have so many of N experts on the accelerator; None: a dense layer."""
     tensors = {}
     for layer, k in enumerate(held):
