@@ -25,10 +25,15 @@ set(OALLAMA_LLAMA_SOURCES
     ${OALLAMA_CSRC}/ranks/replay.cpp
     ${OALLAMA_CSRC}/segments/divided_experts.cpp
     ${OALLAMA_CSRC}/segments/divided_values.cpp
+    ${OALLAMA_CSRC}/segments/expert_layer.cpp
     ${OALLAMA_CSRC}/segments/expert_parts.cpp
+    ${OALLAMA_CSRC}/segments/expert_slots.cpp
     ${OALLAMA_CSRC}/segments/graph_rewrite.cpp
+    ${OALLAMA_CSRC}/segments/model_experts.cpp
     ${OALLAMA_CSRC}/segments/parts.cpp
     ${OALLAMA_CSRC}/segments/segments.cpp
+    ${OALLAMA_CSRC}/segments/slot_copier.cpp
+    ${OALLAMA_CSRC}/segments/slot_policy.cpp
     ${OALLAMA_WEAVE_GUEST_SOURCES})
 oallama_join_ggml()
 target_sources(llama PRIVATE ${OALLAMA_LLAMA_SOURCES})

@@ -3,6 +3,7 @@
 #include "ggml-backend.h"
 #include "host_weights.h"
 #include "llama-impl.h"
+#include "parts.h"
 #include "tensor_flags.h"
 
 #include <algorithm>
@@ -90,6 +91,17 @@ bool is_cpu(ggml_backend_dev_t dev) {
     return ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_CPU;
 }
 
+// Layers with slots on a device.
+int n_slot_layers(const std::string & device) {
+    std::set<int> layers;
+    for (const auto & [name, segment] : t_load.table->segments) {
+        if (segment.part.slots > 0 && segment.device == device) {
+            layers.insert(oa_layer_of(name));
+        }
+    }
+    return int(layers.size());
+}
+
 oa_segment find_segment(const std::string & name, ggml_backend_dev_t home) {
     const auto it = t_load.table->segments.find(name);
     if (it == t_load.table->segments.end()) {
@@ -104,9 +116,7 @@ oa_segment find_segment(const std::string & name, ggml_backend_dev_t home) {
         fail("a segment of '" + name + "', which does not live on the CPU");
     }
     t_load.divided.insert(name);
-    oa_segment segment{ dev, it->second.part };
-    segment.part.uploads = t_load.table->options.uploads;
-    return segment;
+    return { dev, it->second.part, t_load.table->options.uploads, it->second.part.slots ? n_slot_layers(device) : 0 };
 }
 
 } // namespace

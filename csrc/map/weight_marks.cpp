@@ -32,9 +32,9 @@ void oa_backend_map_mark(ggml_tensor * weight, const oa_weight_place & place, in
         weight->flags |= OA_TENSOR_FLAG_STREAM;
         OA_STREAM_FROM(weight)  = place.stream_from;
         OA_STREAM_SLOTS(weight) = place.options.slots;
-        if (fd >= 0) {
-            oa_stream_source_set(weight, fd, offset);
-        }
+    }
+    if (fd >= 0 && (place.mode == oa_weight_mode::stream || place.segment.part.slots > 0)) {
+        oa_stream_source_set(weight, fd, offset);
     }
     if (std::string(weight->name) == "token_embd.weight") {
         weight->flags |= place.options.stream_caches ? OA_TENSOR_FLAG_STREAMS_CACHES : 0;

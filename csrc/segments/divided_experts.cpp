@@ -3,7 +3,8 @@
 // The accelerator's chain computes the choices of its experts, the host's those of all others, from up and gate to the
 // sum of a token's experts. Each side gets the choices as numbers among its own experts: what belongs to the other side
 // is one more expert of zeros on the accelerator, and -1 on the host (skipped_experts.h). So every value of a chain is
-// either computed there or unread on the way to a zero.
+// either computed there or unread on the way to a zero. The host notes the choices on the way (expert_layer.h).
+#include "expert_layer.h"
 #include "graph_rewrite.h"
 #include "skipped_experts.h"
 #include "tensor_flags.h"
@@ -32,6 +33,9 @@ bool alike(const ggml_tensor * a, const ggml_tensor * b) {
     const ggml_tensor *of_a = oa_expert_table(a, OA_HOST), *of_b = oa_expert_table(b, OA_HOST);
     if (ggml_nelements(of_a) != ggml_nelements(of_b) || OA_SEGMENT_COUNT(a) != OA_SEGMENT_COUNT(b)) {
         return false;
+    }
+    if (oa_expert_layer::has_slots(a) || oa_expert_layer::has_slots(b)) {
+        return of_a == of_b;
     }
     const auto *x = static_cast<const int32_t *>(of_a->data), *y = static_cast<const int32_t *>(of_b->data);
     for (int64_t e = 0; x && y && e < ggml_nelements(of_a); ++e) {
@@ -68,6 +72,7 @@ class divider : oa_graph_rewrite {
 
   private:
     std::map<const ggml_tensor *, std::vector<ggml_tensor *>> readers_;
+    std::set<const ggml_tensor *>                             noted_; // choices
 
     // Of the block in hand.
     const ggml_tensor *                                                    weight_ = nullptr;
@@ -233,25 +238,43 @@ class divider : oa_graph_rewrite {
 
     // The choices as numbers among a side's experts.
     ggml_tensor * choices(const ggml_tensor * weight, ggml_tensor * ids, oa_side side) {
-        ggml_tensor * const table = oa_expert_table(weight, side);
-        ggml_tensor *&      made  = choices_[side][{ key_of(weight, side), ids }];
+        ggml_tensor *& made = choices_[side][{ key_of(weight, side), ids }];
         if (!made) {
-            ggml_tensor * const own = ggml_get_rows(ctx_, for_each_token(table, ids->ne[1]), ids);
-            ggml_format_name(own, "%s (%s)", ids->name, side ? "host" : "device");
-            made = ggml_reshape_2d(ctx_, own, ids->ne[0], ids->ne[1]);
+            made = side == OA_HOST ? on_host(weight, ids) : on_device(weight, ids);
+            ggml_format_name(made, "%s (%s)", ids->name, side ? "host" : "device");
         }
         return made;
     }
 
+    // Of several operators for the same choices one notes them.
+    ggml_tensor * on_host(const ggml_tensor * weight, ggml_tensor * ids) {
+        oa_expert_layer * const layer = noted_.insert(ids).second ? oa_expert_layer::of(weight) : nullptr;
+        return oa_host_numbers(ctx_, oa_expert_table(weight, OA_HOST), ids, layer);
+    }
+
+    ggml_tensor * on_device(const ggml_tensor * weight, ggml_tensor * ids) {
+        ggml_tensor * const own = ggml_get_rows(ctx_, for_each_token(weight, ids->ne[1]), ids);
+        ggml_format_name(own, "%s (device)", ids->name);
+        return ggml_reshape_2d(ctx_, own, ids->ne[0], ids->ne[1]);
+    }
+
     // The table as often as there are tokens, in place: no view, so that the scheduler knows it for a weight.
-    ggml_tensor * for_each_token(const ggml_tensor * table, int64_t n_tokens) {
-        ggml_tensor * const made = ggml_new_tensor_3d(ctx_, table->type, 1, table->ne[1], n_tokens);
-        made->nb[2]              = 0;
-        made->buffer             = table->buffer;
-        made->data               = table->data;
+    ggml_tensor * for_each_token(const ggml_tensor * weight, int64_t n_tokens) {
+        const ggml_tensor * const table = oa_expert_table(weight, OA_DEVICE);
+        ggml_tensor * const       made  = ggml_new_tensor_3d(ctx_, table->type, 1, table->ne[1], n_tokens);
+        made->nb[2]                     = 0;
+        made->buffer                    = table->buffer;
+        made->data                      = row_of(weight, table);
         made->flags |= table->flags;
         ggml_format_name(made, "%s", table->name);
         return made;
+    }
+
+    // A dry run has no memory.
+    static void * row_of(const ggml_tensor * weight, const ggml_tensor * table) {
+        const bool    has_slots = oa_expert_layer::has_slots(weight);
+        const int64_t row       = has_slots ? oa_expert_layer::of(weight)->slots->row : 0;
+        return table->data ? static_cast<char *>(table->data) + row * int64_t(table->nb[2]) : nullptr;
     }
 
     // Weights of one block have the same table, but for those that the host reads in place beside others with a copy.

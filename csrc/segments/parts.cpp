@@ -2,6 +2,13 @@
 
 #include "tensor_flags.h"
 
+#include <cstdio>
+
+int oa_layer_of(const std::string & name) {
+    int layer = -1;
+    return std::sscanf(name.c_str(), "blk.%d.", &layer) == 1 ? layer : -1;
+}
+
 ggml_tensor oa_part_of(const ggml_tensor & weight, int axis, int64_t count) {
     ggml_tensor part = {};
     part.type        = weight.type;

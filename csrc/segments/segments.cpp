@@ -50,9 +50,9 @@ void add_values(ggml_tensor * weight, const oa_segment & segment, const oa_segme
 
 } // namespace
 
-void oa_segments_begin() {
+std::shared_ptr<void> oa_segments_begin(const llama_model * model) {
     t_divided.clear();
-    oa_expert_parts_begin();
+    return oa_expert_parts_begin(model);
 }
 
 void oa_segments_add(ggml_tensor * weight, const oa_segment & segment, const oa_segment_context & context) {

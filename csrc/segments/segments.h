@@ -6,7 +6,7 @@
 // columns of down; whatever lies between them and works on single values is done on both sides, and the two results are
 // added. A weight that stands alone is divided by rows, and the two results are concatenated.
 // By experts: some experts of a mixture's layer, the same ones for up, gate and down. Each side computes the choices of
-// its experts, and the two results are added.
+// its experts, and the two results are added. Or there are slots for some, which change (expert_slots.h).
 // Batches whose host weights are uploaded or streamed read the whole weight, which the host keeps.
 #pragma once
 
@@ -15,6 +15,7 @@
 #include "table_memory.h"
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,6 +24,8 @@
 struct oa_segment {
     ggml_backend_dev_t device = nullptr;
     oa_division        part;
+    int                uploads       = 1; // experts that a layer with slots may upload in a step
+    int                n_slot_layers = 0; // that have slots on the device
 };
 
 // Where a part of a weight is created: a context whose tensors will be allocated on the device, or in the host's
@@ -31,8 +34,9 @@ struct oa_segment {
 using oa_segment_context = std::function<ggml_context *(ggml_tensor part, ggml_backend_dev_t device, ggml_op op)>;
 
 // While a model is loaded: forget the last load; make the parts of `weight`; fill them, once the weights are loaded.
-// oa_segments_add throws std::runtime_error when the weight cannot be divided so.
-void oa_segments_begin();
+// oa_segments_add throws std::runtime_error when the weight cannot be divided so. What oa_segments_begin returns lives
+// as long as the model, and ends before its weights.
+std::shared_ptr<void> oa_segments_begin(const llama_model * model);
 void oa_segments_add(ggml_tensor * weight, const oa_segment & segment, const oa_segment_context & context);
 void oa_segments_fill();
 

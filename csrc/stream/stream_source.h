@@ -12,4 +12,4 @@ GGML_API void oa_stream_source_set(ggml_tensor * weight, int fd, size_t offset);
 
 // Reads bytes [from, from + n) of the weight. Returns what went wrong: the file is shorter than it was, was changed
 // since it was opened, or cannot be read; empty when all is well.
-std::string oa_stream_source_read(const ggml_tensor * weight, char * to, size_t from, size_t n);
+GGML_API std::string oa_stream_source_read(const ggml_tensor * weight, char * to, size_t from, size_t n);

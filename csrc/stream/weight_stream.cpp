@@ -45,6 +45,12 @@ std::string oa_stream_take_error() {
     return std::exchange(g_error, {});
 }
 
+void oa_stream_fail(const std::string & error) {
+    const std::lock_guard<std::mutex> lock(g_mutex);
+    g_error = error;
+    GGML_LOG_ERROR("%s\n", error.c_str());
+}
+
 std::vector<oa_stream_lane_info> oa_stream_lanes() {
     const std::lock_guard<std::mutex> lock(g_mutex);
     std::vector<oa_stream_lane_info>  result;
@@ -112,9 +118,7 @@ oa_stream_state oa_stream_wait(oa_weight_stream_t stream, const ggml_tensor * in
     for (auto & [id, lane] : stream->lanes) {
         const oa_stream_state state = lane->wait(input, split);
         if (state == OA_STREAM_FAILED) {
-            const std::lock_guard<std::mutex> lock(g_mutex);
-            g_error = lane->error();
-            GGML_LOG_ERROR("%s\n", g_error.c_str());
+            oa_stream_fail(lane->error());
         }
         if (state != OA_STREAM_NONE) {
             return state;

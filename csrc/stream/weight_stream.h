@@ -54,8 +54,10 @@ GGML_API void                 oa_stream_end(oa_weight_stream_t stream);
 #include <string>
 #include <vector>
 
-// Why the last computation of this process failed in a stream, and nothing the second time.
+// Why the last computation of this process failed in a stream, and nothing the second time; and that one did, in
+// another copy of weights.
 GGML_API std::string oa_stream_take_error();
+GGML_API void        oa_stream_fail(const std::string & error);
 
 // Every lane that exists.
 struct oa_stream_lane_info {

@@ -21,6 +21,7 @@ from oallama.data.plan import HOST, PlacementPlan
 from oallama.data.profile import Profile
 from oallama.engine import device_list, native
 from oallama.engine.backend_map import backend_map
+from oallama.engine.expert_counts import ExpertCounts, expert_counts
 from oallama.engine.load_settings import KV_TYPES, Settings
 from oallama.engine.placed_llama import UPSTREAM, PlacedLlama
 from oallama.errors import OallamaError
@@ -144,6 +145,10 @@ class Llama(PlacedLlama):
     def placement(self) -> Placement:
         """What is where: budget, predicted and measured bytes per device, and its tensors (with a plan)."""
         return placement_of(self.ctx, self.plan, self._left_mapped)
+
+    def expert_counts(self) -> list[ExpertCounts]:
+        """Uses and hits of experts that two devices share, by layer, since the model was loaded; [] without any."""
+        return expert_counts(self.ctx)
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from oallama.data.plan import HOST, DeviceMemory, PlacementPlan
 from oallama.engine import native, skeleton
+from oallama.engine.expert_counts import ExpertCounts, expert_counts
 from oallama.loading.run_times import RunTimes, times_of
 from oallama.views.placement import render_placement
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+_COUNTED = ("uses", "hits", "uploads", "uploaded_bytes")
 
 
 @dataclass(frozen=True)
@@ -41,11 +44,13 @@ class Placement:
         times: None before any run.
         left_mapped: bytes of host weights that were not repacked for faster kernels but stay in the mapped file,
             because memory is short.
+        experts: by layer, how often experts that two devices share were used; () where none are.
     """
 
     devices: tuple[DevicePlacement, ...]
     times: RunTimes | None = None
     left_mapped: int = 0
+    experts: tuple[ExpertCounts, ...] = ()
 
     def __getitem__(self, device: str) -> DevicePlacement:
         for placed in self.devices:
@@ -54,8 +59,8 @@ class Placement:
         raise KeyError(device)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON-able values: each device by its name, with totals, "times" (with "drift", a text) or None, and
-        "left_mapped"."""
+        """As JSON-able values: each device by its name, with totals, "times" (with "drift", a text) or None,
+        "left_mapped", and "experts" (totals, and "layers") or None."""
         result: dict[str, Any] = {}
         for d in self.devices:
             entry = asdict(d)
@@ -65,6 +70,9 @@ class Placement:
             result[entry.pop("device")] = entry
         result["times"] = self.times.to_dict() if self.times else None
         result["left_mapped"] = self.left_mapped
+        layers = [asdict(counts) for counts in self.experts]
+        totals = {name: sum(layer[name] for layer in layers) for name in _COUNTED}
+        result["experts"] = {**totals, "layers": layers} if layers else None
         return result
 
     def __rich__(self) -> RenderableType:
@@ -79,7 +87,7 @@ def placement_of(context: int, plan: PlacementPlan | None, left_mapped: int = 0)
     names += [name for name in measured if name not in names and name != HOST]
     process = _process_bytes(buffers)
     devices = tuple(_device(name, measured, process, plan) for name in (*names, HOST))
-    return Placement(devices, times_of(context, plan), left_mapped)
+    return Placement(devices, times_of(context, plan), left_mapped, tuple(expert_counts(context)))
 
 
 def _device(

@@ -28,6 +28,8 @@ def render_placement(placement: Placement) -> Group:
             f"{placement.left_mapped / 2**20:.1f} MiB of weights on the host stay in the mapped file, not repacked for "
             "faster kernels: memory is short"
         )
+    if uses := sum(layer.uses for layer in placement.experts):
+        parts.append(_experts(placement, uses))
     return Group(*parts, *([placement.times] if placement.times else []))
 
 
@@ -42,6 +44,14 @@ def render_run_times(times: RunTimes) -> Group:
     shown.add_row("generation", str(times.n_generate), *_speeds(1, times.predicted_tpot_s, times.tpot_s))
     drift = times.drift()
     return Group(shown, *([Text(drift)] if drift else []))
+
+
+def _experts(placement: Placement, uses: int) -> str:
+    hits, uploads, nbytes = (
+        sum(getattr(layer, name) for layer in placement.experts) for name in ("hits", "uploads", "uploaded_bytes")
+    )
+    moved = f"; {uploads} were uploaded, {nbytes / 2**20:.1f} MiB" if uploads else ""
+    return f"experts: the accelerator had {hits / uses:.0%} of {uses} uses{moved}"
 
 
 def _bytes(placement: Placement) -> Table:
