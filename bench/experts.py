@@ -52,12 +52,12 @@ def measured(args: Any) -> Iterator[dict[str, Any]]:
         os.environ["XDG_CACHE_HOME"] = folder  # traces of models that are gone
         for routing in args.routing:
             note(f"{routing}: making the model")
-            overrides = {"n_layer": args.layers, "n_vocab": 32000}
+            overrides = {"n_layer": args.layers, "n_vocab": 4096}
             path = Path(folder) / "m.gguf"
-            make_model(path, shape="qwen3-30b-a3b", file_type="Q4_0", overrides=overrides, routing=routing)
+            make_model(path, shape="qwen3-30b-a3b", file_type=args.type, overrides=overrides, routing=routing)
             ids = traced(path, args.tokens)
             for share in args.shares:
-                line = {"routing": routing, "layers": args.layers, "share": share}
+                line = {"routing": routing, "type": args.type, "layers": args.layers, "share": share}
                 yield from (line | found for found in of_share(path, server.devices[0], share, ids, args))
 
 
@@ -89,7 +89,7 @@ def of_share(path: Path, device: str, share: int, ids: np.ndarray, args: Any) ->
     percent = 100 * (1 - (1 - share / 100) * experts / graph.weights_bytes)
     plans: dict[str, PlacementPlan] = {}
     for name in PLANNERS:
-        choices = Choices(device=device, planner=name, workload=Workload(PROMPT, 256), streams=False, repack=False)
+        choices = Choices(device=device, planner=name, workload=Workload(PROMPT, 256), streams=False)
         try:
             plans[name] = start.plan_model(path, f"{percent:.2f}%", settings, choices)
         except OallamaError as error:
@@ -146,6 +146,7 @@ def main() -> None:
     parser.add_argument("--routing", type=words, default=["zipf:1.2", "zipf:0"])
     parser.add_argument("--shares", type=numbers, default=(20, 40, 60), help="percent of the experts' bytes")
     parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--type", default="Q8_0", help="of the weights")
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()

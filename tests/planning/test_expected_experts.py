@@ -16,12 +16,12 @@ from oallama.data.routing import RoutingTrace, StageRouting
 from oallama.errors import OallamaError
 from oallama.planning import make_plans
 from oallama.planning.expected_experts import expected_experts
-from oallama.planning.expert_use import ExpertUse
+from oallama.planning.expert_use import ExpertUse, SlotRun
 from oallama.views.candidates import render_candidates
 from oallama.views.experts import render_expected, render_experts
 from oallama.views.plan_cells import ASCII, UNICODE
 from oallama.views.plan_table import render_plan
-from support.mixture import MACHINE, MODEL, MOE, UNIFORM, WORK, plan, skewed, trace
+from support.mixtures import MACHINE, MODEL, MOE, UNIFORM, WORK, plan, skewed, trace
 from support.plans import make
 from support.synthetic import DEVICE, Shape, graph, space
 
@@ -77,15 +77,19 @@ def test_slots_are_letters() -> None:
     ]
 
 
-def test_slots_expect_what_lfru_hits() -> None:
+def test_slots_expect_what_slots_hit() -> None:
+    def simulate(ids: np.ndarray, n_experts: int, k: int) -> SlotRun:
+        together = np.eye(ids.shape[2] + 1)[[ids.shape[2] // 2] * len(ids)]  # half of each token's choices, always
+        return SlotRun(together, np.zeros(len(ids)))
+
     recorded = different()
-    use = ExpertUse.of_trace(recorded)
-    made = placed(["32 slots", 32])
-    expected = expected_experts(made, use)
-    assert expected is not None
-    for layer, policy in enumerate(("lfru", "static")):
-        wanted = recorded.hit_rate("decode", policy, 32)[layer]
-        assert expected.layers[layer].decode == pytest.approx(wanted, abs=1e-6)
+    use = ExpertUse.of_trace(recorded, simulate)
+    expected = expected_experts(placed(["32 slots", 32]), use)
+    assert expected is not None and expected.layers[0].decode == pytest.approx(0.5)
+    wanted = recorded.hit_rate("decode", "static", 32)[1]
+    assert expected.layers[1].decode == pytest.approx(wanted, abs=1e-6)
+    unknown = expected_experts(placed(["32 slots"]), ExpertUse.of_trace(recorded))
+    assert unknown is not None and unknown.layers[0].held == 32
 
 
 def test_94_layers_are_readable_in_80_columns_without_colours_and_in_ascii() -> None:

@@ -17,11 +17,11 @@ from oallama.data.plan import HOST
 from oallama.data.routing import NONE
 from oallama.planning.cost import CostModel
 from oallama.planning.divided import DividedCosts, bytes_of
-from oallama.planning.expert_use import ExpertUse
+from oallama.planning.expert_use import ExpertUse, SlotRun
 from oallama.planning.predict import Predictor
 from oallama.views.plan_table import render_layers
-from support.mixture import MACHINE, MODEL, MOE, UNIFORM, WORK, plan, skewed, trace
-from support.synthetic import CONTEXT, DEVICE
+from support.mixtures import MACHINE, MODEL, MOE, UNIFORM, WORK, candidates, plan, skewed, trace
+from support.synthetic import CONTEXT, DEVICE, Speed, profile
 
 
 @pytest.mark.parametrize(("n_experts", "n_used"), [(5, 2), (6, 3), (4, 4)])
@@ -29,8 +29,10 @@ def test_uniform_use_is_what_all_choices_give(n_experts: int, n_used: int) -> No
     use = ExpertUse.uniform(n_experts, n_used)
     for k in range(n_experts + 1):
         hits = [len(set(choice) & set(range(k))) for choice in combinations(range(n_experts), n_used)]
-        assert use.together[k] == pytest.approx(np.bincount(hits, minlength=n_used + 1) / comb(n_experts, n_used))
-        assert use.hits["decode"][k] == pytest.approx(np.mean(hits) / n_used)
+        assert use.static.together[k] == pytest.approx(
+            np.bincount(hits, minlength=n_used + 1) / comb(n_experts, n_used)
+        )
+        assert use.static.hits["decode"][k] == pytest.approx(np.mean(hits) / n_used)
 
 
 @given(st.integers(0, 10**6), st.integers(1, 3), st.integers(2, 12), st.integers(1, 3))
@@ -44,10 +46,11 @@ def test_a_trace_is_counted_one_by_one(seed: int, n_layers: int, n_tokens: int, 
             learned = np.bincount(layer[:half].ravel(), minlength=n_experts)
             best = set(np.argsort(-learned, kind="stable")[:k].tolist())
             hits += [len(best & set(token.tolist())) for token in layer[half:]]
-        assert use.together[k] == pytest.approx(np.bincount(hits, minlength=n_used + 1) / len(hits))
-        assert use.hits["decode"][k] == pytest.approx(np.mean(hits) / n_used, abs=1e-6)
-        computed, likely = use.computed(k, 1, decode=True)
-        assert likely.sum() == pytest.approx(1) and computed @ likely == pytest.approx(use.hits["decode"][k], abs=1e-6)
+        assert use.static.together[k] == pytest.approx(np.bincount(hits, minlength=n_used + 1) / len(hits))
+        assert use.static.hits["decode"][k] == pytest.approx(np.mean(hits) / n_used, abs=1e-6)
+        of = use.computed(k, 1, decode=True)
+        assert of.likely.sum() == pytest.approx(1) and of.device + of.host == pytest.approx(1)
+        assert of.device @ of.likely == pytest.approx(use.static.hits["decode"][k], abs=1e-6)
     for number, layer in enumerate(ids):
         all_uses = np.bincount(layer.ravel(), minlength=n_experts)
         best = use.most_used(number, 2)
@@ -58,19 +61,19 @@ def test_layers_that_use_fewer_experts_count_those_alone() -> None:
     ids = skewed(np.random.default_rng(1), 2, 40, 8, 3).astype(np.uint16)
     ids[1, :, 2] = NONE
     use = ExpertUse.of_trace(trace(ids, 8))
-    assert use.together.sum(axis=1) == pytest.approx(1) and use.together[8, 3] == pytest.approx(0.5)
+    assert use.static.together.sum(axis=1) == pytest.approx(1) and use.static.together[8, 3] == pytest.approx(0.5)
 
 
 def test_the_mean_of_tokens_counts_and_not_their_mean_share() -> None:
     """A token whose choices are all on one side waits for it: uneven tokens take longer than even ones."""
     costs = CostModel(MODEL, MACHINE, (DEVICE,), CONTEXT, expert_use=UNIFORM)
-    tables, at = DividedCosts(costs, by_experts=True), costs.stage(1, decode=True)
+    tables, at = DividedCosts(costs, "experts"), costs.stage(1, decode=True)
     k = MOE.n_expert // 2
-    even = replace(UNIFORM, together=np.eye(MOE.n_used + 1)[[MOE.n_used // 2] * (MOE.n_expert + 1)])
-    calm = CostModel(MODEL, MACHINE, (DEVICE,), CONTEXT, expert_use=even)
+    even = replace(UNIFORM.static, together=np.eye(MOE.n_used + 1)[[MOE.n_used // 2] * (MOE.n_expert + 1)])
+    calm = CostModel(MODEL, MACHINE, (DEVICE,), CONTEXT, expert_use=ExpertUse(even))
     share = np.array([k / MOE.n_expert])
     uneven = tables.extra(at, 0, share)[0]
-    assert uneven > DividedCosts(calm, by_experts=True).extra(calm.stage(1, decode=True), 0, share)[0]
+    assert uneven > DividedCosts(calm, "experts").extra(calm.stage(1, decode=True), 0, share)[0]
 
 
 def test_skewed_experts_win_more_than_uniform_ones() -> None:
@@ -94,7 +97,7 @@ def test_a_plan_is_predicted_as_it_was_chosen() -> None:
     made = plan("50%", "experts")
     costs = CostModel(MODEL, MACHINE, (DEVICE,), made.context, expert_use=UNIFORM)
     homes = costs.homes(made)
-    assert homes.by_experts and homes.split is not None and homes.split.max() > 0
+    assert homes.division == "experts" and homes.split is not None and homes.split.max() > 0
     assert Predictor(costs).request(homes, WORK) == pytest.approx(made.predicted.request_s, rel=1e-9)
 
 
@@ -112,5 +115,90 @@ def test_a_plan_says_what_its_experts_are_expected_to_compute() -> None:
 def test_budgets_hold(budget: str) -> None:
     made = plan(budget, "experts")
     assert made.predicted.devices[DEVICE].total <= made.budgets[DEVICE]
-    group = DividedCosts(CostModel(MODEL, MACHINE, (DEVICE,), CONTEXT, expert_use=UNIFORM), by_experts=True).groups[0]
+    group = DividedCosts(CostModel(MODEL, MACHINE, (DEVICE,), CONTEXT, expert_use=UNIFORM), "experts").groups[0]
     assert group.width == MOE.n_expert and bytes_of(group, 3) == -(-group.nbytes * 4 // MOE.n_expert)
+
+
+def keeps_the_last_used(ids: np.ndarray, n_experts: int, k: int) -> SlotRun:
+    """LRU slots that take everything at once."""
+    n_layers, n_tokens, n_used = ids.shape
+    together, uploads = np.zeros((n_layers, n_used + 1)), np.zeros(n_layers)
+    for number, layer in enumerate(ids.tolist()):
+        slots: list[int] = []
+        for at, token in enumerate(layer):
+            missing = [e for e in token if e not in slots]
+            if at >= n_tokens // 2:
+                together[number, n_used - len(missing)] += 1
+                uploads[number] += len(missing)
+            slots = list(dict.fromkeys([*token, *slots]))[:k]
+    judged = n_tokens - n_tokens // 2
+    return SlotRun(together / judged, uploads / judged)
+
+
+def local(rng: np.random.Generator, n_tokens: int) -> np.ndarray:
+    """As `skewed`, where all experts are as likely, and tokens use those of the token before, nine times of ten."""
+    ids = np.array([skewed(rng, MOE.n_layer, n_tokens, MOE.n_expert, MOE.n_used)])[0]
+    ids = (ids + rng.integers(0, MOE.n_expert, (1, n_tokens, 1))) % MOE.n_expert
+    for token in range(1, n_tokens):
+        if rng.random() < 0.9:
+            ids[:, token] = ids[:, token - 1]
+    return ids
+
+
+LOCAL = trace(local(np.random.default_rng(3), 400), MOE.n_expert)
+
+
+def test_slots_are_what_their_simulation_says() -> None:
+    use = ExpertUse.of_trace(LOCAL, keeps_the_last_used)
+    assert use.slots is not None and use.slots.together.sum(axis=1) == pytest.approx(1)
+    for k in (16, 32):  # simulated
+        run = keeps_the_last_used(LOCAL.stages["decode"].ids, MOE.n_expert, k)
+        assert use.slots.together[k] == pytest.approx(run.together.mean(axis=0))
+        assert use.slots.uploads[k] == pytest.approx(run.uploads.mean())
+        for layer, row in enumerate(run.together):
+            hits = row @ np.arange(MOE.n_used + 1) / MOE.n_used
+            assert use.slots.share(layer, k, "decode") == pytest.approx(hits)
+    low, between, high = use.slots.together[[16, 20, 24]]
+    assert between == pytest.approx((low + high) / 2)
+    assert use.slots.share(0, 16, "prefill") == pytest.approx(16 / MOE.n_expert)
+    assert not use.slots.uploads[[0, -1]].any() and use.slots.share(0, MOE.n_expert, "decode") == pytest.approx(1)
+
+
+def test_slots_win_where_routing_is_local_and_the_link_is_wide() -> None:
+    use = ExpertUse.of_trace(LOCAL, keeps_the_last_used)
+    seconds = {name: plan("40%", name, use).predicted.request_s for name in ("slots", "experts", "exact")}
+    assert seconds["slots"] < min(seconds["experts"], seconds["exact"])
+    made = plan("40%", "slots", use)
+    divided = {name: t for name, t in made.tensors.items() if any(s.slots for s in t.segments)}
+    assert divided
+    for name, t in divided.items():
+        host, there = t.segments
+        assert there.experts == use.most_used(int(name.split(".")[1]), there.slots) and host.nbytes == t.nbytes
+        assert there.nbytes == t.nbytes // MOE.n_expert * (there.slots + 1)
+    assert made.to_backend_map().count(" slots ") == len(divided)
+    assert made.predicted.devices[DEVICE].total <= made.budgets[DEVICE]
+
+
+def test_a_narrow_link_has_no_slots() -> None:
+    """What the uploads of a step take beyond its computing is paid, so a plan keeps experts where they are."""
+    use = ExpertUse.of_trace(LOCAL, keeps_the_last_used)
+    narrow = profile(MODEL, cpu=Speed(5e10, 1e12), concurrency=1.0, link=2e7)
+    for planner in ("slots", "auto"):
+        made = candidates(use, planner=planner, machine=narrow).best
+        assert not any(s.slots for t in made.tensors.values() for s in t.segments)
+
+
+def test_auto_divides_by_experts_where_routing_was_traced() -> None:
+    use = ExpertUse.of_trace(LOCAL, keeps_the_last_used)
+    assert {"experts", "slots"} <= {*candidates(use).plans} and not {"experts", "slots"} & {*candidates(UNIFORM).plans}
+    assert candidates(use).best.planner["name"] == "slots"
+
+
+def test_a_gpu_pays_for_the_expert_of_zeros() -> None:
+    """It reads that once for one token, and multiplies all of a prompt's tokens with one or the other."""
+    skips = UNIFORM.computed(16, 1, decode=True)
+    reads = UNIFORM.computed(16, 1, decode=True, zeros=True)
+    assert (reads.host == skips.host).all() and reads.device[:-1] == pytest.approx(skips.device[:-1] + 1 / MOE.n_used)
+    assert reads.device[-1] == skips.device[-1] == 1
+    prompt = UNIFORM.computed(16, 64, decode=False, zeros=True)
+    assert prompt.device == 1 and prompt.host == pytest.approx(1 - 16 / MOE.n_expert)

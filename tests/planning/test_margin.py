@@ -18,7 +18,7 @@ from oallama.engine.load_settings import Settings
 from oallama.loading import budgets, start
 from oallama.loading.autoplan import Choices
 from oallama.planning import Workload, gpu_reserve, make_plans
-from oallama.planning.planner import PLANNERS
+from oallama.planning.planner import BY_TRACE, PLANNERS
 from oallama.planning.pool import PAGE
 from oallama.views.plan_table import render_unseen
 from support.made_profile import made_profile
@@ -73,7 +73,7 @@ def test_the_reserve_is_that_of_llama_cpp_and_more_on_large_cards() -> None:
 
 @pytest.mark.parametrize(
     "planner",
-    [name for name in PLANNERS if name not in ("cpu", "stock-cpu", "cpu-moe", "cpu-moe-last", "divided", "experts")],
+    [n for n in PLANNERS if n not in ("cpu", "stock-cpu", "cpu-moe", "cpu-moe-last", "divided", *BY_TRACE)],
 )
 def test_auto_leaves_the_reserve_free(planner: Any, free: int, model: Path, times: Profile, rpc: Any) -> None:
     device = rpc.devices[0]

@@ -264,7 +264,8 @@ def test_bad_requests():
 def test_every_planner_that_can_be_named_makes_plans():
     """Those that apply to a dense model or to a mixture of experts, on devices that compute at once, are all."""
     made = {"auto"}
-    for model, use in ((MODEL, None), (graph(Shape(n_expert=8)), ExpertUse.uniform(8, 2))):
+    uniform = ExpertUse.uniform(8, 2)
+    for model, use in ((MODEL, None), (graph(Shape(n_expert=8)), replace(uniform, slots=uniform.static))):
         machine = profile(model, concurrency=1.0)
         with pytest.raises(OallamaError, match="those that do: auto, ") as refused:
             plan(model, machine=machine, planner="cpu-moe" if model is MODEL else "cpu-ffn", expert_use=use)

@@ -13,8 +13,8 @@ Mode = Literal["resident", "host", "upload", "stream"]
 class Segment:
     """A part of a tensor in one buffer. `rows` is (first, end) of a divided tensor's rows (of the columns, where
     `is_divided_by_columns`), None for the whole tensor. `experts` are those that a tensor divided by experts has there,
-    rising; () for others. `slots`, of the accelerator's part of a tensor whose experts are cached there: how many experts
-    it can hold; `experts` are then those that it has at the beginning, at most so many. 0 for others.
+    rising; () for others. `slots`, of the accelerator's part of a tensor whose experts are cached there: how many
+    experts it can hold; `experts` are then those that it has at the beginning, at most so many. 0 for others.
 
     Modes: "resident" is computed on the device that holds it, "host" is computed on the CPU, "upload" lives on the CPU
     and is uploaded for large batches, "stream" lives on the CPU and is copied to the first accelerator ahead of its
@@ -124,6 +124,12 @@ class TensorPlacement:
     def mode(self) -> Mode:
         """Mode of the first segment."""
         return self.segments[0].mode
+
+    @property
+    def n_divided(self) -> int:
+        """Values, experts or slots of a divided tensor on its accelerator; 0 for a whole one."""
+        parts = self.segments[1:]
+        return max((s.rows[1] - s.rows[0] if s.rows else s.slots or len(s.experts) for s in parts), default=0)
 
     @property
     def stream_from(self) -> int:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ..data.entries import REALISATIONS, padded_rows
 from ..data.fusion import Chain, Fusion, chains
 from ..data.operators import OUTPUT, AttentionShape, Operator, OperatorGraph
-from ..data.plan import HOST, ContextSettings, PlacementPlan, TensorPlacement
+from ..data.plan import HOST, ContextSettings, PlacementPlan
 from ..data.profile import Profile
 from ..data.workload import Workload
 from .expert_use import ExpertUse
@@ -27,7 +27,7 @@ from .oato import Anchor, Edge
 from .others import other_seconds
 from .realisation import NONE, PLAIN, TWICE, Realisations
 from .reduced import ReducedEdge, reduced_edges
-from .stage import OFFLOAD_MIN_TOKENS, STREAMER, Homes, Ids, Ints, Mask, StageGraph
+from .stage import OFFLOAD_MIN_TOKENS, STREAMER, Homes, Ids, Ints, Mask, StageGraph, division_of
 
 Floats = NDArray[np.float64]
 # Backends whose fused attention computes the cache's padding too; others skip what the mask hides.
@@ -291,9 +291,9 @@ class CostModel:
             layers=np.array([self.ids[device] for device in plan.layers], dtype=np.int8),
             stream=np.array([tensors[name].stream_from for name in self.targets], dtype=np.intp),
             stream_caches=plan.stream_caches,
-            split=np.array([_divided(tensors[name]) for name in self.targets], dtype=np.intp),
+            split=np.array([tensors[name].n_divided for name in self.targets], dtype=np.intp),
             realisation=np.array([REALISATIONS.index(tensors[n].realisation) for n in self.targets], dtype=np.int8),
-            by_experts=any(s.experts for t in tensors.values() for s in t.segments),
+            division=division_of(tensors.values()),
         )
 
     def cache_s(self, shape: AttentionShape, depth: int, device: int = STREAMER, direction: str = "h2d") -> float:
@@ -392,8 +392,3 @@ class CostModel:
     def _per_target(self, stage: StageCosts, seconds: Floats) -> Floats:
         at = stage.graph.target >= 0
         return np.bincount(stage.graph.target[at], seconds[at], len(self.targets)).astype(np.float64)
-
-
-def _divided(tensor: TensorPlacement) -> int:
-    """Values or experts of a divided tensor on its accelerator; 0 for a whole one."""
-    return max((s.rows[1] - s.rows[0] if s.rows else len(s.experts) for s in tensor.segments[1:]), default=0)

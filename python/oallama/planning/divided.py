@@ -9,15 +9,16 @@ In `Homes` a divided group counts as resident on the accelerator, where its resu
     seconds = a + b - concurrency * min(a, b) + moving the input to the host and the host's result back
     a = fraction * seconds on the accelerator        b = (1 - fraction) * seconds on the host
 
-A mixture's feed-forward may be divided by experts instead: the accelerator has the most used ones. Then the fraction is
-what they compute, which differs from token to token: the mean of the seconds counts (expert_use.py).
+A mixture's feed-forward may be divided by experts instead: the accelerator has the most used ones, or those of its
+slots. Then the fraction is what they compute, which differs from token to token: the mean of the seconds counts
+(expert_use.py). Experts that enter slots are copied beside the computing: what takes longer than it does counts, and
+of the rest what the profile says that copies do not hide.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -26,14 +27,11 @@ from ..data.operators import OUTPUT, Operator
 from ..data.plan import is_divided_by_columns
 from .cost import CostModel, Floats, StageCosts
 from .expert_use import ExpertUse
-from .stage import STREAMER, Homes, Ints, Mask
+from .stage import STREAMER, Division, Homes, Ints, Mask
 
 # What the engine can compute on both sides between the first matrices of a feed-forward and its last.
 _BETWEEN = frozenset({"GLU", "UNARY", "SQR", "SCALE", "CLAMP", "ADD", "ADD_ID", "MUL", "DIV"})
 _OUTPUT_STEP = 32  # rows
-
-# How weights may be divided: not at all, by values alone, or those of a mixture by experts.
-Division = Literal["", "values", "experts"]
 
 
 @dataclass(frozen=True)
@@ -135,9 +133,9 @@ class _Whole:
 class DividedCosts:
     """What divided groups add to the seconds of a stage. of_target: group of each target that is in one."""
 
-    def __init__(self, costs: CostModel, by_experts: bool = False) -> None:
-        self.costs, self.by_experts = costs, by_experts
-        self.groups = groups(costs, by_experts)
+    def __init__(self, costs: CostModel, division: Division = "values") -> None:
+        self.costs, self.division = costs, division
+        self.groups = groups(costs, by_experts=division in ("experts", "slots"))
         self.of_target = {t: g for g, group in enumerate(self.groups) for t in group.targets}
         self._lead = np.array([group.targets[0] for group in self.groups], dtype=np.intp)
         self._width = np.array([group.width for group in self.groups], dtype=np.float64)
@@ -177,7 +175,9 @@ class DividedCosts:
         whole = self._whole(at)
         host, device = float(at.seconds[0, whole.ops[whole.group == group]].sum()), float(whole.device[group])
         share = host / (host + device) if host + device > 0 else 0.0
-        return self._use.fewest(share) / self.groups[group].width if self.groups[group].n_used else share
+        if not self.groups[group].n_used:
+            return share
+        return self._use.fewest(share, self._slots) / self.groups[group].width
 
     @property
     def concurrency(self) -> float:
@@ -188,9 +188,9 @@ class DividedCosts:
         switch = self.costs.switch
         return float(switch[STREAMER, 0] + switch[0, STREAMER])
 
-    def _longer(self, device: Floats, host: Floats | float, share: Floats) -> Floats:
+    def _longer(self, device: Floats, host: Floats | float, share: Floats, host_share: Floats | None = None) -> Floats:
         """Seconds that computing in two parts adds to `device`, the accelerator's for the whole."""
-        a, b = share * device, (1 - share) * host
+        a, b = share * device, (1 - share if host_share is None else host_share) * host
         hidden = self.concurrency * np.minimum(a, b)
         return np.asarray(a + b - hidden - device)
 
@@ -199,6 +199,10 @@ class DividedCosts:
         assert self.costs.expert_use is not None
         return self.costs.expert_use
 
+    @property
+    def _slots(self) -> bool:
+        return self.division == "slots"
+
     def _longer_by_experts(
         self, at: StageCosts, group: DividedGroup, device: float, host: float, share: Floats
     ) -> Floats:
@@ -206,9 +210,19 @@ class DividedCosts:
         decode = at.graph.tier == self.costs.decode_tier
         found = np.zeros(len(share))
         for i, k in enumerate(np.rint(share * group.width).astype(int).tolist()):
-            computed, likely = self._use.computed(k, at.n_tokens, decode)
-            found[i] = float(likely @ self._longer(np.array(device), host, computed))
+            of = self._use.computed(k, at.n_tokens, decode, self._slots, self._multiplies_zeros)
+            found[i] = float(of.likely @ self._longer(np.array(device), host, of.device, of.host))
+            if decode and (uploads := self._use.held(self._slots).uploads[k] * at.n_tokens):
+                copies = uploads * self.costs.link_s(STREAMER, "h2d", group.nbytes / group.width)
+                computing = device + found[i]
+                hidden = self.costs.overlap * min(copies, computing)
+                found[i] += copies - hidden
         return found
+
+    @property
+    def _multiplies_zeros(self) -> bool:
+        """Whether the accelerator multiplies with the expert of zeros: our kernels behind RPC alone skip it."""
+        return not self.costs.profile.device(self.costs.names[STREAMER]).backend.startswith("RPC")
 
     def _moved(self, whole: _Whole, share: Floats, group: int | slice = slice(None)) -> Floats:
         """Seconds of the copies: of the output matrix the host's rows alone come back."""

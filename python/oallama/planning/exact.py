@@ -16,12 +16,12 @@ from ..data.workload import Workload
 from ..solving.layered import Infeasible
 from ..solving.solve import lower_bound, solve
 from .cost import CostModel
-from .divided import Division, shares_of, topped_up
+from .divided import shares_of, topped_up
 from .fitting import Fitted, Proposal, fit
 from .layered_model import LayeredModel
 from .plan_builder import HIDES, PlanBuilder
 from .space import Space, too_small
-from .stage import Homes, Mask
+from .stage import Division, Homes, Mask
 from .streams import not_too_early, stream_pays, with_streams
 from .uncertainty import extrapolation_doubt
 

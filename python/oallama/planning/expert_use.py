@@ -1,12 +1,13 @@
 """How often experts are used that a device has: by a routing trace, or each as likely as the others.
 
 Static experts: a device has the k experts of a layer that were used most. What they hit is judged on tokens that they
-were not chosen by (data/expert_hits.py). Numbers are means of the layers, where nothing else is said.
+were not chosen by (data/expert_hits.py). Slots: it has k experts that change, as a simulation of the engine says.
+Numbers are means of the layers, where nothing else is said.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import comb
 
@@ -17,7 +18,52 @@ from ..data.expert_hits import POLICIES, counts
 from ..data.routing import NONE, STAGES, RoutingTrace
 
 Floats = NDArray[np.float64]
+STATIC = POLICIES.index("static")
 _JUDGED = 2048  # tokens are enough for how many of one token's choices hit
+_SIMULATED = 1024  # tokens, the second half of which counts
+_GRID = (1 / 32, 1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8)  # shares of experts in slots
+
+
+@dataclass(frozen=True)
+class SlotRun:
+    """What slots did with a trace's tokens: as `Held.together` and `Held.uploads`, of each layer."""
+
+    together: Floats
+    uploads: Floats
+
+
+# ids [layers, tokens, used], experts, slots; the first half of the tokens fills the slots, the second half counts.
+SimulateSlots = Callable[[NDArray[np.uint16], int, int], SlotRun]
+
+
+@dataclass(frozen=True)
+class Held:
+    """What k experts of a layer compute that an accelerator has, k = 0 and up.
+
+    Attributes:
+        hits: by stage ("prefill", "decode"), [experts + 1]: the share of uses that hit.
+        together: [experts + 1, used + 1]: how often so many of a generated token's choices hit at once.
+        uploads: [experts + 1]: experts that are uploaded per generated token and layer.
+        by_layer: as `hits`, of single layers that a trace has.
+    """
+
+    hits: Mapping[str, Floats]
+    together: Floats
+    uploads: Floats
+    by_layer: Mapping[int, Mapping[str, Floats]] = field(default_factory=dict)
+
+    def share(self, layer: int, k: int, stage: str) -> float:
+        """Of one layer's uses in a stage; without a trace, of all layers'."""
+        return min(1.0, float(self.by_layer.get(layer, self.hits)[stage][k]))
+
+
+@dataclass(frozen=True)
+class Computed:
+    """Shares of a pass's uses that take time on the accelerator and on the host, and how likely each pair is."""
+
+    device: Floats
+    host: Floats
+    likely: Floats
 
 
 @dataclass(frozen=True)
@@ -25,17 +71,13 @@ class ExpertUse:
     """A mixture's experts by use.
 
     Attributes:
-        hits: by stage ("prefill", "decode"), [experts + 1]: the share of uses that the k most used hit, k = 0 and up.
-        together: [experts + 1, used + 1]: how often so many of a generated token's choices hit at once.
+        static: what the k most used experts compute. slots: what k slots do whose experts change; None: unknown.
         order: by layer, all experts, the most used first; layers that are missing have them by number.
-        by_layer: as `hits`, of single layers that a trace has. slots_by_layer: the same for k slots that LFRU fills.
     """
 
-    hits: Mapping[str, Floats]
-    together: Floats
+    static: Held
+    slots: Held | None = None
     order: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    by_layer: Mapping[int, Mapping[str, Floats]] = field(default_factory=dict)
-    slots_by_layer: Mapping[int, Mapping[str, Floats]] = field(default_factory=dict)
 
     @classmethod
     def uniform(cls, n_experts: int, n_used: int) -> ExpertUse:
@@ -46,62 +88,102 @@ class ExpertUse:
             [comb(k, hit) * comb(n_experts - k, n_used - hit) / all_choices for hit in range(n_used + 1)]
             for k in range(n_experts + 1)
         ]
-        return cls(dict.fromkeys(STAGES, share), np.array(together))
+        return cls(Held(dict.fromkeys(STAGES, share), np.array(together), np.zeros(n_experts + 1)))
 
     @classmethod
-    def of_trace(cls, trace: RoutingTrace) -> ExpertUse:
-        """What the trace shows. Both stages count alike in the order of experts."""
+    def of_trace(cls, trace: RoutingTrace, simulate: SimulateSlots | None = None) -> ExpertUse:
+        """What the trace shows. Both stages count alike in the order of experts. simulate: what slots would do."""
         n_experts, stages = trace.n_experts, trace.stages
-        curves = _curves(trace, "static")
-        static = {name: curve.mean(axis=0) for name, curve in curves.items()}
+        curves = {
+            name: np.insert(stage.hits[STATIC].astype(np.float64), 0, 0.0, axis=1) for name, stage in stages.items()
+        }
         shares = sum(_shares(stage.ids, n_experts) for stage in stages.values())
         order = np.argsort(-shares, axis=1, kind="stable")
         by_layer = {layer: tuple(row) for layer, row in zip(trace.layers, order.tolist(), strict=True)}
-        of_layers, of_slots = (
-            {layer: {name: curve[i] for name, curve in found.items()} for i, layer in enumerate(trace.layers)}
-            for found in (curves, _curves(trace, "lfru"))
-        )
-        return cls(static, _together(stages["decode"].ids[:, :_JUDGED], n_experts), by_layer, of_layers, of_slots)
+        together = _together(stages["decode"].ids[:, :_JUDGED], n_experts)
+        static = _held(curves, together, np.zeros(n_experts + 1), trace.layers)
+        return cls(static, simulate and _of_slots(trace, simulate), by_layer)
+
+    @property
+    def from_trace(self) -> bool:
+        return bool(self.order)
 
     @property
     def n_used(self) -> int:
         """Experts that a token chooses."""
-        return self.together.shape[1] - 1
+        return self.static.together.shape[1] - 1
 
     @property
     def n_experts(self) -> int:
-        return self.together.shape[0] - 1
+        return self.static.together.shape[0] - 1
+
+    def held(self, slots: bool) -> Held:
+        """What experts compute that are in slots, or are always there."""
+        if not slots:
+            return self.static
+        assert self.slots is not None
+        return self.slots
 
     def most_used(self, layer: int, k: int) -> tuple[int, ...]:
         """The k most used experts of a layer, rising."""
         return tuple(sorted(self.order.get(layer, range(self.n_experts))[:k]))
 
-    def share(self, layer: int, k: int, stage: str, slots: bool = False) -> float:
-        """Of one layer's uses in a stage: what its k most used experts hit, or k slots. Without a trace, the mean."""
-        curves = self.slots_by_layer if slots else self.by_layer
-        return min(1.0, float(curves.get(layer, self.hits)[stage][k]))
+    def computed(self, k: int, n_tokens: int, decode: bool, slots: bool = False, zeros: bool = False) -> Computed:
+        """What k experts on the accelerator compute of a pass.
 
-    def computed(self, k: int, n_tokens: int, decode: bool) -> tuple[Floats, Floats]:
-        """Shares of a pass's uses that k experts may compute, and how likely each is.
-
-        For one generated token by how many of its choices hit; for more tokens the mean alone.
+        For one generated token by how many of its choices hit; for more tokens the mean alone. zeros: the accelerator
+        multiplies with the expert of zeros for choices of the host. It reads that once for one token; a prompt's
+        tokens are all multiplied.
         """
+        held = self.held(slots)
         if decode and n_tokens == 1:
-            return np.arange(self.n_used + 1) / self.n_used, self.together[k]
-        return np.array([self.hits["decode" if decode else "prefill"][k]]), np.ones(1)
+            hits = np.arange(self.n_used + 1)
+            there = hits + (hits < self.n_used) if zeros else hits
+            return Computed(there / self.n_used, 1 - hits / self.n_used, held.together[k])
+        share = np.array([held.hits["decode" if decode else "prefill"][k]])
+        return Computed(np.ones(1) if zeros else share, 1 - share, np.ones(1))
 
-    def fewest(self, share: float) -> int:
+    def fewest(self, share: float, slots: bool = False) -> int:
         """The fewest experts that hit this share of a generated token's uses; all but one at most, one at least."""
-        k = int(np.searchsorted(self.hits["decode"], share))
+        k = int(np.searchsorted(self.held(slots).hits["decode"], share))
         return min(max(k, 1), self.n_experts - 1)
 
 
-def _curves(trace: RoutingTrace, policy: str) -> dict[str, Floats]:
-    """By stage, [layers, experts + 1]: what k = 0, 1, .. hit."""
-    number = POLICIES.index(policy)
-    return {
-        name: np.insert(stage.hits[number].astype(np.float64), 0, 0.0, axis=1) for name, stage in trace.stages.items()
-    }
+def _held(curves: Mapping[str, Floats], together: Floats, uploads: Floats, layers: Sequence[int]) -> Held:
+    """curves: by stage, [layers, experts + 1]."""
+    by_layer = {layer: {name: curve[i] for name, curve in curves.items()} for i, layer in enumerate(layers)}
+    return Held({name: curve.mean(axis=0) for name, curve in curves.items()}, together, uploads, by_layer)
+
+
+def _of_slots(trace: RoutingTrace, simulate: SimulateSlots) -> Held:
+    """By simulations of some numbers of slots, with what lies between them in proportion.
+
+    What slots have after generating says nothing of a prompt: there k of n experts hit as k to n.
+    """
+    n_experts, ids = trace.n_experts, trace.stages["decode"].ids[:, :_SIMULATED]
+    grid = sorted({max(1, min(n_experts - 1, round(n_experts * share))) for share in _GRID})
+    runs = [simulate(ids, n_experts, k) for k in grid]
+    ends = [0, *grid, n_experts]
+    n_used = ids.shape[2]
+    hits = np.arange(n_used + 1) / n_used
+    nothing, everything = np.eye(n_used + 1)[[0, n_used]][:, None]
+    rows = [np.broadcast_to(nothing, runs[0].together.shape), *(run.together for run in runs)]
+    known = np.array([*rows, np.broadcast_to(everything, rows[0].shape)])  # [ends, layers, used + 1]
+    every = np.arange(n_experts + 1)
+    together = _between(every, ends, known.mean(axis=1))
+    decode = _between(every, ends, known @ hits).T
+    uploads = _between(every, ends, np.array([0.0, *(run.uploads.mean() for run in runs), 0.0]))
+    chance = np.broadcast_to(every / n_experts, decode.shape)
+    return _held({"prefill": chance, "decode": decode}, together, uploads, trace.layers)
+
+
+def _between(at: NDArray[np.int_], ends: Sequence[int], known: Floats) -> Floats:
+    """`known` [ends, ..] at positions between the ends."""
+    above = np.clip(np.searchsorted(ends, at), 1, len(ends) - 1)
+    low, high = np.array(ends)[above - 1], np.array(ends)[above]
+    part = ((at - low) / (high - low)).reshape(-1, *([1] * (known.ndim - 1)))
+    found: Floats = known[above - 1] * (1 - part) + known[above] * part
+    return found
 
 
 def _shares(ids: NDArray[np.uint16], n_experts: int) -> Floats:

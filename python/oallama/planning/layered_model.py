@@ -24,9 +24,9 @@ from ..data.workload import Workload
 from ..solving.layered import Instance, LayerClass
 from .block import Block
 from .cost import CostModel, Floats
-from .divided import DividedCosts, Division, bytes_of
+from .divided import DividedCosts, bytes_of
 from .layers import Layer, NotLayered, Step, cuts_of, layers_of, steps_of
-from .stage import OFFLOAD_MIN_TOKENS, STREAMER, Homes, Ids, Ints, Mask, spread
+from .stage import OFFLOAD_MIN_TOKENS, STREAMER, Division, Homes, Ids, Ints, Mask, spread
 
 # More ways than this per layer take too long to price: targets that read the same input then share a home.
 MOST_WAYS = 3000
@@ -67,7 +67,7 @@ class LayeredModel:
         divides: Division = "",
     ) -> None:
         self.costs, self.upload, self.kv_bytes, self.price = costs, upload, kv_bytes, price
-        self.divided, self._divides = DividedCosts(costs, divides == "experts"), bool(divides)
+        self.divided, self._divides = DividedCosts(costs, divides or "values"), bool(divides)
         # What is moved in prefill lies on the host for the sake of decode.
         nothing, always = np.zeros(len(upload), dtype=bool), upload.astype(np.intp)
         realised = costs.realised_as(nothing, always) if price is not None else costs.realised_as(upload, None)
@@ -112,10 +112,10 @@ class LayeredModel:
         moved = self.upload & (targets == 0)
         nothing, parts = np.zeros(len(small), dtype=bool), split if split.any() else None
         if self.price is None:
-            return Homes(targets, moved, small, nothing, caches, split=parts, by_experts=self.divided.by_experts)
+            return Homes(targets, moved, small, nothing, caches, split=parts, division=self.divided.division)
         stream = np.where(moved, self.moved_from, 0).astype(np.intp)
         still = np.zeros_like(moved)
-        return Homes(targets, still, small, nothing, caches, stream, split=parts, by_experts=self.divided.by_experts)
+        return Homes(targets, still, small, nothing, caches, stream, split=parts, division=self.divided.division)
 
     # ---- classes --------------------------------------------------------------------------------------------------
 

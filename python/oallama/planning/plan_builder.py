@@ -129,8 +129,7 @@ class PlanBuilder:
             if experts := self._experts_there(t.name, homes):
                 if i is None:
                     placed = TensorPlacement.whole(t.type, t.nbytes, HOST, "host")
-                assert costs.expert_use is not None
-                placed = TensorPlacement.by_experts(placed, costs.names[STREAMER], experts, costs.expert_use.n_experts)
+                placed = self._by_experts(placed, homes, experts)
             elif i is not None and homes.split is not None and (count := int(homes.split[i])):
                 width = t.ne[0] if is_divided_by_columns(t.name) else t.ne[1]
                 placed = TensorPlacement.divided(placed, costs.names[STREAMER], count, width)
@@ -138,10 +137,17 @@ class PlanBuilder:
         plan = self._plan(tensors, tuple(costs.names[home] for home in homes.layers))
         return replace(plan, stream_caches=homes.stream_caches, offline_arenas=self.offline_arenas)
 
+    def _by_experts(self, host: TensorPlacement, homes: Homes, experts: tuple[int, ...]) -> TensorPlacement:
+        use, device = self.costs.expert_use, self.costs.names[STREAMER]
+        assert use is not None
+        if homes.division == "slots":
+            return TensorPlacement.by_slots(host, device, len(experts), use.n_experts, experts)
+        return TensorPlacement.by_experts(host, device, experts, use.n_experts)
+
     def _experts_there(self, name: str, homes: Homes) -> tuple[int, ...]:
         """Experts of a weight, or of the biases beside it, that also live on the first accelerator."""
         found = _OF_EXPERTS.match(name)
-        if not homes.by_experts or homes.split is None or not found:
+        if homes.division == "values" or homes.split is None or not found:
             return ()
         use, target = self.costs.expert_use, self._target.get(f"{found[1]}.weight")
         count = 0 if target is None else int(homes.split[target])
@@ -291,13 +297,16 @@ class PlanBuilder:
     def _expert_notes(self, homes: Homes) -> list[str]:
         """What the experts on the accelerator are expected to compute."""
         use = self.costs.expert_use
-        if use is None or homes.split is None or not homes.by_experts:
+        if use is None or homes.split is None or homes.division == "values":
             return []
         mixture = [self._target[name] for name in self._target if _OF_EXPERTS.match(name)]
         counts = sorted({int(homes.split[t]) for t in mixture} - {0})
+        slots = homes.division == "slots"
+        held, what = use.held(slots), f"slots for {use.n_experts}" if slots else f"of {use.n_experts}"
         hits = "; ".join(
-            f"{k} of {use.n_experts} experts compute {use.hits['decode'][k]:.0%} of a generated token's uses, "
-            f"{use.hits['prefill'][k]:.0%} of a prompt's"
+            f"{k} {what} experts compute {held.hits['decode'][k]:.0%} of a generated token's uses, "
+            f"{held.hits['prefill'][k]:.0%} of a prompt's"
+            + (f", and {held.uploads[k]:.2g} experts are uploaded per token and layer" if slots else "")
             for k in counts[:3]
         )
         return [f"expected on {self.costs.names[STREAMER]}: {hits}"] if counts else []

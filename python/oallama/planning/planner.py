@@ -37,6 +37,7 @@ PlannerName = Literal[
     "exact",
     "divided",
     "experts",
+    "slots",
     "oato",
     "layers",
     "fewer-layers",
@@ -55,9 +56,11 @@ DEFAULT_WORKLOAD = Workload()
 PLANNERS: tuple[str, ...] = get_args(PlannerName)
 # Below this concurrency divided weights are computed one side after the other.
 BESIDE = 0.05
+# By "auto" where routing was traced: without a trace every expert is as likely, and "divided" does as well.
+BY_TRACE = ("experts", "slots")
 # Candidates that may stream or divide weights, or are what others are measured against at first use.
-ALWAYS = ("exact", "divided", "layers", "cpu", "stock-cpu")
-ON_REQUEST = ("experts", "all", "stream-all", "minimal", "cpu-moe-last", "cpu-ffn-last")
+ALWAYS = ("exact", "divided", *BY_TRACE, "layers", "cpu", "stock-cpu")
+ON_REQUEST = ("all", "stream-all", "minimal", "cpu-ffn-last")
 # llama.cpp's CPU alone: with its own kernels "cpu" is the same, so it is made where that may have others.
 STOCK_CPU = "stock-cpu"
 
@@ -85,12 +88,13 @@ def make_plans(space: Space, planner: PlannerName = "auto") -> Candidates:
     weights that accelerator and host compute at once (where the profile says that they can); "oato", Algorithm 1
     (paper=True: literally as published); "layers", stock `-ngl` with the most layers the budget admits;
     "fewer-layers", the `-ngl` up to that which is predicted to be fastest; "fit", llama.cpp's own --fit; "cpu-moe"
-    and "cpu-ffn", the fewest layers of --n-cpu-moe / --n-cpu-ffn that fit; "cpu", no device; "stock-cpu", no device
-    and llama.cpp's own kernels (by "auto" where "cpu" may have ours). Never chosen by "auto": "experts", as
-    "divided", a mixture's feed-forwards by experts; "all", everything but the embedding on the device;
+    and "cpu-ffn", the fewest layers of --n-cpu-moe / --n-cpu-ffn that fit; "cpu-moe-last", the last layers in place of
+    the first; "experts", as "divided", a mixture's feed-forwards by the most used experts, and "slots", by experts that
+    come and go (by "auto" with a routing trace); "cpu", no device; "stock-cpu", no device and llama.cpp's own kernels
+    (by "auto" where "cpu" may have ours). Never chosen by "auto": "all", everything but the embedding on the device;
     "stream-all", the most layers that fit resident, all other weights streamed for every token (FlexGen's
     strategy); "minimal", all weights and KV caches on the host, streamed for every token through two slots;
-    "cpu-moe-last" and "cpu-ffn-last", those of the last layers in place of the first.
+    "cpu-ffn-last", the last layers in place of the first.
 
     Raises:
         BudgetTooSmall: when no plan that uses the accelerator fits; says the minimum.
@@ -108,7 +112,12 @@ def make_plans(space: Space, planner: PlannerName = "auto") -> Candidates:
         raise OallamaError(f"fraction must be above 0 and at most 1, got {space.fraction}")
     names: list[str] = [planner]
     if planner == "auto":
-        names = [name for name in makers if name not in ON_REQUEST and (name != STOCK_CPU or space.own_kernels)]
+        left_out = set(ON_REQUEST)
+        if not (space.expert_use and space.expert_use.from_trace):
+            left_out.update(BY_TRACE)
+        if not space.own_kernels:
+            left_out.add(STOCK_CPU)
+        names = [name for name in makers if name not in left_out]
     if not space.accelerators:
         names = [name for name in names if name in ("cpu", STOCK_CPU)] or ["cpu"]
     plans: dict[str, PlacementPlan] = {}
@@ -152,6 +161,8 @@ def _makers(space: Space) -> dict[str, Callable[[], PlacementPlan]]:
         if _computes_beside(space):
             if space.expert_use is not None:
                 makers["experts"] = lambda: _finish(space, "experts", exact(space, divides="experts"))
+                if space.expert_use.slots is not None:
+                    makers["slots"] = lambda: _finish(space, "slots", exact(space, divides="slots"))
             makers["divided"] = lambda: _finish(space, "divided", exact(space, divides="values"))
     if space.fit is not None:
         makers["fit"] = lambda: _fit(space)

@@ -12,7 +12,7 @@ from ..data.workload import Workload
 from .block import Block, Floats, StageSeconds, Still
 from .cost import CostModel
 from .divided import DividedCosts, Extra
-from .stage import Homes, Ids, Mask
+from .stage import Division, Homes, Ids, Mask
 
 # Placements that are predicted at once; their arrays are a row each.
 _ROWS = 32
@@ -51,7 +51,7 @@ class Predictor:
     def __init__(self, costs: CostModel) -> None:
         self.costs = costs
         self._blocks: dict[tuple[int, bool, bool], Block] = {}
-        self._divided: dict[bool, DividedCosts] = {}
+        self._divided: dict[Division, DividedCosts] = {}
         # Of the placements that were asked for last: what does not depend on the depth.
         self._last: tuple[Homes, ...] = ()
         self._stages: dict[tuple[int, bool, bool], _Stage] = {}
@@ -63,10 +63,10 @@ class Predictor:
         """
         return self._of((homes,), n_tokens, logits, decode).at(self.costs, depth)
 
-    def _tables(self, by_experts: bool) -> DividedCosts:
-        if by_experts not in self._divided:
-            self._divided[by_experts] = DividedCosts(self.costs, by_experts)
-        return self._divided[by_experts]
+    def _tables(self, division: Division) -> DividedCosts:
+        if division not in self._divided:
+            self._divided[division] = DividedCosts(self.costs, division)
+        return self._divided[division]
 
     def _of(self, placements: tuple[Homes, ...], n_tokens: int, logits: bool, decode: bool) -> _Stage:
         if len(placements) != len(self._last) or any(a is not b for a, b in zip(placements, self._last, strict=True)):
@@ -95,7 +95,7 @@ class Predictor:
         copies = any(homes.stream_caches for homes in placements)
         caches = np.array([(homes.layers == 0) & homes.stream_caches for homes in placements]) if copies else None
         extra = [
-            self._tables(homes.by_experts).of(homes, at, row) if row.any() else Extra(0.0, 0.0, 0.0)
+            self._tables(homes.division).of(homes, at, row) if row.any() else Extra(0.0, 0.0, 0.0)
             for homes, row in zip(placements, divided, strict=True)
         ]
         return _Stage(block, ids, still, caches, extra if divided.any() else None)

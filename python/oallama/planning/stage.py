@@ -8,14 +8,16 @@ the host, 1.. the accelerators in the order of the plan.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..data.operators import OUTPUT, Operator, OperatorGraph, attention_chains
+from ..data.tensor_placement import TensorPlacement
 
 # Upstream uploads host weights from this batch size on (op_offload_min_batch_size of ggml-cuda and ggml-vulkan).
 OFFLOAD_MIN_TOKENS = 32
@@ -29,6 +31,8 @@ _CACHE_LAYER = re.compile(r"_l(\d+)\b")
 
 Ids = NDArray[np.int8]
 Mask = NDArray[np.bool_]
+# How weights may be divided: not at all, by values alone, or those of a mixture by experts, which stay or come and go.
+Division = Literal["", "values", "experts", "slots"]
 Ints = NDArray[np.intp]
 
 
@@ -39,9 +43,9 @@ class Homes:
     `upload` and `small_upload` mark host weights that may be uploaded for large batches. stream: per target, tokens
     from which it is streamed when it lives on the host, 0 for never; None: none is. stream_caches: attention over
     caches on the host runs on the first accelerator. split: per target that lives on the host, values (rows or columns,
-    divided.py) that also live on the first accelerator, 0 for none; None: none has any. by_experts: of a mixture's
-    matrices these are experts. realisation: per target, its
-    position in REALISATIONS, should it live on the host; None: as the cost model chose.
+    divided.py) that also live on the first accelerator, 0 for none; None: none has any. division: what they are, where
+    the target is a mixture's. realisation: per target, its position in REALISATIONS, should it live on the host; None:
+    as the cost model chose.
     """
 
     targets: Ids
@@ -53,7 +57,7 @@ class Homes:
     stream_caches: bool = False
     split: Ints | None = None
     realisation: Ids | None = None
-    by_experts: bool = False
+    division: Division = "values"
 
     def divided(self, targets: Ints, tokens: Ints | int, uploader: int) -> Mask:
         """Which of these targets (positions) are computed in two parts at so many tokens: those that do not move."""
@@ -153,6 +157,12 @@ class StageGraph:
     def assign(self, homes: Homes, tokens: Ints, uploader: int = 1) -> Ids:
         """Device id of every operator, by the scheduler's rules."""
         return spread(self.pins(homes, tokens, uploader), self.before, self.after)
+
+
+def division_of(tensors: Iterable[TensorPlacement]) -> Division:
+    """How a plan divides a mixture's weights."""
+    parts = [s for t in tensors for s in t.segments[1:]]
+    return "slots" if any(s.slots for s in parts) else "experts" if any(s.experts for s in parts) else "values"
 
 
 def spread(pins: Ids, before: Ints, after: Ints) -> Ids:

@@ -1,4 +1,4 @@
-"""Plans of a made mixture on a made machine, by made routing."""
+"""Mixtures for tests of plans: made-up graphs, traces of skewed routing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from oallama.data.plan import PlacementPlan
 from oallama.data.routing import Routers, RoutingTrace, StageRouting
-from oallama.planning import Workload, make_plans
+from oallama.planning import Candidates, Workload, make_plans
 from oallama.planning.expert_use import ExpertUse
 from support.synthetic import Shape, Speed, graph, profile, space
 
@@ -17,8 +17,12 @@ MACHINE = profile(MODEL, cpu=Speed(5e10, 1e12), concurrency=1.0)
 UNIFORM = ExpertUse.uniform(MOE.n_expert, MOE.n_used)
 
 
+def candidates(use: ExpertUse = UNIFORM, budget: str = "40%", planner: str = "auto", machine=MACHINE) -> Candidates:
+    return make_plans(space(MODEL, budget, machine=machine, workload=WORK, expert_use=use), planner)
+
+
 def plan(budget: str, planner: str, use: ExpertUse = UNIFORM) -> PlacementPlan:
-    return make_plans(space(MODEL, budget, machine=MACHINE, workload=WORK, expert_use=use), planner).best
+    return candidates(use, budget, planner).best
 
 
 def trace(ids: np.ndarray, n_experts: int) -> RoutingTrace:
