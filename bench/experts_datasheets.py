@@ -65,6 +65,8 @@ PLANNERS = {
     "cpu-moe-last": "last N",
     "exact": "whole tensors",
     "experts": "static experts",
+    "slots": "slots",
+    "auto": "chosen",
 }
 
 
