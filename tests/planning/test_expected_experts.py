@@ -102,6 +102,18 @@ def test_94_layers_are_readable_in_80_columns_without_colours_and_in_ascii() -> 
     assert drawn == "".join("#" if k == N else "." if k == 0 else str(min(max(round(k / 12.8), 1), 9)) for k in held)
 
 
+@pytest.mark.parametrize(("held", "drawn"), [(0, "·"), (32, "2")])
+def test_matrices_that_the_host_moves_differently_are_one_layer(held: int, drawn: str) -> None:
+    made = placed([held])
+    name = "blk.0.ffn_down_exps.weight"
+    host, *there = made.tensors[name].segments
+    moved = replace(made.tensors[name], segments=(replace(host, mode="stream", stream_from=8), *there))
+    made = replace(made, tensors={**made.tensors, name: moved})
+    assert row(made)[1] == f"   0 {drawn}"
+    every = {n: replace(t, segments=(replace(t.segments[0], mode="upload"),)) for n, t in made.tensors.items()}
+    assert row(replace(made, tensors=every))[1] == "   0 ^"
+
+
 def test_a_dense_model_has_no_such_row() -> None:
     assert render_experts(make(), UNICODE) == [] and layer_experts(make()) == ()
     assert "experts" not in shown(render_plan(make()))

@@ -6,10 +6,11 @@ A *use* is one expert that a router chose for one token. It hits if an accelerat
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from .operators import kind_of, layer_of
+from .plan_export import HOST
 
 if TYPE_CHECKING:
     from .plan import PlacementPlan
@@ -23,8 +24,8 @@ Routing = Literal["trace", "uniform"]
 class LayerExperts:
     """Where one layer's experts are.
 
-    home: the device of all of them, "upload" or "stream" for a host that moves them, or MIXED. device: an accelerator
-    that has `held` of the `total` beside that home, "" for none. slots: whether they change while the model runs.
+    home: the device of all of them, "upload" or "stream" for a host that moves all matrices so, or MIXED. device: an
+    accelerator that has `held` of the `total` beside that home, "" for none. slots: whether they change while the model runs.
     """
 
     layer: int
@@ -42,9 +43,15 @@ def layer_experts(plan: PlacementPlan) -> tuple[LayerExperts, ...]:
         layer = layer_of(name)
         if layer is not None and kind_of(name).endswith("_exps"):
             found.setdefault(layer, set()).add(_of(layer, tensor))
-    return tuple(
-        places.pop() if len(places) == 1 else LayerExperts(layer, MIXED) for layer, places in sorted(found.items())
-    )
+    return tuple(_together(layer, places) for layer, places in sorted(found.items()))
+
+
+def _together(layer: int, places: set[LayerExperts]) -> LayerExperts:
+    """Of all matrices. The host may move some for large batches and others not."""
+    homes = {place.home for place in places}
+    if len(places) > 1 and homes <= {HOST, "upload", "stream"}:
+        places = {replace(place, home=HOST) for place in places}
+    return places.pop() if len(places) == 1 else LayerExperts(layer, MIXED)
 
 
 def _of(layer: int, tensor: TensorPlacement) -> LayerExperts:
