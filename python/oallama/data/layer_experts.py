@@ -25,7 +25,8 @@ class LayerExperts:
     """Where one layer's experts are.
 
     home: the device of all of them, "upload" or "stream" for a host that moves all matrices so, or MIXED. device: an
-    accelerator that has `held` of the `total` beside that home, "" for none. slots: whether they change while the model runs.
+    accelerator that has `held` of the `total` beside that home, "" for none. slots: whether they change while the model
+    runs.
     """
 
     layer: int

@@ -68,9 +68,9 @@ def render_hits(hits: ExpertHits) -> list[Table | Text]:
         for count in hits.counts
     ]
     title = "experts' uses that hit, and the plan's, layer by layer"
-    parts = [Text(hits.describe()), _beside(title, ("layer", "hit", "plan", "uploads"), cells)]
+    shown = _beside(title, ("layer", "hit", "plan", "uploads"), cells)
     fewer = hits.fewer()
-    return [*parts, *([Text(fewer)] if fewer else [])]
+    return [Text(hits.describe()), shown, *([Text(fewer)] if fewer else [])]
 
 
 def _symbol(place: LayerExperts | None, plan: PlacementPlan, symbols: Symbols) -> Text:
