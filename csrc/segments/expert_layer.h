@@ -38,11 +38,13 @@ inline int oa_experts_axis(const ggml_tensor * weight) {
 
 class oa_expert_layer {
   public:
-    oa_expert_layer(int number, int64_t n_experts) : number(number), n_experts(n_experts) {}
+    oa_expert_layer(int number, int64_t n_experts, ggml_backend_dev_t device) :
+        number(number), n_experts(n_experts), device(device) {}
 
     const int                       number; // of the model's
     const int64_t                   n_experts;
-    std::unique_ptr<oa_layer_slots> slots; // null: its experts are the same all the time
+    const ggml_backend_dev_t        device; // that has some of them
+    std::unique_ptr<oa_layer_slots> slots;  // null: its experts are the same all the time
 
     // Of batches of up to oa_decode_tokens tokens, since the model was loaded.
     std::atomic<int64_t> uses{ 0 }, hits{ 0 }, uploads{ 0 }, uploaded_nbytes{ 0 };

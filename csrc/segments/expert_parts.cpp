@@ -212,7 +212,7 @@ void oa_expert_parts_add(ggml_tensor * weight, const oa_segment & segment, const
     ggml_context *    here_ctx  = context(here, nullptr, op);
     oa_segment_part_set(weight, 0, oa_create_part(*weight, there, ggml_backend_dev_name(segment.device), there_ctx));
     oa_segment_part_set(weight, 1, here_ctx ? oa_create_part(*weight, here, "host", here_ctx) : nullptr);
-    oa_expert_layer & layer = t_model.lock()->layer(number, all);
+    oa_expert_layer & layer = t_model.lock()->layer(number, all, segment.device);
     if (part.slots) {
         add_slots(weight, segment, layer, context);
     } else {

@@ -1,5 +1,6 @@
 #include "model_experts.h"
 
+#include "expert_totals.h"
 #include "weight_stream.h"
 
 #include <algorithm>
@@ -29,7 +30,7 @@ oa_model_experts::~oa_model_experts() {
     }
 }
 
-oa_expert_layer & oa_model_experts::layer(int number, int64_t n_experts) {
+oa_expert_layer & oa_model_experts::layer(int number, int64_t n_experts, ggml_backend_dev_t device) {
     const auto it =
         std::find_if(layers_.begin(), layers_.end(), [&](const auto & layer) { return layer.number == number; });
     if (it != layers_.end()) {
@@ -37,7 +38,7 @@ oa_expert_layer & oa_model_experts::layer(int number, int64_t n_experts) {
     }
     const std::lock_guard<std::mutex> lock(g_mutex);
     g_models[model_] = this;
-    return layers_.emplace_back(number, n_experts);
+    return layers_.emplace_back(number, n_experts, device);
 }
 
 void oa_model_experts::start() {
@@ -76,6 +77,27 @@ std::vector<oa_expert_counts> oa_expert_counts_of(const llama_model * model) {
         }
     }
     return counts;
+}
+
+std::vector<oa_expert_totals> oa_expert_totals_by_device() {
+    std::map<std::string, oa_expert_totals> totals;
+    const std::lock_guard<std::mutex>       lock(g_mutex);
+    for (const auto & [model, experts] : g_models) {
+        for (const oa_expert_layer & layer : experts->layers()) {
+            const char * const device    = ggml_backend_dev_name(layer.device);
+            oa_expert_totals & of_device = totals[device];
+            of_device.device             = device;
+            of_device.uses += layer.uses;
+            of_device.hits += layer.hits;
+            of_device.uploads += layer.uploads;
+            of_device.uploaded_nbytes += layer.uploaded_nbytes;
+        }
+    }
+    std::vector<oa_expert_totals> found;
+    for (const auto & [device, of_device] : totals) {
+        found.push_back(of_device);
+    }
+    return found;
 }
 
 void oa_set_slots_seam(int delay_us, int fails_in, bool unordered, bool at_random) {

@@ -23,7 +23,7 @@ class oa_model_experts {
     oa_model_experts & operator=(const oa_model_experts &) = delete;
 
     // The layer of this number, of which there is one.
-    oa_expert_layer & layer(int number, int64_t n_experts);
+    oa_expert_layer & layer(int number, int64_t n_experts, ggml_backend_dev_t device);
 
     // Tables [1, experts, layers] of the layers with slots, by device.
     ggml_tensor *& table(ggml_backend_dev_t device) { return tables_[device]; }

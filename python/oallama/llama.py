@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from oallama.base.printing import say
@@ -28,6 +29,7 @@ from oallama.errors import OallamaError
 from oallama.loading import given_plan, start
 from oallama.loading.autoplan import Choices, PathOrText, Progress, announce_once
 from oallama.loading.budgets import refuse_margin
+from oallama.loading.expert_hits import HitsWatch
 from oallama.loading.placement import Placement, placement_of
 from oallama.loading.recording import RunRecorder
 from oallama.loading.trial import Trial
@@ -94,6 +96,7 @@ class Llama(PlacedLlama):
         self._stack = ExitStack()  # upstream's; close() needs it when planning fails
         self._left_mapped = 0
         self._recorder: RunRecorder | None = None
+        self._hits: HitsWatch | None = None
         self.plan: PlacementPlan | None = None
         if vram is None and plan is None and profile is None and margin is None:
             super().__init__(model_path, **kwargs)
@@ -121,6 +124,7 @@ class Llama(PlacedLlama):
                 self._left_mapped = native.core().backend_map_left_mapped()
         if self._eval_callback is None:  # a run that is watched takes longer than others
             self._recorder = RunRecorder(self.plan, self.n_threads)
+            self._hits = HitsWatch(self.plan, partial(expert_counts, self.ctx))
             _OPEN.add(self)
 
     def eval(self, tokens: Sequence[int]) -> None:
@@ -131,6 +135,8 @@ class Llama(PlacedLlama):
             if reason := native.core().take_stream_error():
                 raise OallamaError(reason) from error
             raise
+        if self._hits:
+            self._hits.step()
 
     def close(self) -> None:
         """Upstream's; what the plan took is kept for later predictions (`oallama history`)."""

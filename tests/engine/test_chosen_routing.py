@@ -13,8 +13,9 @@ from oallama import Llama
 from oallama.cli.routing import MIXED_TEXT
 from oallama.data.expert_hits import hit_rates
 from oallama.engine import native
+from oallama.engine.routers import routers_of
 from oallama.errors import OallamaError
-from oallama.modelmaker import SHAPES, make_model
+from oallama.modelmaker import SHAPES, make_model, make_sparse_model
 from oallama.modelmaker.routing import use_rates
 from oallama.tracing import experts
 
@@ -121,6 +122,21 @@ def test_the_same_arguments_give_the_same_bytes(tmp_path: Path, file_type: str) 
     first = made(routing="zipf:1")
     assert made(routing="zipf:1") == first
     assert first not in (made(), made(routing="zipf:1", seed=1), made(routing="zipf:1,locality:0.5"))
+
+
+def test_a_hole_in_place_of_weights_has_the_routers_of_a_model_with_narrower_experts(tmp_path: Path) -> None:
+    """So that a trace of the one holds for the other, whatever its type."""
+    shape, routing = "qwen3-30b-a3b", "zipf:1.2"
+    sparse = make_sparse_model(tmp_path / "s.gguf", shape=shape, file_type="Q4_K_M", routing=routing)
+    assert sparse.stat().st_blocks * 512 < 256 << 20 < sparse.stat().st_size
+    narrow = {"n_head": 4, "n_head_kv": 2, "n_ff_expert": 32}
+    path = make_model(tmp_path / "m.gguf", shape=shape, file_type="Q4_0", routing=routing, overrides=narrow)
+    assert routers_of(path) == routers_of(sparse)
+    other = make_sparse_model(tmp_path / "o.gguf", shape=shape, routing="zipf:1.1")
+    assert routers_of(other) != routers_of(sparse)
+    with pytest.raises(OallamaError, match="llama is dense"):
+        make_sparse_model(tmp_path / "d.gguf", shape="llama3-8b", routing=routing)
+    assert not (tmp_path / "d.gguf").exists()
 
 
 def test_use_rates_are_zipfs_up_to_all_tokens() -> None:

@@ -16,14 +16,14 @@ from oallama.data.routing import RoutingTrace, StageRouting
 from oallama.errors import OallamaError
 from oallama.planning import make_plans
 from oallama.planning.expected_experts import expected_experts
-from oallama.planning.expert_use import ExpertUse
+from oallama.planning.expert_use import ExpertUse, SlotRun
 from oallama.views.candidates import render_candidates
 from oallama.views.experts import render_expected, render_experts
 from oallama.views.plan_cells import ASCII, UNICODE
 from oallama.views.plan_table import render_plan
-from support.mixtures import MOE, UNIFORM, WORK, plan, skewed, trace
+from support.mixtures import MACHINE, MODEL, MOE, UNIFORM, WORK, plan, skewed, trace
 from support.plans import make
-from support.synthetic import DEVICE, Shape, graph
+from support.synthetic import DEVICE, Shape, graph, space
 
 N = 128
 
@@ -37,7 +37,7 @@ def shown(*parts) -> str:
 
 
 def placed(held: list[int | str | None], accelerator: str = "GPU0") -> PlacementPlan:
-    """A plan of layers that have so many of N experts on the accelerator; None: a dense layer."""
+    """A plan of layers that have so many of N experts on the accelerator; None: a dense layer; "7 slots": slots."""
     tensors = {}
     for layer, k in enumerate(held):
         names = [f"blk.{layer}.ffn_{part}_exps.weight" for part in ("up", "down")]
@@ -46,6 +46,8 @@ def placed(held: list[int | str | None], accelerator: str = "GPU0") -> Placement
             whole = TensorPlacement.whole("q4_K", N * 10, home, "resident" if home != HOST else "host", 0.5)
             if isinstance(k, int) and 0 < k < N:
                 whole = TensorPlacement.by_experts(whole, accelerator, tuple(range(k)), N)
+            if isinstance(k, str) and k.endswith(" slots"):
+                whole = TensorPlacement.by_slots(whole, accelerator, int(k.split()[0]), N)
             tensors[name if k is not None else name.replace("_exps", "")] = whole
     return make(layers=(accelerator,) * (len(held) + 1), tensors=tensors)
 
@@ -67,6 +69,29 @@ def test_every_layer_has_a_character() -> None:
     ]
 
 
+def test_slots_are_letters() -> None:
+    assert row(placed([N, "13 slots", "64 slots", "127 slots", 13]))[1:] == [
+        "   0 █aei1",
+        f"1: so many tenths of a layer's {N} experts are on GPU0, too (13)",
+        f"a to i: slots on GPU0 for 1 to 9 tenths of a layer's {N} experts (13 to 127)",
+    ]
+
+
+def test_slots_expect_what_slots_hit() -> None:
+    def simulate(ids: np.ndarray, n_experts: int, k: int) -> SlotRun:
+        together = np.eye(ids.shape[2] + 1)[[ids.shape[2] // 2] * len(ids)]  # half of each token's choices, always
+        return SlotRun(together, np.zeros(len(ids)))
+
+    recorded = different()
+    use = ExpertUse.of_trace(recorded, simulate)
+    expected = expected_experts(placed(["32 slots", 32]), use)
+    assert expected is not None and expected.layers[0].decode == pytest.approx(0.5)
+    wanted = recorded.hit_rate("decode", "static", 32)[1]
+    assert expected.layers[1].decode == pytest.approx(wanted, abs=1e-6)
+    unknown = expected_experts(placed(["32 slots"]), ExpertUse.of_trace(recorded))
+    assert unknown is not None and unknown.layers[0].held == 32
+
+
 def test_94_layers_are_readable_in_80_columns_without_colours_and_in_ascii() -> None:
     rng = np.random.default_rng(0)
     held = [*rng.integers(0, N + 1, 94).tolist()]
@@ -75,6 +100,18 @@ def test_94_layers_are_readable_in_80_columns_without_colours_and_in_ascii() -> 
     assert lines[1].startswith("   0 ") and lines[2].startswith("  64 ")
     drawn = "".join(line[4:].replace(" ", "") for line in lines[1:3])
     assert drawn == "".join("#" if k == N else "." if k == 0 else str(min(max(round(k / 12.8), 1), 9)) for k in held)
+
+
+@pytest.mark.parametrize(("held", "drawn"), [(0, "·"), (32, "2")])
+def test_matrices_that_the_host_moves_differently_are_one_layer(held: int, drawn: str) -> None:
+    made = placed([held])
+    name = "blk.0.ffn_down_exps.weight"
+    host, *there = made.tensors[name].segments
+    moved = replace(made.tensors[name], segments=(replace(host, mode="stream", stream_from=8), *there))
+    made = replace(made, tensors={**made.tensors, name: moved})
+    assert row(made)[1] == f"   0 {drawn}"
+    every = {n: replace(t, segments=(replace(t.segments[0], mode="upload"),)) for n, t in made.tensors.items()}
+    assert row(replace(made, tensors=every))[1] == "   0 ^"
 
 
 def test_a_dense_model_has_no_such_row() -> None:
@@ -148,7 +185,7 @@ def test_it_is_in_the_plan_file_and_may_be_missing_there(tmp_path) -> None:
     del content["predicted"]["experts"]  # of an older version
     old = PlacementPlan.from_json(json.dumps(content))
     assert old.predicted.experts is None and old.tensors == made.tensors and render_expected(old) == []
-    content["predicted"]["experts"] = {"routing": "guessed", "n_experts": 64, "layers": {}}
+    content["predicted"]["experts"] = {"routing": "guessed", "n_experts": 64, "n_used": 8, "layers": {}}
     with pytest.raises(OallamaError, match="routing"):
         PlacementPlan.from_json(json.dumps(content))
 
@@ -169,14 +206,11 @@ def test_explain_shows_every_divided_layer() -> None:
 
 
 def test_explain_says_uniform_without_a_trace() -> None:
-    from support.synthetic import profile, space
-
-    model = graph(MOE)
-    machine = profile(model, concurrency=1.0)
-    found = make_plans(space(model, "45%", machine=machine, workload=WORK, expert_use=UNIFORM), "experts")
+    mixture = space(MODEL, "45%", machine=MACHINE, workload=WORK, expert_use=UNIFORM)
+    found = make_plans(mixture, "experts")
     text = " ".join(shown(render_candidates(found)).split())
     assert "routing taken as uniform, there is no trace" in text
-    whole = make_plans(space(model, "45%", machine=machine, workload=WORK, expert_use=UNIFORM), "cpu-moe")
+    whole = make_plans(mixture, "cpu-moe")
     assert "there is no trace" in " ".join(shown(render_candidates(whole)).split())
     dense = make_plans(space(graph(Shape()), "45%"), "layers")
     assert "experts" not in shown(render_candidates(dense))

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from oallama.cli.app import app
-from oallama.data.plan import HOST, TensorPlacement
+from oallama.data.plan import HOST, PlacementPlan, TensorPlacement
 from oallama.data.profile import Profile
 from oallama.engine import device_list, skeleton
 from oallama.engine.device_list import Device
@@ -114,6 +114,15 @@ def test_links_and_switches():
     assert made.switch_time("CUDA0") == 20e-6
 
 
+def test_a_link_may_be_given_by_its_generation_and_lanes():
+    assert Link(generation=4, lanes=4).peak_gb_s == pytest.approx(7.877, abs=1e-3)
+    assert Link(generation=5, lanes=16).peak_gb_s == pytest.approx(63.0, abs=0.1)
+    narrow = replace(SHEET, accelerators=(replace(SHEET.accelerators[0], link=Link(generation=3, lanes=1)),))
+    made = make_profile(graph(), narrow)
+    assert made.link_time("CUDA0", "h2d", 2**30, "pinned") == pytest.approx(1e-5 + 2**30 / (0.8 * 0.98462e9), rel=1e-3)
+    assert Link(31.5).peak_gb_s == 31.5 and Link(generation=2, lanes=4).peak_gb_s == 0
+
+
 # ---- the mark ------------------------------------------------------------------------------------------------------
 
 
@@ -214,6 +223,9 @@ def test_unknown_name_lists_the_shipped_ones():
         (("accelerators", 0, "memory_bytes", None), r"accelerators\[0\] has no memory_bytes"),
         (("accelerators", 0, "name", "CPU"), "different names"),
         (("accelerators", 0, "link", "pcie_gb_s", 0), r"accelerators\[0\].link.pcie_gb_s is 0"),
+        (("accelerators", 0, "link", {"generation": 4}), r"link needs either pcie_gb_s, or generation"),
+        (("accelerators", 0, "link", {"generation": 2, "lanes": 4}), r"generation \(one of 3, 4, 5\) and lanes"),
+        (("accelerators", 0, "link", "lanes", 4), r"link needs either pcie_gb_s"),
         (("accelerators", 0, "link", None), "'link'"),
         (("accelerators", [3]), "datasheet"),
     ],
@@ -242,3 +254,21 @@ def test_the_command_writes_a_profile_of_the_model(tiny, tmp_path):
     profile = Profile.load(out)
     assert profile.source == "datasheet" and [d.name for d in profile.devices] == ["CUDA0", "CPU"]
     assert profile.op_time("CUDA0", "MUL_MAT", "f16", (256, 512), 1).source == "measured"
+
+
+def test_the_command_plans_for_its_machine(tiny, tmp_path):
+    """As with the profile that is computed from it; its threads are the datasheet's."""
+    model, out, sheet = str(tiny("qwen3moe", "F16")), tmp_path / "p.json", "rtx3060-ddr4"
+    common = ["--vram", "70%", "--ctx", "512", "--planner", "experts"]
+    ran = CliRunner().invoke(app, ["plan", model, "--datasheet", sheet, *common, "-o", str(out)])
+    assert ran.exit_code == 0, ran.output
+    made = PlacementPlan.load(out)
+    settings = Settings(n_ctx=512, n_threads=8)
+    profile = make_profile(autoplan.read_graph(model, settings), Datasheet.load(sheet))
+    choices = autoplan.Choices(profile=profile, planner="experts", elsewhere=True)
+    by_profile = autoplan.plan_graph(model, autoplan.read_graph(model, settings), "70%", settings, choices)
+    assert made.tensors == by_profile.tensors and made.devices == ("CUDA0", HOST)
+    assert made.predicted.request_s == pytest.approx(by_profile.predicted.request_s)
+    for more, words in ((["--profile", str(out)], "leave out --profile"), (["--heads"], "leave out --heads")):
+        refused = CliRunner().invoke(app, ["plan", model, "--datasheet", sheet, *more])
+        assert refused.exit_code == 2 and words in " ".join(refused.output.split())

@@ -36,17 +36,15 @@ def make(
         ),
     ] = None,
     sparse: Annotated[
-        bool, typer.Option("--sparse", help="A hole in place of the weights: for planning, takes no disk space.")
+        bool, typer.Option("--sparse", help="A hole in place of the weights, but for routers: for planning.")
     ] = False,
     json: Json = False,
 ) -> None:
     """Write a model with random weights and a real tokenizer."""
     if sparse:
-        if arch or seed or set or routing:
-            raise OallamaError(
-                "--sparse writes a published shape as it is: leave out --arch, --seed, --set and --routing"
-            )
-        make_sparse_model(path, shape=shape, file_type=type)
+        if arch or set or (seed and not routing):
+            raise OallamaError("--sparse writes a published shape as it is: leave out --arch, --set and --seed")
+        make_sparse_model(path, shape=shape, file_type=type, routing=routing, seed=seed)
     else:
         _make(path, arch, shape, type, seed, set or [], routing)
     size = path.stat().st_size

@@ -14,6 +14,7 @@ from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.loading.verify import verify as run_verify
 from oallama.planning import Workload
+from oallama.profiling.datasheet import Datasheet, make_profile
 from oallama.views.arenas import render_arenas
 from oallama.views.candidates import render_candidates
 from oallama.views.plan_table import render_plan
@@ -123,6 +124,9 @@ def plan(
     vram: Vram = None,
     planner: Planner = "auto",
     elsewhere: Annotated[bool, typer.Option("--elsewhere", help="Plan for the machine of the profile.")] = False,
+    datasheet: Annotated[
+        str | None, typer.Option(help="Plan for the machine in this datasheet (a name or a file), by computed times.")
+    ] = None,
     hardware: Hardware,
     sizes: Sizes,
     parallel: Annotated[int, typer.Option(min=1, help="Sequences that generate at once.")] = 1,
@@ -134,16 +138,22 @@ def plan(
 ) -> None:
     """Plan a model under a memory budget and show the plan."""
     printed = shown.printed
+    sheet = None if datasheet is None else Datasheet.load(datasheet)
+    if sheet and (given := "--profile" if hardware.profile else drafts.option):
+        raise OallamaError(f"--datasheet computes the profile of one model; leave out {given}")
+    elsewhere = elsewhere or sheet is not None
     if shown.verify and elsewhere:
         raise OallamaError("--verify measures on this machine; a plan for elsewhere is verified there")
     wanted = settings(sizes, kernels, parallel)
     connection = hardware.connect(elsewhere)
     graph = autoplan.read_graph(model, wanted)
+    if sheet:
+        wanted = replace(wanted, n_threads=wanted.n_threads or sheet.cpu.cores)
     wanted = autoplan.resolve(wanted, graph.n_ctx_train, elsewhere)
     choices = replace(
         sizes.choices(),
         device=connection.device or hardware.device,
-        profile=hardware.profile,
+        profile=make_profile(graph, sheet, wanted.type_k, wanted.type_v) if sheet else hardware.profile,
         planner=planner,  # type: ignore[arg-type]  # make_plan names the planners there are
         workload=request.workload(wanted.n_ctx, parallel),
         elsewhere=elsewhere,

@@ -27,7 +27,7 @@ def run(
     sampling: Sampling,
     json: Json = False,
 ) -> None:
-    """Complete a prompt with streaming output; then TTFT and TPOT."""
+    """Complete a prompt with streaming output; then TTFT and TPOT, and how often a mixture's experts hit."""
     text = sys.stdin.read() if prompt == "-" else prompt
     llm = open_llama(Source(model, placing, hardware, sizes, kernels))
     clock, answer = complete(llm, text, sampling.n_generate, sampling.temperature, sampling.seed, quiet=json)
@@ -38,3 +38,5 @@ def run(
         print_json({**result, **times, "placement": llm.placement().to_dict()})
     else:
         say(clock.summary(n_prompt))
+        if hits := llm.placement().experts:
+            say(hits.describe())

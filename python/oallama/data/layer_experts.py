@@ -6,10 +6,11 @@ A *use* is one expert that a router chose for one token. It hits if an accelerat
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from .operators import kind_of, layer_of
+from .plan_export import HOST
 
 if TYPE_CHECKING:
     from .plan import PlacementPlan
@@ -23,8 +24,8 @@ Routing = Literal["trace", "uniform"]
 class LayerExperts:
     """Where one layer's experts are.
 
-    home: the device of all of them, "upload" or "stream" for a host that moves them, or MIXED. device: an accelerator
-    that has `held` of the `total` beside that home, "" for none.
+    home: the device of all of them, "upload" or "stream" for a host that moves all matrices so, or MIXED. device: an
+    accelerator that has `held` of the `total` beside that home, "" for none. slots: whether they change while the model runs.
     """
 
     layer: int
@@ -32,6 +33,7 @@ class LayerExperts:
     device: str = ""
     held: int = 0
     total: int = 0
+    slots: bool = False
 
 
 def layer_experts(plan: PlacementPlan) -> tuple[LayerExperts, ...]:
@@ -41,9 +43,15 @@ def layer_experts(plan: PlacementPlan) -> tuple[LayerExperts, ...]:
         layer = layer_of(name)
         if layer is not None and kind_of(name).endswith("_exps"):
             found.setdefault(layer, set()).add(_of(layer, tensor))
-    return tuple(
-        places.pop() if len(places) == 1 else LayerExperts(layer, MIXED) for layer, places in sorted(found.items())
-    )
+    return tuple(_together(layer, places) for layer, places in sorted(found.items()))
+
+
+def _together(layer: int, places: set[LayerExperts]) -> LayerExperts:
+    """Of all matrices. The host may move some for large batches and others not."""
+    homes = {place.home for place in places}
+    if len(places) > 1 and homes <= {HOST, "upload", "stream"}:
+        places = {replace(place, home=HOST) for place in places}
+    return places.pop() if len(places) == 1 else LayerExperts(layer, MIXED)
 
 
 def _of(layer: int, tensor: TensorPlacement) -> LayerExperts:
@@ -51,6 +59,9 @@ def _of(layer: int, tensor: TensorPlacement) -> LayerExperts:
     if len(tensor.segments) == 1:
         return LayerExperts(layer, home)
     host, there = tensor.segments
+    if there.slots:  # and one of zeros; each of them is an expert's bytes
+        total = tensor.nbytes * (there.slots + 1) // there.nbytes
+        return LayerExperts(layer, home, there.device, there.slots, total, slots=True)
     if not there.experts:
         return LayerExperts(layer, MIXED)
     return LayerExperts(layer, home, there.device, len(there.experts), len(there.experts) + len(host.experts))
@@ -69,12 +80,14 @@ class ExpectedHits:
 class ExpectedExperts:
     """What accelerators are expected to compute of a mixture's experts.
 
-    routing: what is known of their use: a "trace", or nothing, which is "uniform". n_experts: of each layer. layers: by
-    number, those of which an accelerator has experts; where it has all, the shares are 1.
+    routing: what is known of their use: a "trace", or nothing, which is "uniform". n_experts: of each layer. n_used:
+    those that a token uses. layers: by number, those of which an accelerator has experts; where it has all, the shares
+    are 1.
     """
 
     routing: Routing
     n_experts: int
+    n_used: int
     layers: Mapping[int, ExpectedHits] = field(default_factory=dict)
 
     @classmethod
@@ -83,7 +96,7 @@ class ExpectedExperts:
         if content is None:
             return None
         layers = {int(number): ExpectedHits(**hits) for number, hits in content["layers"].items()}
-        return cls(content["routing"], content["n_experts"], layers)
+        return cls(content["routing"], content["n_experts"], content["n_used"], layers)
 
     def divided(self) -> dict[int, ExpectedHits]:
         """The layers of which the accelerator has a part."""

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from oallama.data.plan import HOST, DeviceMemory, PlacementPlan
 from oallama.engine import native, skeleton
-from oallama.engine.expert_counts import ExpertCounts, expert_counts
+from oallama.engine.expert_counts import expert_counts
+from oallama.loading.expert_hits import ExpertHits, expert_hits
 from oallama.loading.run_times import RunTimes, times_of
 from oallama.views.placement import render_placement
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-_COUNTED = ("uses", "hits", "uploads", "uploaded_bytes")
 
 
 @dataclass(frozen=True)
@@ -44,13 +43,13 @@ class Placement:
         times: None before any run.
         left_mapped: bytes of host weights that were not repacked for faster kernels but stay in the mapped file,
             because memory is short.
-        experts: by layer, how often experts that two devices share were used; () where none are.
+        experts: uses of experts that two devices share, and hits; None before any.
     """
 
     devices: tuple[DevicePlacement, ...]
     times: RunTimes | None = None
     left_mapped: int = 0
-    experts: tuple[ExpertCounts, ...] = ()
+    experts: ExpertHits | None = None
 
     def __getitem__(self, device: str) -> DevicePlacement:
         for placed in self.devices:
@@ -70,9 +69,7 @@ class Placement:
             result[entry.pop("device")] = entry
         result["times"] = self.times.to_dict() if self.times else None
         result["left_mapped"] = self.left_mapped
-        layers = [asdict(counts) for counts in self.experts]
-        totals = {name: sum(layer[name] for layer in layers) for name in _COUNTED}
-        result["experts"] = {**totals, "layers": layers} if layers else None
+        result["experts"] = self.experts.to_dict() if self.experts else None
         return result
 
     def __rich__(self) -> RenderableType:
@@ -87,7 +84,7 @@ def placement_of(context: int, plan: PlacementPlan | None, left_mapped: int = 0)
     names += [name for name in measured if name not in names and name != HOST]
     process = _process_bytes(buffers)
     devices = tuple(_device(name, measured, process, plan) for name in (*names, HOST))
-    return Placement(devices, times_of(context, plan), left_mapped, tuple(expert_counts(context)))
+    return Placement(devices, times_of(context, plan), left_mapped, expert_hits(expert_counts(context), plan))
 
 
 def _device(

@@ -17,7 +17,7 @@ def expected_experts(plan: PlacementPlan, use: ExpertUse | None) -> ExpectedExpe
         if place.home in accelerators:
             layers[place.layer] = ExpectedHits(use.n_experts, 1.0, 1.0)
         elif place.held:
-            held = use.held(slots=False)
+            held = use.held(place.slots and use.slots is not None)
             decode, prefill = (round(held.share(place.layer, place.held, stage), 6) for stage in ("decode", "prefill"))
             layers[place.layer] = ExpectedHits(place.held, decode, prefill)
-    return ExpectedExperts("trace" if use.from_trace else "uniform", use.n_experts, layers)
+    return ExpectedExperts("trace" if use.from_trace else "uniform", use.n_experts, use.n_used, layers)

@@ -30,6 +30,7 @@ from .roofline import Attention, FormTime, Roofline, attention_times
 
 SCHEMA = "oallama.datasheet/1"
 FOLDER = HERE / "datasheets"
+GT_S = {3: 8.0, 4: 16.0, 5: 32.0}  # of a lane, by generation of PCI Express
 DEPTHS = (1, 128, 1024, 4096, 8192, 16384, 65536)
 
 
@@ -103,23 +104,30 @@ class Cpu:
 
 @dataclass(frozen=True)
 class Link:
-    """How a device hangs on the host.
+    """How a device hangs on the host. Give `pcie_gb_s`, or `generation` (3 to 5) and `lanes` of PCI Express.
 
     pcie_gb_s: one direction after encoding (PCIe 4.0 x16: 31.5). The efficiencies are for large copies: packet headers
     leave about 0.8 of the link to pinned memory; pageable memory goes through the driver's own pinned buffer, at about
     half of that. switch_s: what a change of device costs beyond its copies (synchronising and launching anew).
     """
 
-    pcie_gb_s: float
+    pcie_gb_s: float = 0.0
+    generation: int = 0
+    lanes: int = 0
     pinned_efficiency: float = 0.8
     pageable_efficiency: float = 0.4
     latency_s: float = 10e-6
     switch_s: float = 20e-6
 
     @property
+    def peak_gb_s(self) -> float:
+        """One direction after encoding; 0 where the link is not described."""
+        return self.pcie_gb_s or self.lanes * GT_S.get(self.generation, 0.0) * (128 / 130) / 8
+
+    @property
     def bytes_s(self) -> dict[str, float]:
         """Large copies by the host's memory."""
-        peak = self.pcie_gb_s * 1e9
+        peak = self.peak_gb_s * 1e9
         return {"pageable": peak * self.pageable_efficiency, "pinned": peak * self.pinned_efficiency}
 
 
@@ -181,7 +189,7 @@ class Datasheet:
                 raise ValueError(f"schema is not {SCHEMA!r}")
             accelerators = []
             for i, row in enumerate(content.get("accelerators", ())):
-                link = build_part(Link, row["link"], f"accelerators[{i}].link")
+                link = _link(row["link"], f"accelerators[{i}].link")
                 accelerators.append(build_part(Accelerator, {**row, "link": link}, f"accelerators[{i}]"))
             names = [a.name for a in accelerators]
             if HOST in names or len({*names}) < len(names):
@@ -192,6 +200,14 @@ class Datasheet:
             raise OallamaError(f"datasheet {path} has no {e}; see the shipped ones in {FOLDER}") from None
         except (TypeError, ValueError, AttributeError) as e:
             raise OallamaError(f"datasheet {path}: {e}; see the shipped ones in {FOLDER}") from None
+
+
+def _link(row: Any, where: str) -> Link:
+    link = build_part(Link, row, where)
+    if not link.peak_gb_s or (link.pcie_gb_s and (link.generation or link.lanes)):
+        known = ", ".join(map(str, GT_S))
+        raise ValueError(f"{where} needs either pcie_gb_s, or generation (one of {known}) and lanes")
+    return link
 
 
 def _cpu(row: Any, folder: Path) -> Cpu:

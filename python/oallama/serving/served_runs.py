@@ -8,8 +8,10 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from oallama.data.plan import PlacementPlan
+from oallama.base.printing import say_once
+from oallama.data.plan import HOST, PlacementPlan
 from oallama.data.predicted import predicted_times
+from oallama.loading.expert_hits import fewer_hits
 from oallama.loading.learning import batch_of, keep_runs, run_of
 from oallama.loading.run_times import RunTimes
 from oallama.profiling.other_work import OtherWork
@@ -17,19 +19,21 @@ from oallama.profiling.other_work import OtherWork
 _EVERY_S = 10.0
 _OTHER_BATCH = 0.1  # sequences at a time, on average, may differ by this share
 _COUNTER = re.compile(r"^llamacpp:(\w+) ([-+.\deE]+)$", re.MULTILINE)
+_OF_DEVICE = re.compile(r'^llamacpp:(\w+)\{device="[^"]*"\} (\d+)$', re.MULTILINE)
 
 
 @contextmanager
 def recorded(plan: PlacementPlan | None, address: str, n_threads: int) -> Iterator[None]:
     """Within the block a server of this plan runs at the address; afterwards its means are kept as one run.
 
-    The counters are read every 10 s. Nothing is kept without a plan, of a server whose counters cannot be read, and
-    where another number of sequences generated beside each other than the plan was made for.
+    The counters are read every 10 s. Where a mixture's experts hit clearly less than the plan expects, one line says
+    so. Nothing is kept without a plan, of a server whose counters cannot be read, and where another number of sequences
+    generated beside each other than the plan was made for.
     """
     if plan is None:
         yield
         return
-    reader = _Reader(f"{address}/metrics")
+    reader = _Reader(f"{address}/metrics", plan)
     with OtherWork() as others:
         reader.start()
         try:
@@ -66,12 +70,32 @@ def times_of(counters: Mapping[str, float], plan: PlacementPlan) -> RunTimes | N
     return RunTimes(n_prompt, of_prompts or None, None, n_generate, decode_s / n_generate or None, tpot)
 
 
+def counters_of(text: str) -> dict[str, float]:
+    """llama-server's counters by name; those of single devices are added up."""
+    counters = {name: float(value) for name, value in _COUNTER.findall(text)}
+    for name, value in _OF_DEVICE.findall(text):
+        counters[name] = counters.get(name, 0.0) + float(value)
+    return counters
+
+
+def hits_remark(counters: Mapping[str, float], plan: PlacementPlan) -> str | None:
+    """What to do where clearly fewer of a mixture's uses hit than the plan expects, else None."""
+    expected = plan.predicted.experts
+    divided = [*expected.divided()] if expected else []
+    if not expected or not divided:
+        return None
+    uses, hits = (round(counters.get(f"expert_{what}_total", 0.0)) for what in ("uses", "hits"))
+    device = next((name for name in plan.devices if name != HOST), HOST)
+    return fewer_hits(uses, hits, expected, divided, device)
+
+
 class _Reader(threading.Thread):
     """Reads the counters until it is stopped; `counters` are the last ones that came."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, plan: PlacementPlan) -> None:
         super().__init__(daemon=True)
-        self._url, self._ended = url, threading.Event()
+        self._url, self._plan, self._ended = url, plan, threading.Event()
+        self._said = False
         self.counters: dict[str, float] = {}
 
     def run(self) -> None:
@@ -88,4 +112,7 @@ class _Reader(threading.Thread):
                 text = answer.read().decode()
         except (OSError, ValueError):  # not up yet, ended, or it wants a key
             return
-        self.counters = {name: float(value) for name, value in _COUNTER.findall(text)}
+        self.counters = counters_of(text)
+        if not self._said and (remark := hits_remark(self.counters, self._plan)):
+            self._said = True
+            say_once(remark)

@@ -1,4 +1,4 @@
-"""A mixture's experts in a plan: a row of the picture, and the uses that are expected to hit, layer by layer.
+"""A mixture's experts in a plan: a row of the picture, and the uses that are expected to hit and did, layer by layer.
 
 The row has one character per layer and needs no colour. 64 layers fit a line of 80 columns.
 """
@@ -6,6 +6,7 @@ The row has one character per layer and needs no colour. 64 layers fit a line of
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
@@ -14,6 +15,9 @@ from ..data.layer_experts import MIXED, ExpectedExperts, LayerExperts, layer_exp
 from ..data.plan import PlacementPlan
 from .plan_cells import Symbols, cell
 from .style import table
+
+if TYPE_CHECKING:
+    from ..loading.expert_hits import ExpertHits
 
 _LINE, _GROUP = 64, 8  # layers
 _BESIDE = 3  # layers beside each other in the table
@@ -51,27 +55,50 @@ def render_expected(plan: PlacementPlan) -> list[Table | Text]:
     return [*parts, _by_layer(expected)] if expected.divided() else parts
 
 
+def render_hits(hits: ExpertHits) -> list[Table | Text]:
+    """What was counted while the model ran, in all and layer by layer, beside what was expected."""
+    layers = hits.expected.layers if hits.expected else {}
+    cells = [
+        (
+            str(count.layer),
+            f"{count.hits / max(1, count.uses):.0%}",
+            f"{layers[count.layer].decode:.0%}" if count.layer in layers else "-",
+            str(count.uploads),
+        )
+        for count in hits.counts
+    ]
+    title = "experts' uses that hit, and the plan's, layer by layer"
+    parts = [Text(hits.describe()), _beside(title, ("layer", "hit", "plan", "uploads"), cells)]
+    fewer = hits.fewer()
+    return [*parts, *([Text(fewer)] if fewer else [])]
+
+
 def _symbol(place: LayerExperts | None, plan: PlacementPlan, symbols: Symbols) -> Text:
     if place is None:
         return Text(_NONE, style="dim")
     if place.home == MIXED:
         return Text(_MIXED, style=_PART)
     if place.held:
-        return Text(str(_tenths(place)), style=_PART)
+        return Text(_digit(place), style=_PART)
     return cell(place.home, plan, symbols)
 
 
-def _tenths(place: LayerExperts) -> int:
-    return min(max(round(10 * place.held / place.total), 1), 9)
+def _digit(place: LayerExperts) -> str:
+    """Tenths of the experts: a digit, for slots a letter."""
+    tenths = min(max(round(10 * place.held / place.total), 1), 9)
+    return "abcdefghi"[tenths - 1] if place.slots else str(tenths)
 
 
 def _legend(places: Sequence[LayerExperts], last: int) -> list[Text]:
-    """Lines for digits, layers whose matrices differ, and layers without experts."""
+    """Lines for digits and letters, layers whose matrices differ, and layers without experts."""
     lines = []
-    if parts := [place for place in places if place.held]:
-        digits, held = (_range(sorted(numbers)) for numbers in (map(_tenths, parts), (p.held for p in parts)))
+    if parts := [place for place in places if place.held and not place.slots]:
         there, total = parts[0].device, parts[0].total
+        digits, held = _range(sorted(map(_digit, parts))), _range(sorted(place.held for place in parts))
         lines.append(Text(f"{digits}: so many tenths of a layer's {total} experts are on {there}, too ({held})"))
+    if parts := [place for place in places if place.slots]:
+        there, total, held = parts[0].device, parts[0].total, _range(sorted(place.held for place in parts))
+        lines.append(Text(f"a to i: slots on {there} for 1 to 9 tenths of a layer's {total} experts ({held})"))
     if any(place.home == MIXED for place in places):
         lines.append(Text(f"{_MIXED}: the matrices of the layer's experts are on different devices"))
     if len(places) <= last:
@@ -79,22 +106,26 @@ def _legend(places: Sequence[LayerExperts], last: int) -> list[Text]:
     return lines
 
 
-def _range(numbers: Sequence[int]) -> str:
+def _range(numbers: Sequence[int] | Sequence[str]) -> str:
     first, last = numbers[0], numbers[-1]
     return f"{first}" if first == last else f"{first} to {last}"
 
 
 def _by_layer(expected: ExpectedExperts) -> Table:
-    """As many layers beside each other as 80 columns hold, in columns."""
-    shown = table(f"layers with some of their {expected.n_experts} experts there, and expected shares of their uses")
-    shown.collapse_padding = True
-    for _ in range(_BESIDE):
-        for name in ("layer", "has", "decode", "prompt"):
-            shown.add_column(name, justify="right", no_wrap=True)
+    title = f"layers with some of their {expected.n_experts} experts there, and expected shares of their uses"
     cells = [
         (str(layer), str(hits.held), f"{hits.decode:.0%}", f"{hits.prefill:.0%}")
         for layer, hits in sorted(expected.divided().items())
     ]
+    return _beside(title, ("layer", "has", "decode", "prompt"), cells)
+
+
+def _beside(title: str, names: Sequence[str], cells: Sequence[Sequence[str]]) -> Table:
+    """A row of cells per layer, as many layers beside each other as 80 columns hold; to be read in columns."""
+    shown = table(title)
+    shown.padding = (0, 0, 0, 0)  # the box has a space between columns
+    for name in [*names] * _BESIDE:
+        shown.add_column(name, justify="right", no_wrap=True)
     height = -(-len(cells) // _BESIDE)
     for row in range(height):
         shown.add_row(*(text for layer in cells[row::height] for text in layer))

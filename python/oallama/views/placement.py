@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from .experts import render_hits
 from .style import table
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def render_placement(placement: Placement) -> Group:
-    """Bytes per device beside those predicted, remarks, and the times of a model that has run."""
+    """Bytes per device beside those predicted, remarks, and times and experts' hits of a model that has run."""
     parts: list[RenderableType] = [_bytes(placement)]
     parts += [
         f"{d.device}: predicted has {d.predicted.pool / 2**20:.1f} MiB for the backend's pool, which measured lacks"
@@ -28,9 +29,8 @@ def render_placement(placement: Placement) -> Group:
             f"{placement.left_mapped / 2**20:.1f} MiB of weights on the host stay in the mapped file, not repacked for "
             "faster kernels: memory is short"
         )
-    if uses := sum(layer.uses for layer in placement.experts):
-        parts.append(_experts(placement, uses))
-    return Group(*parts, *([placement.times] if placement.times else []))
+    parts += [placement.times] if placement.times else []
+    return Group(*parts, *(render_hits(placement.experts) if placement.experts else []))
 
 
 def render_run_times(times: RunTimes) -> Group:
@@ -44,14 +44,6 @@ def render_run_times(times: RunTimes) -> Group:
     shown.add_row("generation", str(times.n_generate), *_speeds(1, times.predicted_tpot_s, times.tpot_s))
     drift = times.drift()
     return Group(shown, *([Text(drift)] if drift else []))
-
-
-def _experts(placement: Placement, uses: int) -> str:
-    hits, uploads, nbytes = (
-        sum(getattr(layer, name) for layer in placement.experts) for name in ("hits", "uploads", "uploaded_bytes")
-    )
-    moved = f"; {uploads} were uploaded, {nbytes / 2**20:.1f} MiB" if uploads else ""
-    return f"experts: the accelerator had {hits / uses:.0%} of {uses} uses{moved}"
 
 
 def _bytes(placement: Placement) -> Table:
