@@ -1,16 +1,16 @@
-"""Decode of a mixture whose experts are on two devices: the planner `experts` against plans of whole weights.
+"""Decode of a mixture whose experts are on two devices: plans that divide experts against plans of whole weights.
 
-python bench/experts.py [--out FILE.jsonl] [--routing zipf:1.2,zipf:0] [--shares 20,40,60] [--layers 4] [--tokens 32]
-    [--rounds 5]
+python bench/experts.py [--out FILE.jsonl] [--routing zipf:1.8,zipf:0] [--shares 20,40,60] [--layers 5] [--type F16]
+    [--tokens 40] [--rounds 5]
 
-The model has layers of Qwen3-30B-A3B and a chosen skew of its experts' use (docs/experts.md). A loopback RPC server
-of all cores is the accelerator; the host has one thread and plain weights, as the server has: its faster layouts
-would make it the faster of the two. shares: percent of the experts' bytes that the budget holds beside all else.
-Rivals have the same budget: `exact`, whole weights, and llama.cpp's --n-cpu-moe of the first and of the last layers.
-Each plan is loaded anew in each round, and rounds are interleaved. Tokens are text tokens at random, one at a time:
-what a model with random weights would generate falls into cycles. One JSON line per skew, share and plan: TPOT in
-seconds, median of the rounds, predicted TPOT, expected and measured hits of the experts on the device, and how many
-times faster `experts` is, with the interval.
+The model has layers of Qwen3-30B-A3B and a chosen routing (docs/experts.md). A loopback RPC server of all cores is the
+accelerator; the host has one thread. In F16 both have the same kernels. shares: percent of the experts' bytes that the
+budget holds beside all else. Plans of that budget: `experts`, by the most used ones, and `slots`, by those used last;
+`exact`, whole weights; llama.cpp's --n-cpu-moe of the first and of the last layers. `chosen` marks the one that the
+planner "auto" takes of these. Each plan is loaded anew in each round, and rounds are interleaved. All read the same
+tokens, which the model generated once at temperature 0.8: a prompt of 64, some that fill slots, then those that are
+timed. One JSON line per routing, share and plan: TPOT and TTFT in seconds, medians of the rounds, the same predicted,
+expected and measured hits of the experts on the device, and how many times faster the chosen plan is, with intervals.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from oallama import Llama
 from oallama.bench.machine import describe
 from oallama.bench.script import arguments, note, numbers, record, words
 from oallama.bench.stats import speedup
+from oallama.data.layer_experts import layer_experts
 from oallama.data.plan import PlacementPlan
 from oallama.data.routing import RoutingTrace, StageRouting
 from oallama.engine import native
@@ -41,10 +43,13 @@ from oallama.loading.autoplan import Choices
 from oallama.loading.routing_traces import keep_trace
 from oallama.modelmaker import make_model
 from oallama.planning import Workload
+from oallama.planning.uncertainty import ranked
 from oallama.tracing.experts import record_experts
 
-PLANNERS = ("experts", "exact", "cpu-moe", "cpu-moe-last")
+PLANNERS = ("experts", "slots", "exact", "cpu-moe", "cpu-moe-last")
 PROMPT = 64
+WARM = 24  # tokens that fill slots
+TRACED = 512  # generated tokens of the trace
 
 
 def measured(args: Any) -> Iterator[dict[str, Any]]:
@@ -55,34 +60,42 @@ def measured(args: Any) -> Iterator[dict[str, Any]]:
             overrides = {"n_layer": args.layers, "n_vocab": 4096}
             path = Path(folder) / "m.gguf"
             make_model(path, shape="qwen3-30b-a3b", file_type=args.type, overrides=overrides, routing=routing)
-            ids = traced(path, args.tokens)
+            read = traced(path, WARM + args.tokens)
             for share in args.shares:
                 line = {"routing": routing, "type": args.type, "layers": args.layers, "share": share}
-                yield from (line | found for found in of_share(path, server.devices[0], share, ids, args))
+                yield from (line | found for found in of_share(path, server.devices[0], share, read, args))
 
 
-def text_tokens(llm: Llama, n: int, seed: int) -> list[int]:
-    """Text tokens at random."""
-    return [int(t) for t in np.random.default_rng(seed).integers(300, llm.n_vocab() - 300, n)]
-
-
-def traced(path: Path, n_tokens: int) -> np.ndarray:
-    """Keeps a trace of the model, and returns the experts of the tokens that are measured [layers, tokens, used]."""
+def traced(path: Path, n_tokens: int) -> list[int]:
+    """Keeps a trace of the model, and generates the tokens that are read, from another seed."""
     watch = native.core().ExpertWatch()
     llm = Llama(str(path), n_ctx=1024, n_batch=64, n_ubatch=64, eval_callback=watch.addresses, verbose=False)
     try:
-        learned = record_experts(llm, watch, text_tokens(llm, 1024, seed=1), 256)
-        used = record_experts(llm, watch, text_tokens(llm, PROMPT + n_tokens, seed=2), 8)
+        text = [int(t) for t in np.random.default_rng(1).integers(300, llm.n_vocab() - 300, 1024)]
+        learned = record_experts(llm, watch, text, TRACED)
+        read = generated(llm, text[:PROMPT], n_tokens)
     finally:
         llm.close()
     routers = routers_of(path)
     assert routers is not None
     stages = {name: StageRouting.judge(ids, routers.n_experts) for name, ids in learned.ids.items()}
     keep_trace(RoutingTrace("", path.name, "random", routers, learned.layers, learned.n_ubatch, stages), path)
-    return used.ids["prefill"][:, PROMPT:]
+    return read
 
 
-def of_share(path: Path, device: str, share: int, ids: np.ndarray, args: Any) -> Iterator[dict[str, Any]]:
+def generated(llm: Llama, prompt: list[int], n_tokens: int) -> list[int]:
+    """The prompt, and tokens behind it."""
+    llm.reset()
+    llm.set_seed(2)
+    llm.eval(prompt)
+    tokens = list(prompt)
+    for _ in range(n_tokens):
+        tokens.append(llm.sample(top_k=40, top_p=1.0, min_p=0.0, temp=0.8))
+        llm.eval(tokens[-1:])
+    return tokens
+
+
+def of_share(path: Path, device: str, share: int, read: list[int], args: Any) -> Iterator[dict[str, Any]]:
     settings = Settings(n_ctx=512, n_threads=1)
     graph = autoplan.read_graph(path, settings)
     experts = sum(t.nbytes for t in graph.tensors if "_exps" in t.name)
@@ -94,60 +107,84 @@ def of_share(path: Path, device: str, share: int, ids: np.ndarray, args: Any) ->
             plans[name] = start.plan_model(path, f"{percent:.2f}%", settings, choices)
         except OallamaError as error:
             yield {"planner": name, "refused": str(error)}
-    rounds: dict[str, list[float]] = {name: [] for name in plans}
+    chosen = ranked(plans)[0]
+    rounds: dict[str, list[Times]] = {name: [] for name in plans}
     for number in range(args.rounds):
         note(f"{share} %: round {number + 1}")
         for name in list(plans)[:: 1 if number % 2 else -1]:
-            rounds[name].append(tpot(path, plans[name], len(ids[0])))
+            rounds[name].append(timed(path, plans[name], read))
     for name, plan in plans.items():
-        expected, hits = hits_of(plan, ids)
-        ratio = speedup(rounds[name], rounds["experts"]) if "experts" in rounds else None
+        expected, layers = plan.predicted.experts, [place.layer for place in layer_experts(plan)]
+        tpot, ttft = ([getattr(times, what) for times in rounds[name]] for what in ("tpot_s", "ttft_s"))
+        faster = {
+            f"chosen_times_{what}": speedup(own, [getattr(times, what) for times in rounds[chosen]]).to_json()
+            for what, own in (("tpot_s", tpot), ("ttft_s", ttft))
+        }
         yield {
-            "planner": name, "device": device, "budget": f"{percent:.2f}%", "tpot_s": statistics.median(rounds[name]),
-            "predicted_s": plan.predicted.tpot_s[min(plan.predicted.tpot_s)],
-            "experts_times": ratio.to_json() if ratio else None,
-            "weights_bytes": plan.predicted.devices[device].weights, "notes": expected, "hits": hits,
-            "rounds": rounds[name],
+            "planner": name, "chosen": name == chosen, "device": device, "budget": f"{percent:.2f}%",
+            "tpot_s": statistics.median(tpot), "ttft_s": statistics.median(ttft),
+            "predicted_tpot_s": plan.predicted.tpot_s[min(plan.predicted.tpot_s)],
+            "predicted_ttft_s": plan.predicted.ttft_s[PROMPT], **faster,
+            "weights_bytes": plan.predicted.devices[device].weights,
+            "expected_hits": expected.share("decode", layers) if expected else None, "hits": hits_of(plan, rounds[name]),
+            "held": [place.held for place in layer_experts(plan)], "rounds": tpot, "ttft_rounds": ttft,
         }  # fmt: skip
 
 
-def tpot(path: Path, plan: PlacementPlan, n_tokens: int) -> float:
+@dataclass(frozen=True)
+class Times:
+    """Of one load. hits: of divided layers, counted by the engine over the tokens that were timed; None without any."""
+
+    ttft_s: float
+    tpot_s: float
+    hits: float | None
+
+
+def timed(path: Path, plan: PlacementPlan, tokens: list[int]) -> Times:
     llm = Llama(str(path), plan=plan, n_ctx=512, n_threads=1, verbose=False, verify=False)
     try:
-        tokens = text_tokens(llm, PROMPT + n_tokens, seed=2)
-        llm.eval(tokens[:PROMPT])
-        llm.eval(tokens[PROMPT:][:2])
-        times = [timed(llm, token) for token in tokens[PROMPT + 2 :]]
+        llm.eval(tokens[:2])
+        llm.reset()
+        ttft = seconds(llm, tokens[:PROMPT])
+        for token in tokens[PROMPT:][:WARM]:
+            llm.eval([token])
+        before = counted(llm)
+        tpot = statistics.median(seconds(llm, [token]) for token in tokens[PROMPT + WARM :])
+        uses, hits = counted(llm) - before
     finally:
         llm.close()
-    return statistics.median(times)
+    return Times(ttft, tpot, float(hits / uses) if uses else None)
 
 
-def timed(llm: Llama, token: int) -> float:
+def counted(llm: Llama) -> np.ndarray:
+    """Uses and hits so far."""
+    counts = llm.expert_counts()
+    return np.array([sum(c.uses for c in counts), sum(c.hits for c in counts)])
+
+
+def seconds(llm: Llama, tokens: list[int]) -> float:
     since = time.perf_counter()
-    llm.eval([token])
+    llm.eval(tokens)
     return time.perf_counter() - since
 
 
-def hits_of(plan: PlacementPlan, ids: np.ndarray) -> tuple[Sequence[str], float]:
-    """What the plan expects of its experts, and the share of the tokens' uses that the device computes."""
-    there = [set[int]() for _ in ids]
-    for name, tensor in plan.tensors.items():
-        if "ffn_up_exps" in name:
-            layer = int(name.split(".")[1])
-            whole = set(range(int(ids.max()) + 1)) if tensor.device != "CPU" else set()
-            there[layer] = whole | set(*(s.experts for s in tensor.segments[1:]))
-    hits = [np.isin(layer, list(held)).mean() for layer, held in zip(ids, there, strict=True)]
-    return [n for n in plan.predicted.notes if n.startswith("expected on")], round(float(np.mean(hits)), 4)
+def hits_of(plan: PlacementPlan, rounds: Sequence[Times]) -> float:
+    """The share of the timed tokens' uses that the device computed, all layers together."""
+    divided = [times.hits for times in rounds if times.hits is not None]
+    shares = [
+        statistics.fmean(divided) if place.held else float(place.home == plan.devices[0])
+        for place in layer_experts(plan)
+    ]
+    return round(statistics.fmean(shares), 4)
 
 
 def main() -> None:
     parser = arguments(__doc__, "experts")
-    parser.add_argument("--routing", type=words, default=["zipf:1.2", "zipf:0"])
+    parser.add_argument("--routing", type=words, default=["zipf:1.8", "zipf:0"])
     parser.add_argument("--shares", type=numbers, default=(20, 40, 60), help="percent of the experts' bytes")
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--type", default="Q8_0", help="of the weights")
-    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--layers", type=int, default=5)
+    parser.add_argument("--type", default="F16", help="of the weights")
+    parser.add_argument("--tokens", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     record(measured(args), args.out, each={"machine": describe()})

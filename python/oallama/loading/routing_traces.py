@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from oallama.data.routing import Routers, RoutingTrace
+import numpy as np
+from numpy.typing import NDArray
+
+from oallama.data.plan import SLOT_UPLOADS
+from oallama.data.routing import NONE, Routers, RoutingTrace
+from oallama.engine import native
 from oallama.engine.routers import routers_of
 from oallama.errors import OallamaError
 from oallama.loading import plan_cache
 from oallama.planning import OperatorGraph
-from oallama.planning.expert_use import ExpertUse
+from oallama.planning.expert_use import ExpertUse, SlotRun
 from oallama.profiling.recorder import cache_dir
 
 RECORD = "`oallama profile MODEL.gguf --routing`"
@@ -45,6 +50,18 @@ def keep_trace(trace: RoutingTrace, model: str | os.PathLike[str]) -> Path:
     return path
 
 
+def replayed(ids: NDArray[np.uint16], n_experts: int, slots: int) -> SlotRun:
+    """What the engine's slots do with a trace (planning/expert_use.py), where an upload takes a step at most."""
+    n_layers, n_tokens, n_used = ids.shape
+    together, uploads = np.zeros((n_layers, n_used + 1)), np.zeros(n_layers)
+    for layer, own in enumerate(ids):
+        chosen = own[:, own[0] != NONE].astype(np.int32)
+        steps = np.array(native.core().replay_slots(chosen, n_experts, slots, uploads=SLOT_UPLOADS))[n_tokens // 2 :]
+        together[layer] = np.bincount(steps[:, 0], minlength=n_used + 1) / len(steps)
+        uploads[layer] = steps[:, 1].mean()
+    return SlotRun(together, uploads)
+
+
 def expert_use(model: str | os.PathLike[str], graph: OperatorGraph) -> tuple[ExpertUse | None, list[str]]:
     """How often a mixture's experts are used, and what a plan says of it; None for a dense model."""
     op = next((op for op in graph.operators(min(graph.tiers)) if op.op == "MUL_MAT_ID" and op.weight), None)
@@ -56,9 +73,11 @@ def expert_use(model: str | os.PathLike[str], graph: OperatorGraph) -> tuple[Exp
     if routers is None or not trace_file(routers).is_file():
         return uniform, [f"{_UNIFORM}: there is no trace of it ({RECORD} records one)"]
     try:
-        use = ExpertUse.of_trace(kept_trace(routers, model))
+        use = ExpertUse.of_trace(kept_trace(routers, model), replayed)
     except OallamaError as error:
         return uniform, [f"{_UNIFORM}: {error}"]
     if (use.n_experts, use.n_used) != (n_experts, op.n_used):
         return uniform, [f"{_UNIFORM}: the trace has other numbers of experts"]
-    return use, ["the planner `experts` divides experts by the routing trace; other plans assume uniform routing"]
+    return use, [
+        "the planners `experts` and `slots` divide experts by the routing trace; other plans assume uniform routing"
+    ]
