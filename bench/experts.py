@@ -126,7 +126,8 @@ def of_share(path: Path, device: str, share: int, read: list[int], args: Any) ->
             "predicted_tpot_s": plan.predicted.tpot_s[min(plan.predicted.tpot_s)],
             "predicted_ttft_s": plan.predicted.ttft_s[PROMPT], **faster,
             "weights_bytes": plan.predicted.devices[device].weights,
-            "expected_hits": expected.share("decode", layers) if expected else None, "hits": hits_of(plan, rounds[name]),
+            "expected_hits": expected.share("decode", layers) if expected else None,
+            "hits": hits_of(plan, rounds[name]),
             "held": [place.held for place in layer_experts(plan)], "rounds": tpot, "ttft_rounds": ttft,
         }  # fmt: skip
 

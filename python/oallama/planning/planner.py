@@ -158,11 +158,11 @@ def _makers(space: Space) -> dict[str, Callable[[], PlacementPlan]]:
     }
     if len(space.accelerators) <= 1:
         makers["oato"] = lambda: _finish(space, "oato", oato(space))
+        if space.accelerators and space.expert_use is not None:
+            makers["experts"] = lambda: _finish(space, "experts", exact(space, divides="experts"))
+            if space.expert_use.slots is not None:
+                makers["slots"] = lambda: _finish(space, "slots", exact(space, divides="slots"))
         if _computes_beside(space):
-            if space.expert_use is not None:
-                makers["experts"] = lambda: _finish(space, "experts", exact(space, divides="experts"))
-                if space.expert_use.slots is not None:
-                    makers["slots"] = lambda: _finish(space, "slots", exact(space, divides="slots"))
             makers["divided"] = lambda: _finish(space, "divided", exact(space, divides="values"))
     if space.fit is not None:
         makers["fit"] = lambda: _fit(space)
@@ -178,7 +178,7 @@ def _makers(space: Space) -> dict[str, Callable[[], PlacementPlan]]:
 
 
 def _computes_beside(space: Space) -> bool:
-    """Whether the accelerator and the host compute at the same time, so that dividing weights can pay."""
+    """Whether the accelerator and the host compute at the same time, so that dividing weights by values can pay."""
     return bool(space.accelerators) and space.profile.concurrent(space.accelerators[0]) >= BESIDE
 
 
