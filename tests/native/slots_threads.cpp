@@ -40,7 +40,7 @@ int32_t * values(const ggml_tensor * t) {
 void add_layers(std::deque<oa_expert_layer> & layers, memory & memory, ggml_backend_dev_t device) {
     ggml_tensor * const table = memory.tensor(1, n_experts, n_layers);
     for (int il = 0; il < n_layers; ++il) {
-        oa_expert_layer & layer = layers.emplace_back(il, n_experts);
+        oa_expert_layer & layer = layers.emplace_back(il, n_experts, device);
         layer.slots             = std::make_unique<oa_layer_slots>();
         oa_layer_slots & slots  = *layer.slots;
         slots.device            = device;
