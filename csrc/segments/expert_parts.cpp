@@ -67,9 +67,11 @@ ggml_tensor table_of(int64_t n_experts, int64_t n_layers) {
     return table;
 }
 
-ggml_tensor * create_table(const ggml_tensor & weight, const ggml_tensor & table, ggml_backend_dev_t device,
+// Of several layers, of which an operator reads one.
+ggml_tensor * create_table(const ggml_tensor & weight, int64_t n_experts, int64_t n_layers, ggml_backend_dev_t device,
                            const oa_segment_context & context) {
-    ggml_tensor * made = ggml_dup_tensor(context(table, device, GGML_OP_GET_ROWS), &table);
+    const ggml_tensor table = table_of(n_experts, n_layers);
+    ggml_tensor *     made  = ggml_dup_tensor(context(table_of(n_experts, 1), device, GGML_OP_GET_ROWS), &table);
     ggml_format_name(made, "%s (numbers, %s)", weight.name, device ? ggml_backend_dev_name(device) : "host");
     made->flags |= OA_TENSOR_FLAG_MAPPED;
     return made;
@@ -97,9 +99,8 @@ void add_some(ggml_tensor * weight, const oa_segment & segment, oa_expert_layer 
               const oa_segment_context & context) {
     const std::vector<int32_t> & experts = segment.part.experts;
     const int64_t                all     = weight->ne[oa_experts_axis(weight)];
-    const ggml_tensor            table   = table_of(all, 1);
-    ggml_tensor * const          there   = create_table(*weight, table, segment.device, context);
-    ggml_tensor * const          own     = create_table(*weight, table, nullptr, context);
+    ggml_tensor * const          there   = create_table(*weight, all, 1, segment.device, context);
+    ggml_tensor * const          own     = create_table(*weight, all, 1, nullptr, context);
     oa_expert_tables_set(weight, there, own);
     oa_expert_layer::set(own, weight->ne[oa_experts_axis(weight)] == layer.n_experts ? &layer : nullptr);
     t_waiting.push_back({ weight, on_device(experts, all, int32_t(experts.size())), on_host(experts, all, here != nullptr) });
@@ -123,7 +124,7 @@ oa_layer_slots & create_slots(const ggml_tensor & weight, const oa_segment & seg
     const int64_t  all   = layer.n_experts;
     ggml_tensor *& table = t_model.lock()->table(segment.device);
     if (!table) {
-        table = create_table(weight, table_of(all, segment.n_slot_layers), segment.device, context);
+        table = create_table(weight, all, segment.n_slot_layers, segment.device, context);
     }
     if (table->ne[1] != all) {
         refuse(weight, "has slots, and a layer with another number of experts has some, too");
@@ -133,7 +134,7 @@ oa_layer_slots & create_slots(const ggml_tensor & weight, const oa_segment & seg
     oa_layer_slots & slots         = *layer.slots;
     slots.device                   = segment.device;
     slots.device_table             = table;
-    slots.host_table               = create_table(weight, table_of(all, 1), nullptr, context);
+    slots.host_table               = create_table(weight, all, 1, nullptr, context);
     slots.first                    = segment.part.experts;
     slots.uploads                  = segment.uploads;
     slots.slots.resize(size_t(segment.part.slots));

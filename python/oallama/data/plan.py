@@ -105,11 +105,11 @@ class PlacementPlan:
 
     model: fingerprint of the file. planner: {"name", "params"}. budgets: bytes each device may hold. devices:
     accelerators first, "CPU" last. layers: home of the KV cache and attention of layers 0..n-1, MTP heads included,
-    then of the output layer. stream_slots: device buffers that streamed weights take turns in. slot_uploads: experts that a
-    layer with slots may upload in a step (segments with `slots`). stream_caches: attention
-    over KV caches that live on the CPU runs on the first accelerator all the same. offline_arenas: compute buffers are
-    laid out offline instead of by ggml. margins: bytes of a device's free memory that the budget "auto" leaves free.
-    measured is filled in after a run and is not part of the hash.
+    then of the output layer. stream_slots: device buffers that streamed weights take turns in. slot_uploads: experts
+    that a layer with slots may upload in a step (segments with `slots`). stream_caches: attention over KV caches that
+    live on the CPU runs on the first accelerator all the same. offline_arenas: compute buffers are laid out offline
+    instead of by ggml. margins: bytes of a device's free memory that the budget "auto" leaves free. measured is filled
+    in after a run and is not part of the hash.
     """
 
     model: Mapping[str, Any]

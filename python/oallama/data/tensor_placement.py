@@ -13,8 +13,8 @@ Mode = Literal["resident", "host", "upload", "stream"]
 class Segment:
     """A part of a tensor in one buffer. `rows` is (first, end) of a divided tensor's rows (of the columns, where
     `is_divided_by_columns`), None for the whole tensor. `experts` are those that a tensor divided by experts has there,
-    rising; () for others. `slots`, of the accelerator's part of a tensor whose experts are cached there: how many experts
-    it can hold; `experts` are then those that it has at the beginning, at most so many. 0 for others.
+    rising; () for others. `slots`, of the accelerator's part of a tensor whose experts are cached there: how many it
+    can hold; `experts` are then those that it has at the beginning, at most so many. 0 for others.
 
     Modes: "resident" is computed on the device that holds it, "host" is computed on the CPU, "upload" lives on the CPU
     and is uploaded for large batches, "stream" lives on the CPU and is copied to the first accelerator ahead of its
@@ -95,9 +95,7 @@ class TensorPlacement:
         """
         (host,) = whole.segments
         there = whole.nbytes // n_experts * (slots + 1)
-        return replace(
-            whole, segments=(host, Segment(device, "resident", None, there, experts=experts, slots=slots))
-        )
+        return replace(whole, segments=(host, Segment(device, "resident", None, there, experts=experts, slots=slots)))
 
     @classmethod
     def read(cls, content: Mapping[str, Any]) -> TensorPlacement:
