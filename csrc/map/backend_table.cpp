@@ -212,8 +212,7 @@ void add(oa_backend_table & table, table_line & line) {
     } else if (kind == "attention") {
         add_word(table.options.own_attention, "attention", "oallama", line);
     } else {
-        throw line.bad(
-            "expected 'layer', 'tensor', 'segment', 'slots', 'uploads', 'caches', 'arenas' or 'attention'");
+        throw line.bad("expected 'layer', 'tensor', 'segment', 'slots', 'uploads', 'caches', 'arenas' or 'attention'");
     }
 }
 

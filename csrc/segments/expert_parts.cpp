@@ -103,7 +103,8 @@ void add_some(ggml_tensor * weight, const oa_segment & segment, oa_expert_layer 
     ggml_tensor * const          own     = create_table(*weight, all, 1, nullptr, context);
     oa_expert_tables_set(weight, there, own);
     oa_expert_layer::set(own, weight->ne[oa_experts_axis(weight)] == layer.n_experts ? &layer : nullptr);
-    t_waiting.push_back({ weight, on_device(experts, all, int32_t(experts.size())), on_host(experts, all, here != nullptr) });
+    t_waiting.push_back(
+        { weight, on_device(experts, all, int32_t(experts.size())), on_host(experts, all, here != nullptr) });
 }
 
 void fill_some(const waiting & filled) {
@@ -192,11 +193,11 @@ std::shared_ptr<void> oa_expert_parts_begin(const llama_model * model) {
 }
 
 void oa_expert_parts_add(ggml_tensor * weight, const oa_segment & segment, const oa_segment_context & context) {
-    const int         axis   = oa_experts_axis(weight);
-    const int64_t     all    = weight->ne[axis];
-    const oa_division & part = segment.part;
-    const int         number = oa_layer_of(weight->name);
-    const bool        is_bias = axis == 1;
+    const int           axis    = oa_experts_axis(weight);
+    const int64_t       all     = weight->ne[axis];
+    const oa_division & part    = segment.part;
+    const int           number  = oa_layer_of(weight->name);
+    const bool          is_bias = axis == 1;
     if (number < 0 || weight->ne[3] != 1 || (is_bias && std::strstr(weight->name, "_exps.bias") == nullptr)) {
         refuse(*weight, "has no experts; it cannot be divided by them");
     }

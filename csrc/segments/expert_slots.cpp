@@ -142,8 +142,7 @@ std::optional<oa_slot_change> oa_expert_slots::next_change(const cached_layer & 
     return oa_slot_change{ slot, expert, 1 };
 }
 
-void oa_expert_slots::take(cached_layer & layer, const oa_slot_change & change,
-                           std::vector<oa_slot_upload> & chosen) {
+void oa_expert_slots::take(cached_layer & layer, const oa_slot_change & change, std::vector<oa_slot_upload> & chosen) {
     oa_slot & slot = layer.layer->slots->slots[change.slot];
     if (slot.expert >= 0) {
         hide(layer, slot.expert);

@@ -51,7 +51,7 @@ class oa_expert_slots {
 
     std::mutex                     mutex_;
     std::vector<cached_layer>      layers_;
-    std::set<ggml_backend_sched_t> computing_; // contexts
+    std::set<ggml_backend_sched_t> computing_;  // contexts
     size_t                         most_   = 0; // uploads at once
     size_t                         window_ = 1; // of them that the link has shown to finish in a step
     oa_slot_copier                 copier_;

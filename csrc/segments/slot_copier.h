@@ -1,5 +1,5 @@
-// Copies experts into their slots, one after the other, on a thread of its own while graphs are computed. Nobody reads a
-// slot meanwhile: expert_slots.cpp has the order.
+// Copies experts into their slots, one after the other, on a thread of its own while graphs are computed. Nobody reads
+// a slot meanwhile: expert_slots.cpp has the order.
 #pragma once
 
 #include "expert_layer.h"
@@ -23,10 +23,10 @@ struct oa_slot_upload {
 
 // What tests change of all copiers.
 struct oa_slot_seam {
-    std::atomic<int>  delay_us{ 0 };       // up to so much before and after each copy
-    std::atomic<int>  fails_in{ -1 };      // uploads until one fails; -1: none does
-    std::atomic<bool> unordered{ false };  // tables say that an expert is there before it is
-    std::atomic<bool> at_random{ false };  // instead of the policy
+    std::atomic<int>  delay_us{ 0 };      // up to so much before and after each copy
+    std::atomic<int>  fails_in{ -1 };     // uploads until one fails; -1: none does
+    std::atomic<bool> unordered{ false }; // tables say that an expert is there before it is
+    std::atomic<bool> at_random{ false }; // instead of the policy
 };
 oa_slot_seam & oa_slots_seam();
 

@@ -1,7 +1,8 @@
 // Which experts of a layer an accelerator has in its slots: pure functions of what was used. No memory moves here.
 //
-// LFRU: the score of an expert is its uses so far / (tokens since the last one + 1) (arXiv 2608.07911, docs/sources.md).
-// LRU, for comparison: what was used last. Both as in python/oallama/data/expert_hits.py, which judges them on traces.
+// LFRU: the score of an expert is its uses so far / (tokens since the last one + 1) (arXiv 2608.07911,
+// docs/sources.md). LRU, for comparison: what was used last. Both as in python/oallama/data/expert_hits.py, which
+// judges them on traces.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,7 @@ enum class oa_slot_policy { lfru, lru };
 
 struct oa_slot_rules {
     oa_slot_policy policy = oa_slot_policy::lfru;
-    double         margin = 0.5; // an expert enters if its score exceeds that of the worst in a slot by this share of it
+    double margin = 0.5; // an expert enters if its score exceeds that of the worst in a slot by this share of it
 };
 
 // What was used of a layer's experts so far.

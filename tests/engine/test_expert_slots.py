@@ -80,9 +80,9 @@ def test_tables_that_change_too_early_are_caught(tiny: Callable[..., Path], rpc:
     path, device = tiny("qwen3moe", "Q8_0"), rpc.devices[0]
     with steps(path, plan_of(path, device)) as whole:
         tokens = sampled(whole, 100)
-        with seam(delay_us=20000, at_random=True, unordered=True):
-            with steps(path, plan_of(path, device, 6, uploads=3, realisation="plain")) as cached:
-                assert difference(cached, whole, tokens) > 100 * PLAIN
+        plan = plan_of(path, device, 6, uploads=3, realisation="plain")
+        with seam(delay_us=20000, at_random=True, unordered=True), steps(path, plan) as cached:
+            assert difference(cached, whole, tokens) > 100 * PLAIN
 
 
 @pytest.mark.slow
@@ -321,7 +321,11 @@ def test_weights_of_a_layer_have_the_same_slots(tiny: Callable[..., Path], rpc: 
     text = plan_of(path, device, 3).to_backend_map()
     settings = Settings(n_ctx=64, devices=(device,))
     for old, new, message in (
-        (f"blk.0.ffn_up_exps.weight {device} slots 3", f"blk.0.ffn_up_exps.weight {device} slots 4", "other slots than"),
+        (
+            f"blk.0.ffn_up_exps.weight {device} slots 3",
+            f"blk.0.ffn_up_exps.weight {device} slots 4",
+            "other slots than",
+        ),
         ("uploads 1", "uploads 0", "expected 'uploads <number>', 1 to 64"),
     ):
         assert old in text

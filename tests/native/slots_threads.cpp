@@ -1,7 +1,8 @@
-// Two contexts of one model, whose experts come and go in slots, and the copier, at once (csrc/segments/expert_slots.h):
-// slots_threads STEPS [unordered]. Every step reads the tables of both sides and the slots that they lead to, as a graph
-// does. An expert that both sides compute, or neither, or a slot without the expert that it should have, is counted.
-// unordered: tables change before uploads end, which is to be counted, too. Prints {"steps", "hits", "uploads", "wrong"}.
+// Two contexts of one model, whose experts come and go in slots, and the copier, at once
+// (csrc/segments/expert_slots.h): slots_threads STEPS [unordered]. Every step reads the tables of both sides and the
+// slots that they lead to, as a graph does. An expert that both sides compute, or neither, or a slot without the expert
+// that it should have, is counted. unordered: tables change before uploads end, which is to be counted, too. Prints
+// {"steps", "hits", "uploads", "wrong"}.
 #include "expert_slots.h"
 #include "ggml-cpu.h"
 
@@ -17,7 +18,7 @@ namespace {
 constexpr int n_experts = 16, n_slots = 4, n_used = 4, n_layers = 3, width = 256;
 
 struct memory {
-    ggml_context *        ctx = ggml_init({ 64 * ggml_tensor_overhead(), nullptr, true });
+    ggml_context *        ctx    = ggml_init({ 64 * ggml_tensor_overhead(), nullptr, true });
     ggml_backend_buffer_t buffer = nullptr;
 
     ggml_tensor * tensor(int64_t a, int64_t b, int64_t c) { return ggml_new_tensor_3d(ctx, GGML_TYPE_I32, a, b, c); }
@@ -66,9 +67,9 @@ void add_layers(std::deque<oa_expert_layer> & layers, memory & memory, ggml_back
 
 bool is_wrong(const oa_expert_layer & layer, int32_t expert, int64_t & n_hits) {
     const oa_layer_slots & slots = *layer.slots;
-    const int32_t there = values(slots.device_table)[slots.row * n_experts + expert];
-    const bool    here  = values(slots.host_table)[expert] == expert;
-    bool          wrong = here != (there == n_slots);
+    const int32_t          there = values(slots.device_table)[slots.row * n_experts + expert];
+    const bool             here  = values(slots.host_table)[expert] == expert;
+    bool                   wrong = here != (there == n_slots);
     n_hits += !here;
     for (const auto & [weight, part] : slots.weights) {
         const int32_t * found = values(part) + there * width * 2;

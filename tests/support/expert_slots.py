@@ -29,8 +29,8 @@ def plan_of(
     realisation: str = "",
     n_experts: int = 16,
 ) -> PlacementPlan:
-    """All on `device` but the embedding, and, with slots, the experts, which are on the host. No slots: `first`, if any,
-    are experts that are on both and stay."""
+    """All on `device` but the embedding, and, with slots, the experts, which are on the host. Without slots, `first`,
+    if any, are experts that are on both and stay."""
     plan, tensors = hand_plan(path, device), {}
     for name, t in plan.tensors.items():
         if OF_EXPERTS.search(name) and (slots or first):

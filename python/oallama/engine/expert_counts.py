@@ -28,5 +28,5 @@ class ExpertCounts:
 
 
 def expert_counts(context: int) -> list[ExpertCounts]:
-    """Of the model of a context (the address of its llama_context), in the order of layers; [] where none is divided."""
+    """Of the model of a context (the address of its llama_context), in the order of layers; [] where none is."""
     return sorted((ExpertCounts(*row) for row in native.core().expert_counts(context)), key=lambda c: c.layer)
