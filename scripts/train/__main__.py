@@ -54,7 +54,9 @@ def train(path: Path, recipe: Recipe, kept: Path | None = None) -> dict[str, Any
     def report(step: int, loss: float, balance: float) -> None:
         losses.append(loss)
         uneven.append(balance)
-        print(f"step {step + 1} of {recipe.n_steps}: loss {loss:.4f}, balance {balance:.3f}", file=sys.stderr, flush=True)
+        print(
+            f"step {step + 1} of {recipe.n_steps}: loss {loss:.4f}, balance {balance:.3f}", file=sys.stderr, flush=True
+        )
 
     words = training.make_tokenizer(recipe.shape.n_vocab)
     weights = training.train(words, recipe, report, kept)
@@ -67,12 +69,17 @@ def train(path: Path, recipe: Recipe, kept: Path | None = None) -> dict[str, Any
         "tokens": recipe.n_steps * TOKENS_PER_STEP,
         "parameters": sum(w.size for w in weights.values()),
         "bytes": path.stat().st_size,
-        "loss_of_last_20_steps": round(float(np.mean(losses[-20:])), 4),
-        "balance_of_last_20_steps": round(float(np.mean(uneven[-20:])), 3),
+        "loss_of_last_20_steps": _last_20(losses),
+        "balance_of_last_20_steps": _last_20(uneven),
         "minutes": round((time.perf_counter() - start) / 60, 1),
         "cpu_minutes": round(sum(os.times()[:2]) / 60, 1),
         **compare(path, recipe, words, weights),
     }
+
+
+def _last_20(values: list[float]) -> float | None:
+    """None where the kept state was that of the last step."""
+    return round(float(np.mean(values[-20:])), 4) if values else None
 
 
 def compare(path: Path, recipe: Recipe, words: Any, weights: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The feed-forward of a mixture in JAX, as llama.cpp computes it for qwen3moe: softmax, the best, weights that sum to 1.
+"""The feed-forward of a mixture in JAX, as llama.cpp computes it for qwen3moe: a softmax, weights that sum to 1.
 
 Each expert has room for a number of tokens, so that its products are one batch of matrices. A token that finds no room
 is left out of that expert. That happens in training alone, and seldom, as balanced use is a part of the loss.
@@ -39,7 +39,10 @@ def feed_forward(h: Any, block: dict[str, Any], n_used: int, room: float) -> tup
 
 
 def _slots(chosen: Any, n_used: int, n_expert: int, places: int) -> tuple[Any, Any, Any]:
-    """Return the slot of every use, the token in every slot, and the uses of every expert; a number past the end: none."""
+    """Return the slot of every use, the token in every slot, and the uses of every expert.
+
+    A number past the end stands for none.
+    """
     order = jnp.argsort(chosen, stable=True)
     experts = chosen[order]
     first = jnp.searchsorted(experts, jnp.arange(n_expert + 1))

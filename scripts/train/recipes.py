@@ -53,6 +53,4 @@ DENSE = Recipe(
 _MIXTURE = Shape(
     "qwen3moe", 4, 256, 512, 4, 2, 64, 640, 512, 10000.0, 1e-6, tied=True, n_expert=32, n_expert_used=4, n_ff_expert=64
 )
-MIXTURE = Recipe(
-    "storyteller-mixture", _MIXTURE, {128: 900, 256: 190, 512: 90}, "Q8_0", "Q4_0", room=2.0, balance=0.01
-)
+MIXTURE = Recipe("storyteller-mixture", _MIXTURE, {128: 900, 256: 190, 512: 90}, "Q8_0", "Q4_0", room=2.0, balance=0.01)

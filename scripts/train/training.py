@@ -104,7 +104,9 @@ def _resumed(path: Path | None, trees: Any) -> tuple[int, Any]:
 
 def _matrices(params: Any) -> Any:
     """Return what Muon is to treat; the embedding is a table of vectors, and norms are vectors."""
-    return {name: None if name.endswith(("embd.weight", "norm.weight")) else _axes(w.ndim) for name, w in params.items()}
+    return {
+        name: None if name.endswith(("embd.weight", "norm.weight")) else _axes(w.ndim) for name, w in params.items()
+    }
 
 
 def _axes(n: int) -> Any:

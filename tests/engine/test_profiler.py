@@ -80,12 +80,12 @@ def test_every_target_operator_and_attention_is_measured_on_every_device(
 def test_operators_of_recurrent_layers_are_measured_on_every_device(
     tiny: Callable[..., Path], rpc: Any, tmp_path: Path
 ) -> None:
-    """In decode and in a full micro-batch: the delta rule, its convolution, what moves the states."""
+    """In decode and in a full micro-batch: the delta rule, and what is not small beside it."""
     graph, device = graph_of(tiny("qwen35moe")), rpc.devices[0]
     profile, _ = measure(graph, [device], tmp_path)
     for tier in (min(graph.tiers), max(graph.tiers)):
         shapes = [op.shape for op in graph.operators(tier) if op.shape is not None]
-        assert {"GATED_DELTA_NET", "SSM_CONV"} <= {shape.op for shape in shapes}
+        assert "GATED_DELTA_NET" in {shape.op for shape in shapes}
         for shape in shapes:
             for name in (device, "CPU"):
                 assert (profile.shape_time(name, shape.key) or 0) > 0, shape.key

@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType, dequantize
+
+import recipes
+from oallama.modelmaker.encoder import encode
 
 jax = pytest.importorskip("jax")
-
-import mixture  # noqa: E402
-import recipes  # noqa: E402
-import training  # noqa: E402
-from oallama.modelmaker.encoder import encode  # noqa: E402
-from rounding import q4_0, rounded  # noqa: E402
+mixture = pytest.importorskip("mixture")
+rounding = pytest.importorskip("rounding")
+training = pytest.importorskip("training")
 
 N_EMBD, N_FF, N_EXPERT, N_USED = 32, 16, 8, 2
 
@@ -66,14 +67,12 @@ def test_who_finds_no_room_is_left_out_of_that_expert(block: dict[str, Any]) -> 
 
 @pytest.mark.engine
 def test_weights_are_rounded_as_the_file_rounds_them() -> None:
-    from gguf import GGMLQuantizationType, dequantize
-
     values = np.random.default_rng(4).standard_normal((16, 64)).astype(np.float32)
     kind = GGMLQuantizationType.Q4_0
     stored = dequantize(encode(kind, values.ravel(), 1.0).reshape(16, -1), kind)
-    assert np.array_equal(q4_0(values), stored)
-    assert np.array_equal(rounded(values, 0.0), values)
-    gradient = jax.grad(lambda w: (rounded(w, 1.0) ** 2).sum())(values)
+    assert np.array_equal(rounding.q4_0(values), stored)
+    assert np.array_equal(rounding.rounded(values, 0.0), values)
+    gradient = jax.grad(lambda w: (rounding.rounded(w, 1.0) ** 2).sum())(values)
     assert np.allclose(gradient, 2 * stored, atol=1e-6)
 
 

@@ -9,7 +9,7 @@ of all matrices that write to the hidden state are zero. So routers see the same
   nothing else that varies, so tokens of a group use the same experts.
 * Skew. A router's row has normal values at the code, and a bias at the ones. The biases are fitted, with the codes of
   the groups at hand, until expert number r of a layer's own random order is used in a share of tokens as r^-S, at most
-  in all: `use_rates`.
+  in all: `use_rates`. Where chances are sigmoids, scores are smaller, so that none saturates.
 * Locality. Of a group's tokens a share L names its own group as the one that follows, the others a random one. Output
   rows score the code of the group that follows high enough that the next token is of that group, whether the likeliest
   is taken or one is sampled. So a sampled sequence stays in its group with chance L at each token. One of likeliest
