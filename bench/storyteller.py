@@ -1,9 +1,9 @@
 """What the demo model knows.
 
-python bench/storyteller.py [--model FILE.gguf] [--out FILE.jsonl]
+python bench/storyteller.py [--model FILE.gguf] [--mixture] [--out FILE.jsonl]
 
-One JSON line for --model, default the shipped one: perplexity of the held-out text, right answers by kind of question,
-true sentences and answers of pages that it writes. `python scripts/train` makes a new one.
+One JSON line for --model, default the shipped one, dense or the mixture: perplexity of the held-out text, right answers
+by kind of question, true sentences and answers of pages that it writes. `python scripts/train` makes a new one.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ N_CTX = 512
 
 def main() -> None:
     parser = arguments(__doc__, "storyteller")
-    parser.add_argument("--model", type=Path, default=demo_model())
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--mixture", action="store_true")
     options = parser.parse_args()
-    record([knowledge(options.model)], options.out, each=describe())
+    model = options.model or demo_model("mixture" if options.mixture else "dense")
+    record([knowledge(model)], options.out, each=describe())
 
 
 def knowledge(path: Path) -> dict[str, Any]:

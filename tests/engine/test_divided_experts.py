@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oallama import Llama
+from oallama import Llama, demo_model
 from oallama.bench.maps import backend_map
 from oallama.data.entries import Concurrency
 from oallama.data.operators import TensorInfo
@@ -23,6 +23,7 @@ from oallama.engine.rpc import LocalRpcServer
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices
+from oallama.modelmaker import make_model
 from oallama.planning import Workload
 from support.archs import write_models
 from support.experts import with_experts
@@ -33,6 +34,21 @@ from support.vulkan import VULKAN, has_vulkan
 
 ARCHS = ("deepseek2", "glm4moe", "gpt-oss", "grovemoe", "llama4", "qwen2moe", "qwen3moe", "qwen3next")
 _OF_EXPERTS = re.compile(r"\.ffn_(up|gate|down|gate_up)_exps\.(weight|bias)$")
+# Made by oallama; DeepSeek-V2-Lite's with less of everything.
+MADE = [
+    ("deepseek2", "tiny", "Q8_0"),
+    ("deepseek2", "deepseek-v2-lite", "Q4_0"),
+    ("qwen35moe", "tiny", "Q8_0"),
+    ("gpt-oss", "tiny", "MXFP4"),
+]
+# Whose best plan in the budget tried, with the times of a made profile, has whole weights.
+WHOLE = [("deepseek2", "tiny"), ("gpt-oss", "tiny")]
+_LESS = {"n_layer": 3, "n_embd": 256, "n_ff": 512, "n_head": 4, "n_vocab": 4096, "n_expert": 16, "n_ff_expert": 256}
+
+
+def made(folder: Path, arch: str, shape: str, file_type: str) -> Path:
+    less = _LESS if shape != "tiny" else {}
+    return make_model(folder / "made.gguf", arch=arch, shape=shape, file_type=file_type, overrides=less)
 
 
 def table(
@@ -96,6 +112,31 @@ def test_many_architectures(lib: Path, tmp_path: Path) -> None:
         for job, found in zip(wanted[1:], divided, strict=True):
             assert nmse(found, whole) <= 1e-6, job["table"]
         assert not all(np.array_equal(found, whole) for found in divided), "as the sum of four: was anything divided?"
+
+
+@pytest.mark.parametrize(("arch", "shape", "file_type"), MADE)
+def test_made_mixtures(arch: str, shape: str, file_type: str, lib: Path, tmp_path: Path) -> None:
+    """MLA with sigmoid and shared experts, without q_lora_rank, recurrent layers, and MXFP4 with sinks."""
+    path = made(tmp_path, arch, shape, file_type)
+    common = {"use_extra_bufts": False, "n_ubatch": 64, "flash_attn": 1}
+    with LocalRpcServer(threads=1, register=False) as server:
+        wanted = [{"model": str(path), "n_gpu_layers": 0, **common}]
+        wanted += jobs(path, tmp_path, 16, rpc=[server.endpoint], **common)
+        whole, *divided = compute_logits(lib, wanted, tmp_path)
+    for job, found in zip(wanted[1:], divided, strict=True):
+        assert nmse(found, whole) <= 1e-6, job["table"]
+
+
+def test_the_demo_mixture(lib: Path, tmp_path: Path) -> None:
+    """A trained one, whose routing is real."""
+    path = demo_model("mixture")
+    common = {"tokens": [t % 600 for t in TOKENS], "use_extra_bufts": False, "n_ubatch": 64, "flash_attn": 1}
+    with LocalRpcServer(threads=1, register=False) as server:
+        wanted = [{"model": str(path), "n_gpu_layers": 0, **common}]
+        wanted += jobs(path, tmp_path, 32, rpc=[server.endpoint], **common)
+        whole, *divided = compute_logits(lib, wanted, tmp_path)
+    for job, found in zip(wanted[1:], divided, strict=True):
+        assert nmse(found, whole) <= 1e-6, job["table"]
 
 
 @pytest.mark.parametrize(
@@ -170,15 +211,20 @@ def test_a_plan_file_keeps_experts(tiny: Callable[..., Path], rpc: Any, tmp_path
         plan.to_llama_cpp_flags()
 
 
-def test_a_plan_by_experts_is_loaded_as_predicted(tiny: Callable[..., Path], rpc: Any) -> None:
-    path, device = tiny("qwen3moe", "Q4_0"), rpc.devices[0]
+@pytest.mark.parametrize("planner", ["auto", "experts"])
+@pytest.mark.parametrize(("arch", "shape", "file_type"), [("qwen3moe", "tiny", "Q4_0"), *MADE])
+def test_a_plan_is_loaded_as_predicted(
+    arch: str, shape: str, file_type: str, planner: str, rpc: Any, tmp_path: Path
+) -> None:
+    path, device = made(tmp_path, arch, shape, file_type), rpc.devices[0]
     settings = Settings(n_ctx=256, n_batch=256, n_ubatch=256, n_threads=1)
     profile = replace(made_profile(path, device, settings), concurrency=(Concurrency(device, 1.0),))
-    choices = Choices(device=device, planner="experts", profile=profile, workload=Workload(16, 128))
+    choices = Choices(device=device, planner=planner, profile=profile, workload=Workload(16, 128))
     graph = autoplan.read_graph(path, settings)
     plan = autoplan.candidates(path, graph, "60%", settings, choices).best
-    assert plan.planner["name"] == "experts"
-    assert any(s.experts for t in plan.tensors.values() for s in t.segments)
+    if planner == "experts":
+        divided = any(s.experts for t in plan.tensors.values() for s in t.segments)
+        assert plan.planner["name"] == "experts" and (divided or (arch, shape) in WHOLE)
     llm = Llama(str(path), n_ctx=256, plan=plan, verbose=False)
     try:
         there = llm.placement().devices[0]

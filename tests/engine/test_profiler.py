@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,6 +75,20 @@ def test_every_target_operator_and_attention_is_measured_on_every_device(
             assert (profile.chain_time(device, chain.kind, chain.type, chain.ne, n) or 0) > 0
     assert profile.link_time(device, "h2d", 1 << 20) > 0
     assert profile.switch_time(device) is not None
+
+
+def test_operators_of_recurrent_layers_are_measured_on_every_device(
+    tiny: Callable[..., Path], rpc: Any, tmp_path: Path
+) -> None:
+    """In decode and in a full micro-batch: the delta rule, and what is not small beside it."""
+    graph, device = graph_of(tiny("qwen35moe")), rpc.devices[0]
+    profile, _ = measure(graph, [device], tmp_path)
+    for tier in (min(graph.tiers), max(graph.tiers)):
+        shapes = [op.shape for op in graph.operators(tier) if op.shape is not None]
+        assert "GATED_DELTA_NET" in {shape.op for shape in shapes}
+        for shape in shapes:
+            for name in (device, "CPU"):
+                assert (profile.shape_time(name, shape.key) or 0) > 0, shape.key
 
 
 def test_a_second_run_measures_nothing_and_another_model_only_what_is_new(

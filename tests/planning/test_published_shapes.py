@@ -22,6 +22,10 @@ CASES = [
     ("qwq-32b", "Q4_K_M", "12GiB", 64 * 7 + 1),
     ("qwen3-30b-a3b", "Q4_K_M", "10GiB", 48 * 8 + 1),
     ("qwen3-235b-a22b", "Q4_K_M", "22GiB", 94 * 8 + 1),
+    # MLA: 6 and the output; one dense layer; of the others router, experts and the shared expert.
+    ("glm-4.7-flash", "Q4_K_M", "8GiB", 47 * 6 + 3 + 46 * 7 + 1),
+    # Recurrent layers: 5; attention: 4; router, experts, the shared expert and its gate.
+    ("qwen3.6-35b-a3b", "Q4_K_M", "8GiB", 30 * 5 + 10 * 4 + 40 * 8 + 1),
 ]
 
 

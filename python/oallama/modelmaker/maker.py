@@ -39,7 +39,7 @@ def make_model(
 
     Args:
         path: the file to write; its folder must exist.
-        arch: "llama", "minicpm3", "qwen2", "qwen3moe" or "gpt-oss"; default: that of a published shape, else "llama".
+        arch: one of ARCHITECTURES; default: that of a published shape, else "llama".
         shape: a name in SHAPES[arch]: "tiny" (a few MB), "small" or a published size.
         file_type: "F16", "Q8_0", "Q4_0", "MXFP4" (experts; the rest is Q8_0) or "Q4_K_M"; all but F16 need the
             engine's library.

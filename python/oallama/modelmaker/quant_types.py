@@ -52,7 +52,7 @@ def _rule(shape: Shape, spec: TensorSpec, default: GGMLQuantizationType, k_m: bo
     name, eight_experts = spec.name, shape.n_expert == 8
     if spec.logits:  # output.weight, or token_embd.weight where it is both
         return _T.Q6_K if default != _T.Q8_0 and spec.ne[0] % _block(default) == 0 else _T.Q8_0
-    if "attn_v.weight" in name or "attn_kv_b.weight" in name:
+    if name.endswith(("attn_v.weight", "attn_kv_b.weight", "attn_qkv.weight")):
         if eight_experts:
             return _T.Q8_0
         if k_m and _more_bits(shape, name):

@@ -9,7 +9,7 @@ of all matrices that write to the hidden state are zero. So routers see the same
   nothing else that varies, so tokens of a group use the same experts.
 * Skew. A router's row has normal values at the code, and a bias at the ones. The biases are fitted, with the codes of
   the groups at hand, until expert number r of a layer's own random order is used in a share of tokens as r^-S, at most
-  in all: `use_rates`.
+  in all: `use_rates`. Where chances are sigmoids, scores are smaller, so that none saturates.
 * Locality. Of a group's tokens a share L names its own group as the one that follows, the others a random one. Output
   rows score the code of the group that follows high enough that the next token is of that group, whether the likeliest
   is taken or one is sampled. So a sampled sequence stays in its group with chance L at each token. One of likeliest
@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from ..errors import OallamaError
 from .shapes import Shape
-from .tensors import LOGIT_STD, ROUTER_GAIN, TensorSpec
+from .tensors import LOGIT_STD, ROUTER_GAIN, TensorSpec, router_gain
 
 GROUP = 64  # text tokens of a group
 ONES = 32
@@ -41,7 +41,7 @@ _LEAST_EMBD, _LEAST_VOCAB = 256, 2048
 _NON_TEXT = 1.0 / 16.0  # as weights.NON_TEXT_SCALE
 _ALWAYS = 0.995  # a rate above it needs no larger bias
 _FITTED_GROUPS, _ROUNDS = 1024, 40
-_WRITERS = re.compile(r".*\.(attn_output|ffn_down\w*)\.weight")
+_WRITERS = re.compile(r".*\.(attn_output|ssm_out|ffn_down\w*)\.weight")
 _FORM = re.compile(r"zipf:([^,]+)(?:,locality:([^,]+))?")
 
 Floats = NDArray[np.float32]
@@ -114,7 +114,7 @@ def _routed(spec: TensorSpec, index: int, codes: _Codes, shape: Shape, routing: 
         rng = default_rng([seed, 4, index])
         weights = _router(codes, use_rates(routing.skew, shape.n_expert, shape.n_expert_used), shape, rng)
         return replace(spec, rows=lambda start, stop: weights[start:stop])
-    if spec.name.endswith(("attn_output.bias", "ffn_down_exps.bias", "ffn_gate_inp.bias")):
+    if spec.name.endswith(("attn_output.bias", "ffn_down_exps.bias", "ffn_gate_inp.bias", "exp_probs_b.bias")):
         return replace(spec, std=0.0)
     if _WRITERS.fullmatch(spec.name):
         # Smaller by depth, so that the scale of the last hidden state, and with it FOLLOWS, is known.
@@ -180,7 +180,7 @@ def _router(codes: _Codes, rates: NDArray[np.float64], shape: Shape, rng: Genera
     rows[:, ONES : ONES + codes.width] = at_code
     scores = codes.signs[:_FITTED_GROUPS] @ at_code.T
     rows[:, :ONES] = _fitted_biases(scores, rates, shape.n_expert_used)[:, None] / ONES
-    return rows
+    return rows * np.float32(router_gain(shape) / ROUTER_GAIN)
 
 
 def _fitted_biases(scores: Floats, rates: NDArray[np.float64], n_used: int) -> NDArray[np.float64]:

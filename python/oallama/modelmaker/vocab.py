@@ -24,9 +24,11 @@ _FILES = {
     "minicpm3": "ggml-vocab-llama-spm.gguf",
     "qwen2": "ggml-vocab-qwen2.gguf",
     "qwen3moe": "ggml-vocab-qwen2.gguf",
-    "gpt-oss": "ggml-vocab-qwen2.gguf",  # llama.cpp's source has not its own
+    # llama.cpp's source has not their own.
+    "gpt-oss": "ggml-vocab-qwen2.gguf",
+    "deepseek2": "ggml-vocab-qwen2.gguf",
+    "qwen35moe": "ggml-vocab-qwen2.gguf",
 }
-_TEMPLATES = {"llama": LLAMA3, "minicpm3": CHATML, "qwen2": CHATML, "qwen3moe": CHATML, "gpt-oss": CHATML}
 # The published MiniCPM3 tokenizer has these two on top of its SentencePiece model.
 _ADDED = {"minicpm3": (b"<|im_end|>", b"<|im_start|>")}
 _WORD_MARK = "\u2581".encode()  # SentencePiece's blank
@@ -85,7 +87,7 @@ def load_vocab(arch: str, n_vocab: int, vocab_dir: Path | None = None) -> Vocab:
 @lru_cache(maxsize=1)
 def _read(path: Path, arch: str) -> Vocab:
     fields = {key: value for key, value in read_metadata(path).items() if key.startswith("tokenizer.")}
-    fields.setdefault("tokenizer.chat_template", _TEMPLATES[arch])
+    fields.setdefault("tokenizer.chat_template", LLAMA3 if arch == "llama" else CHATML)
     tokens, types = fields.pop("tokenizer.ggml.tokens"), fields.pop("tokenizer.ggml.token_type")
     scores, merges = fields.pop("tokenizer.ggml.scores", None), fields.pop("tokenizer.ggml.merges", None)
     return _append(Vocab(tokens, types, scores, merges, fields), list(_ADDED.get(arch, ())), TokenType.CONTROL, 0.0)
