@@ -9,6 +9,7 @@
 #include "skipped_experts.h"
 #include "tensor_flags.h"
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 
@@ -46,9 +47,17 @@ bool alike(const ggml_tensor * a, const ggml_tensor * b) {
     return true;
 }
 
+// Tokens of the graph's batch. Its last layer may have fewer: those whose logits are wanted.
+int64_t n_tokens_of(ggml_cgraph * graph) {
+    const ggml_tensor * const tokens = ggml_graph_get_tensor(graph, "inp_tokens");
+    const ggml_tensor * const rows   = ggml_graph_get_tensor(graph, "inp_embd");
+    return std::max(tokens ? tokens->ne[0] : 0, rows ? rows->ne[1] : 0);
+}
+
 class divider : oa_graph_rewrite {
   public:
-    divider(ggml_context * ctx, ggml_cgraph * graph) : oa_graph_rewrite(ctx, graph) {
+    divider(ggml_context * ctx, ggml_cgraph * graph) :
+        oa_graph_rewrite(ctx, graph), decodes_(n_tokens_of(graph) <= oa_decode_tokens) {
         for (ggml_tensor * node : nodes_) {
             for (ggml_tensor * src : node->src) {
                 if (src) {
@@ -71,6 +80,7 @@ class divider : oa_graph_rewrite {
     }
 
   private:
+    const bool                                                decodes_; // a few tokens, whose choices are noted
     std::map<const ggml_tensor *, std::vector<ggml_tensor *>> readers_;
     std::set<const ggml_tensor *>                             noted_; // choices
 
@@ -246,9 +256,11 @@ class divider : oa_graph_rewrite {
         return made;
     }
 
-    // Of several operators for the same choices one notes them.
+    // Of several operators for the same choices one notes them. A prompt's last layer has the choices of its last
+    // token.
     ggml_tensor * on_host(const ggml_tensor * weight, ggml_tensor * ids) {
-        oa_expert_layer * const layer = noted_.insert(ids).second ? oa_expert_layer::of(weight) : nullptr;
+        const bool              notes = decodes_ && noted_.insert(ids).second;
+        oa_expert_layer * const layer = notes ? oa_expert_layer::of(weight) : nullptr;
         return oa_host_numbers(ctx_, oa_expert_table(weight, OA_HOST), ids, layer);
     }
 

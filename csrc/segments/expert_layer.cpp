@@ -15,7 +15,7 @@ void compute_numbers(ggml_tensor * dst, int ith, int, void * userdata) {
     auto *              layer  = static_cast<oa_expert_layer *>(userdata);
     const int64_t       n_used = ids->ne[0], n_tokens = ids->ne[1];
     // A graph that uses all experts warms them up.
-    const bool           counts = layer && n_tokens <= oa_decode_tokens && n_used < table->ne[1];
+    const bool           counts = layer && n_used < table->ne[1];
     std::vector<int32_t> chosen;
     int64_t              n_hits = 0;
     for (int64_t token = 0; token < n_tokens; ++token) {

@@ -78,5 +78,5 @@ class oa_expert_layer {
 };
 
 // An operator of the host: a layer's choices as numbers among the host's experts, by the table [1, experts]; -1 for the
-// accelerator's. layer: notes the choices; may be null. i32 [used, tokens], as `ids`.
+// accelerator's. layer: notes the choices; null in a prompt's graph. i32 [used, tokens], as `ids`.
 ggml_tensor * oa_host_numbers(ggml_context * ctx, ggml_tensor * table, ggml_tensor * ids, oa_expert_layer * layer);

@@ -69,7 +69,7 @@ def repeats(ids: np.ndarray) -> float:
 @pytest.mark.parametrize("arch", MIXTURES)
 @pytest.mark.parametrize("file_type", ["F16", "Q8_0", "Q4_0", "MXFP4", "Q4_K_M"])
 def test_static_hits_follow_zipf(traced: Callable[..., Ids], arch: str, file_type: str) -> None:
-    """Within 6 points at any k in what is generated, 8 in a text, which adds its own skew; the layers' orders differ."""
+    """Within 6 points at any k in what is generated, 8 in a text, which has some skew of its own; orders differ."""
     expected = use_rates(1.0, N_EXPERT, N_USED).cumsum() / N_USED
     ids = traced("zipf:1", arch, file_type)
     for stage, most in (("prefill", 0.08), ("decode", 0.06)):

@@ -29,6 +29,9 @@ from support.sanitizers import skip_without
 
 ARCHS = ("deepseek2", "gpt-oss", "qwen2moe", "qwen3moe")
 PLAIN = 1e-6  # NMSE: the order of the last sum
+# Over thousands of tokens that order changes the last bit of an activation where it is rounded to 8 bits: all tokens
+# behind it differ a little, by the same amounts each time.
+LONG = 1e-5
 PROMPT = np.random.default_rng(2).integers(3, 120, 160).tolist()
 
 
@@ -92,7 +95,7 @@ def test_ten_thousand_steps(tiny: Callable[..., Path], rpc: Any) -> None:
     with steps(path, plan_of(path, device)) as whole, seam(delay_us=500, at_random=True), steps(path, plan) as cached:
         tokens = sampled(whole, 500)
         for _ in range(20):
-            assert difference(cached, whole, tokens) <= PLAIN
+            assert difference(cached, whole, tokens) <= LONG
             whole.forget()
             cached.forget()
         assert cached.counts()[2] > 2000
@@ -200,7 +203,7 @@ def test_an_upload_that_fails_ends_the_computation(tiny: Callable[..., Path], rp
 
 def test_a_file_that_is_cut_off_is_an_error(tiny: Callable[..., Path], rpc: Any, tmp_path: Path) -> None:
     path, device = tmp_path / "cut.gguf", rpc.devices[0]
-    path.write_bytes(tiny("qwen3moe", "Q8_0").read_bytes())
+    path.write_bytes(tiny("qwen3moe", "Q4_0").read_bytes())
     with steps(path, plan_of(path, device, 4, realisation="repacked")) as cached:
         cached.feed(5)
         with path.open("ab") as file:
