@@ -166,7 +166,7 @@ class divider : oa_graph_rewrite {
             case GGML_OP_UNARY:
             case GGML_OP_SQR:
             case GGML_OP_SCALE:
-            case GGML_OP_CLAMP: return in_chain(t->src[0]);
+            case GGML_OP_CLAMP:
             case GGML_OP_ADD:
             case GGML_OP_MUL: return in_chain(t->src[0]);
             case GGML_OP_ADD_ID: return in_chain(t->src[0]) && has_divided(t) && alike(t->src[1], weight_);

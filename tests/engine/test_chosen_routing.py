@@ -69,10 +69,14 @@ def repeats(ids: np.ndarray) -> float:
 @pytest.mark.parametrize("arch", MIXTURES)
 @pytest.mark.parametrize("file_type", ["F16", "Q8_0", "Q4_0", "MXFP4", "Q4_K_M"])
 def test_static_hits_follow_zipf(traced: Callable[..., Ids], arch: str, file_type: str) -> None:
-    """Within 6 points at any k in what is generated, 8 in a text, which has some skew of its own; orders differ."""
+    """Within 6 points at any k, in a text and in what is generated; the layers' orders differ.
+
+    In a text qwen35moe is 5 points off, and 7 where Q4_0 rounds its embeddings.
+    """
     expected = use_rates(1.0, N_EXPERT, N_USED).cumsum() / N_USED
     ids = traced("zipf:1", arch, file_type)
-    for stage, most in (("prefill", 0.08), ("decode", 0.06)):
+    for stage in ("prefill", "decode"):
+        most = 0.08 if (arch, stage) == ("qwen35moe", "prefill") else 0.06
         assert abs(hits(ids[stage], "static") - expected).max() < most, stage
     order = [np.bincount(layer.ravel(), minlength=N_EXPERT).argmax() for layer in ids["decode"].astype(int)]
     assert len(set(order)) > 1

@@ -83,60 +83,45 @@ def jobs(path: Path, folder: Path, n_experts: int, **common: Any) -> list[dict[s
     return made
 
 
+def check(path: Path, lib: Path, tmp_path: Path, n_experts: int = 16, most: float = 1e-6, **settings: Any) -> bool:
+    """One loopback device and the host against the host alone. Returns whether any logits differ in a bit."""
+    common = {"use_extra_bufts": False, "n_ubatch": 64, "flash_attn": 1, **settings}
+    with LocalRpcServer(threads=1, register=False) as server:
+        wanted = [{"model": str(path), "n_gpu_layers": 0, **common}]
+        wanted += jobs(path, tmp_path, n_experts, rpc=[server.endpoint], **common)
+        whole, *divided = compute_logits(lib, wanted, tmp_path)
+    for job, found in zip(wanted[1:], divided, strict=True):
+        assert nmse(found, whole) <= most, job["table"]
+    return not all(np.array_equal(found, whole) for found in divided)
+
+
 @pytest.mark.parametrize("file_type", ["Q4_0", "Q8_0"])
 @pytest.mark.parametrize("layout", ["plain", "repacked"])
 def test_two_cpus_compute_what_one_does(
     file_type: str, layout: str, tiny: Callable[..., Path], lib: Path, tmp_path: Path
 ) -> None:
-    path = tiny("qwen3moe", file_type)
-    common = {"use_extra_bufts": layout != "plain", "n_ubatch": 64, "flash_attn": 1}
-    with LocalRpcServer(threads=1, register=False) as server:
-        wanted = [{"model": str(path), "n_gpu_layers": 0, **common}]
-        wanted += jobs(path, tmp_path, 16, rpc=[server.endpoint], **common)
-        whole, *divided = compute_logits(lib, wanted, tmp_path)
-    for job, found in zip(wanted[1:], divided, strict=True):
-        assert nmse(found, whole) <= (1e-6 if layout == "plain" else 1e-3), job["table"]
+    most = 1e-6 if layout == "plain" else 1e-3
+    check(tiny("qwen3moe", file_type), lib, tmp_path, most=most, use_extra_bufts=layout != "plain")
 
 
 def test_many_architectures(lib: Path, tmp_path: Path) -> None:
     """With biases and scales of experts, weights before the experts, groups, shared experts."""
     models = [m for m in write_models(tmp_path / "two", f"^({'|'.join(ARCHS)})$") if m.stem.endswith("-moe")]
     few = (np.arange(70) * 37 % 100 + 1).tolist()  # tokens of upstream's tiny vocabularies
-    common = {"tokens": few, "n_ubatch": 64, "flash_attn": 1, "use_extra_bufts": False}
     for source in models:
         path = with_experts(source, tmp_path / f"{source.stem}.gguf")
-        with LocalRpcServer(threads=1, register=False) as server:
-            wanted = [{"model": str(path), "n_gpu_layers": 0, **common}]
-            wanted += jobs(path, tmp_path, 16, rpc=[server.endpoint], **common)
-            whole, *divided = compute_logits(lib, wanted, tmp_path)
-        for job, found in zip(wanted[1:], divided, strict=True):
-            assert nmse(found, whole) <= 1e-6, job["table"]
-        assert not all(np.array_equal(found, whole) for found in divided), "as the sum of four: was anything divided?"
+        assert check(path, lib, tmp_path, tokens=few), "as the sum of four: was anything divided?"
 
 
 @pytest.mark.parametrize(("arch", "shape", "file_type"), MADE)
 def test_made_mixtures(arch: str, shape: str, file_type: str, lib: Path, tmp_path: Path) -> None:
     """MLA with sigmoid and shared experts, without q_lora_rank, recurrent layers, and MXFP4 with sinks."""
-    path = made(tmp_path, arch, shape, file_type)
-    common = {"use_extra_bufts": False, "n_ubatch": 64, "flash_attn": 1}
-    with LocalRpcServer(threads=1, register=False) as server:
-        wanted = [{"model": str(path), "n_gpu_layers": 0, **common}]
-        wanted += jobs(path, tmp_path, 16, rpc=[server.endpoint], **common)
-        whole, *divided = compute_logits(lib, wanted, tmp_path)
-    for job, found in zip(wanted[1:], divided, strict=True):
-        assert nmse(found, whole) <= 1e-6, job["table"]
+    check(made(tmp_path, arch, shape, file_type), lib, tmp_path)
 
 
 def test_the_demo_mixture(lib: Path, tmp_path: Path) -> None:
     """A trained one, whose routing is real."""
-    path = demo_model("mixture")
-    common = {"tokens": [t % 600 for t in TOKENS], "use_extra_bufts": False, "n_ubatch": 64, "flash_attn": 1}
-    with LocalRpcServer(threads=1, register=False) as server:
-        wanted = [{"model": str(path), "n_gpu_layers": 0, **common}]
-        wanted += jobs(path, tmp_path, 32, rpc=[server.endpoint], **common)
-        whole, *divided = compute_logits(lib, wanted, tmp_path)
-    for job, found in zip(wanted[1:], divided, strict=True):
-        assert nmse(found, whole) <= 1e-6, job["table"]
+    check(demo_model("mixture"), lib, tmp_path, n_experts=32, tokens=[t % 600 for t in TOKENS])
 
 
 @pytest.mark.parametrize(

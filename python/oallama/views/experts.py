@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ..data.layer_experts import MIXED, ExpectedExperts, LayerExperts, layer_experts
 from ..data.plan import PlacementPlan
-from .plan_cells import Symbols, cell
+from .plan_cells import Symbols, cell, span
 from .style import table
 
 if TYPE_CHECKING:
@@ -94,21 +94,16 @@ def _legend(places: Sequence[LayerExperts], last: int) -> list[Text]:
     lines = []
     if parts := [place for place in places if place.held and not place.slots]:
         there, total = parts[0].device, parts[0].total
-        digits, held = _range(sorted(map(_digit, parts))), _range(sorted(place.held for place in parts))
+        digits, held = span([*map(_digit, parts)]), span([place.held for place in parts])
         lines.append(Text(f"{digits}: so many tenths of a layer's {total} experts are on {there}, too ({held})"))
     if parts := [place for place in places if place.slots]:
-        there, total, held = parts[0].device, parts[0].total, _range(sorted(place.held for place in parts))
+        there, total, held = parts[0].device, parts[0].total, span([place.held for place in parts])
         lines.append(Text(f"a to i: slots on {there} for 1 to 9 tenths of a layer's {total} experts ({held})"))
     if any(place.home == MIXED for place in places):
         lines.append(Text(f"{_MIXED}: the matrices of the layer's experts are on different devices"))
     if len(places) <= last:
         lines.append(Text(f"{_NONE}: a layer without experts"))
     return lines
-
-
-def _range(numbers: Sequence[int] | Sequence[str]) -> str:
-    first, last = numbers[0], numbers[-1]
-    return f"{first}" if first == last else f"{first} to {last}"
 
 
 def _by_layer(expected: ExpectedExperts) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.text import Text
@@ -40,3 +41,9 @@ def cell(home: str, plan: PlacementPlan, symbols: Symbols) -> Text:
         return Text(symbols.host, style="dim")
     at = [device for device in plan.devices if device != HOST].index(home)
     return Text(symbols.devices[at % len(symbols.devices)], style=_STYLES[at % len(_STYLES)])
+
+
+def span(values: Sequence[int] | Sequence[str]) -> str:
+    """ "3" or "3 to 7": the least and the greatest of some."""
+    least, most = min(values), max(values)
+    return f"{least}" if least == most else f"{least} to {most}"

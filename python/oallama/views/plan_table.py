@@ -17,7 +17,7 @@ from ..data.operators import kind_of, layer_of
 from ..data.plan import HOST, PlacementPlan, TensorPlacement
 from ..data.predicted import describe_request
 from .experts import render_experts
-from .plan_cells import UNICODE, Symbols, cell
+from .plan_cells import UNICODE, Symbols, cell, span
 from .style import table
 
 # Columns of the picture in the order a layer computes them; other kinds follow in the order of the plan.
@@ -31,7 +31,7 @@ _SHORT = {"attn_output": "o", "ffn_gate_inp": "route", "attn_kv_a_mqa": "kv_a", 
 def render_plan(plan: PlacementPlan, symbols: Symbols = UNICODE) -> RenderableType:
     """Everything `oallama plan` shows: summary, picture, the planned request, predicted times and notes."""
     parts: list[RenderableType] = [render_summary(plan), *render_unseen(plan), render_layers(plan, symbols)]
-    parts += [*render_request(plan), render_times(plan), *render_range(plan)]
+    parts += [*render_request(plan), render_times(plan), *renderspan(plan)]
     parts += [Text(f"note: {note}", style="dim") for note in plan.predicted.notes]
     return Group(*parts)
 
@@ -125,7 +125,7 @@ def render_times(plan: PlacementPlan) -> Table:
     return shown
 
 
-def render_range(plan: PlacementPlan) -> list[Text]:
+def renderspan(plan: PlacementPlan) -> list[Text]:
     """The request the plan was made for: seconds predicted, the range they are expected in, and what was measured."""
     n_prompt, n_generate = plan.predicted.workload
     lines = []
@@ -237,11 +237,7 @@ def _shares(plan: PlacementPlan) -> str:
         share = first if first == last else f"{first[:-1]} to {last}"
         found.append(f"{parts[0].device} computes {share} of each while {HOST} computes the rest")
     if counts:
-        found.append(f"{parts[0].device} has {_range(counts)} experts of each while {HOST} computes the others")
+        found.append(f"{parts[0].device} has {span(counts)} experts of each while {HOST} computes the others")
     if slots:
-        found.append(f"{parts[0].device} keeps {_range(slots)} experts of each in slots, those used most and last")
+        found.append(f"{parts[0].device} keeps {span(slots)} experts of each in slots, those used most and last")
     return "; ".join(found)
-
-
-def _range(numbers: list[int]) -> str:
-    return f"{min(numbers)}" if min(numbers) == max(numbers) else f"{min(numbers)} to {max(numbers)}"
