@@ -75,9 +75,9 @@ def test_protocol(build: Build, flags: tuple[str, ...], scenario: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["release", "acquire", "sync", "buffers"])
 def test_what_orders_memory_is_needed(build: Build, part: str) -> None:
-    """x86 orders stores by itself; the sanitizer does not."""
+    """x86 orders stores by itself; the sanitizer does not. The scenario may see the wrong data before it."""
     code, output = run(build("-O1", SANITIZER), "many", part)
-    assert code != 0 and RACE in output
+    assert code != 0 and (RACE in output or "FAILED: " in output), output
 
 
 @pytest.mark.parametrize(("part", "scenario", "says"), [
