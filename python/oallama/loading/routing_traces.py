@@ -78,6 +78,4 @@ def expert_use(model: str | os.PathLike[str], graph: OperatorGraph) -> tuple[Exp
         return uniform, [f"{_UNIFORM}: {error}"]
     if (use.n_experts, use.n_used) != (n_experts, op.n_used):
         return uniform, [f"{_UNIFORM}: the trace has other numbers of experts"]
-    return use, [
-        "the planners `experts` and `slots` divide experts by the routing trace; other plans assume uniform routing"
-    ]
+    return use, ["experts are divided, and what batches read of them is priced, by the routing trace"]

@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from ..data.entries import REALISATIONS, padded_rows
 from ..data.fusion import Chain, Fusion, chains
-from ..data.operators import OUTPUT, AttentionShape, Operator, OperatorGraph
+from ..data.operators import OUTPUT, AttentionShape, Operator, OperatorGraph, TensorInfo
 from ..data.plan import HOST, ContextSettings, PlacementPlan
 from ..data.profile import Profile
 from ..data.workload import Workload
+from .expert_reads import ExpertTimes
 from .expert_use import ExpertUse
 from .kv_cache import cache_nbytes
 from .oato import Anchor, Edge
@@ -88,6 +89,7 @@ class CostModel:
     ) -> None:
         self.graph, self.profile, self.context = graph, profile, context
         self.expert_use = expert_use
+        self.times = ExpertTimes(profile, expert_use.unions if expert_use else None)
         self.names: tuple[str, ...] = (host, *accelerators)
         self.ids = {name: i for i, name in enumerate(self.names)}
         self.decode_tier, self.prefill_tier = min(graph.tiers), max(graph.tiers)
@@ -108,8 +110,7 @@ class CostModel:
         self._attention: dict[tuple[AttentionShape, int, int], Floats] = {}
         self._stages: dict[tuple[int, bool], StageCosts] = {}
         # Upstream sends uploads to the first device that takes them; 0 when none does.
-        offers = [profile.device(name).op_offload for name in self.names]
-        self.uploader = next((i for i, takes in enumerate(offers) if i and takes), 0)
+        self.uploader = next((i for i, name in enumerate(self.names) if i and profile.device(name).op_offload), 0)
         # Share of the shorter of streamed copies and everything else that is hidden behind the longer.
         self.overlap = profile.overlap(accelerators[0]) if accelerators else 0.0
         self.flash = any(op.op == "FLASH_ATTN_EXT" for op in graph.operators(self.decode_tier))
@@ -193,11 +194,12 @@ class CostModel:
             times = [self._op_seconds(d, op.op, op.weight, count, op.n_used, len(alike)) for d in devices]
             seconds[:, alike] = np.array(times)[:, None]
             host[:, alike] = np.array(self._host_seconds(op, count))[:, None]
-            weight_bytes = self.graph.tensor[op.weight or ""].nbytes
+            weight = self.graph.tensor[op.weight or ""]
             if len(devices) > 1:
-                stream[alike] = self.link_s(STREAMER, "h2d", weight_bytes, "pinned")
+                stream[alike] = self.link_s(STREAMER, "h2d", weight.nbytes, "pinned")
             if self.uploader and count >= OFFLOAD_MIN_TOKENS:
-                copy = self.link_s(self.uploader, "h2d", weight_bytes, "pageable")
+                nbytes = self.times.uploaded_bytes(op.op, weight, count, op.n_used)
+                copy = self.link_s(self.uploader, "h2d", nbytes, "pageable")
                 upload[alike] = copy + seconds[self.uploader, alike]
         sizes, size_of = np.unique(graph.bytes_out(n_tokens), return_inverse=True)
         each = np.array([[[self.move_s(a, b, size) for size in sizes.tolist()] for b in devices] for a in devices])
@@ -245,16 +247,20 @@ class CostModel:
     ) -> float:
         """Of one operator; `operators` of them are like it."""
         tensor = self.graph.tensor[weight or ""]
-        realisation = "" if device else REALISATIONS[self._host[self._at[tensor.name]]] or self._unchosen
-        estimate = self.profile.op_time(self.names[device], op, tensor.type, tensor.ne, n_tokens, n_used, realisation)
+        estimate = self.times.op_time(
+            self.names[device], op, tensor, n_tokens, n_used, self.realisation(device, tensor)
+        )
         self.sources[estimate.source] += operators
         return estimate.seconds
 
+    def realisation(self, device: int, tensor: TensorInfo) -> str:
+        """The one that a weight's seconds on a device are of."""
+        return "" if device else REALISATIONS[self._host[self._at[tensor.name]]] or self._unchosen
+
     def _host_seconds(self, op: Operator, n_tokens: int) -> list[float]:
         """By realisation."""
-        tensor = self.graph.tensor[op.weight or ""]
-        key = (self.names[0], op.op, tensor.type, tensor.ne, n_tokens, op.n_used)
-        return [self.profile.op_time(*key, name or self._unchosen).seconds for name in REALISATIONS]
+        key = (self.names[0], op.op, self.graph.tensor[op.weight or ""], n_tokens, op.n_used)
+        return [self.times.op_time(*key, name or self._unchosen).seconds for name in REALISATIONS]
 
     # ---- placements -----------------------------------------------------------------------------------------------
 

@@ -128,6 +128,7 @@ class _Whole:
     down: Floats
     up: Floats
     is_output: Mask
+    reading: Sequence[tuple[float, float]]
 
 
 class DividedCosts:
@@ -152,7 +153,7 @@ class DividedCosts:
         targets = self._longer(whole.device, on_host, share)
         for g, group in enumerate(self.groups):
             if group.n_used and active[g]:
-                targets[g] = self._longer_by_experts(at, group, whole.device[g], on_host[g], share[g : g + 1])[0]
+                targets[g] = self._longer_by_experts(at, g, on_host[g], share[g : g + 1])[0]
         moved = self._moved(whole, share)
         return Extra(float(targets[active].sum()), float(moved[active].sum()), self._switches * int(active.sum()))
 
@@ -161,7 +162,7 @@ class DividedCosts:
         whole = self._whole(at)
         host = float(at.seconds[0, whole.ops[whole.group == group]].sum())
         if self.groups[group].n_used:
-            targets = self._longer_by_experts(at, self.groups[group], whole.device[group], host, share)
+            targets = self._longer_by_experts(at, group, host, share)
         else:
             targets = self._longer(whole.device[group], host, share)
         return targets + self._moved(whole, share, group) + self._switches
@@ -203,14 +204,13 @@ class DividedCosts:
     def _slots(self) -> bool:
         return self.division == "slots"
 
-    def _longer_by_experts(
-        self, at: StageCosts, group: DividedGroup, device: float, host: float, share: Floats
-    ) -> Floats:
+    def _longer_by_experts(self, at: StageCosts, g: int, host: float, share: Floats) -> Floats:
         """As `_longer`, the mean over what experts on the accelerator compute; share: of all experts."""
-        decode = at.graph.tier == self.costs.decode_tier
+        decode, whole, group = at.graph.tier == self.costs.decode_tier, self._whole(at), self.groups[g]
+        device, zeros = float(whole.device[g]), self._multiplies_zeros
         found = np.zeros(len(share))
         for i, k in enumerate(np.rint(share * group.width).astype(int).tolist()):
-            of = self._use.computed(k, at.n_tokens, decode, self._slots, self._multiplies_zeros)
+            of = self._use.computed(k, at.n_tokens, decode, self._slots, zeros, whole.reading[g])
             found[i] = float(of.likely @ self._longer(np.array(device), host, of.device, of.host))
             if decode and (uploads := self._use.held(self._slots).uploads[k] * at.n_tokens):
                 copies = uploads * self.costs.link_s(STREAMER, "h2d", group.nbytes / group.width)
@@ -249,8 +249,21 @@ class DividedCosts:
                     if op == first[g]:
                         down[g] += 2 * self.costs.move_s(STREAMER, 0, 4 * n_used * at.n_tokens)
             is_output = at.graph.is_output[first] & (first >= 0)
-            self._stages[key] = _Whole(np.array(ops), np.array(group), first, device, down, up, is_output)
+            reading = [self._reading(at, group, op) for group, op in zip(self.groups, first.tolist(), strict=True)]
+            self._stages[key] = _Whole(np.array(ops), np.array(group), first, device, down, up, is_output, reading)
         return self._stages[key]
+
+    def _reading(self, at: StageCosts, group: DividedGroup, first: int) -> tuple[float, float]:
+        """Of a group's first matrix, which stands for all."""
+        if first < 0 or not group.n_used:
+            return 0.0, 0.0
+        costs, op, tokens = self.costs, at.graph.operators[first], int(at.tokens[first])
+        tensor = costs.graph.tensor[op.weight or ""]
+        device, host = (
+            costs.times.reading(costs.names[d], op.op, tensor, tokens, op.n_used, costs.realisation(d, tensor))
+            for d in (STREAMER, 0)
+        )
+        return device, host
 
 
 def topped_up(tables: DividedCosts, homes: Homes, at: StageCosts, room: int) -> tuple[Homes, int]:

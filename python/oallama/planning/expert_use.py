@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 
 from ..data.expert_hits import POLICIES, counts
 from ..data.routing import NONE, STAGES, RoutingTrace
+from .expert_reads import Unions
 
 Floats = NDArray[np.float64]
 STATIC = POLICIES.index("static")
 _JUDGED = 2048  # tokens are enough for how many of one token's choices hit
+_READ = 8192  # tokens of a prompt, for the experts of batches
 _SIMULATED = 1024  # tokens, the second half of which counts
 _GRID = (1 / 32, 1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8)  # shares of experts in slots
 
@@ -73,11 +75,13 @@ class ExpertUse:
     Attributes:
         static: what the k most used experts compute. slots: what k slots do whose experts change; None: unknown.
         order: by layer, all experts, the most used first; layers that are missing have them by number.
+        unions: of a prompt's tokens, by the trace; None: random choices.
     """
 
     static: Held
     slots: Held | None = None
     order: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    unions: Unions | None = None
 
     @classmethod
     def uniform(cls, n_experts: int, n_used: int) -> ExpertUse:
@@ -102,7 +106,8 @@ class ExpertUse:
         by_layer = {layer: tuple(row) for layer, row in zip(trace.layers, order.tolist(), strict=True)}
         together = _together(stages["decode"].ids[:, :_JUDGED], n_experts)
         static = _held(curves, together, np.zeros(n_experts + 1), trace.layers)
-        return cls(static, simulate and _of_slots(trace, simulate), by_layer)
+        unions = Unions.of_ids(stages["prefill"].ids[:, :_READ], order)
+        return cls(static, simulate and _of_slots(trace, simulate), by_layer, unions)
 
     @property
     def from_trace(self) -> bool:
@@ -128,20 +133,39 @@ class ExpertUse:
         """The k most used experts of a layer, rising."""
         return tuple(sorted(self.order.get(layer, range(self.n_experts))[:k]))
 
-    def computed(self, k: int, n_tokens: int, decode: bool, slots: bool = False, zeros: bool = False) -> Computed:
+    def computed(
+        self,
+        k: int,
+        n_tokens: int,
+        decode: bool,
+        slots: bool = False,
+        zeros: bool = False,
+        reading: tuple[float, float] = (0.0, 0.0),
+    ) -> Computed:
         """What k experts on the accelerator compute of a pass.
 
         For one generated token by how many of its choices hit; for more tokens the mean alone. zeros: the accelerator
         multiplies with the expert of zeros for choices of the host. It reads that once for one token; a prompt's
-        tokens are all multiplied.
+        tokens are all multiplied. reading: the shares of the accelerator's and the host's seconds that read experts:
+        a side reads those of its own that one of the tokens chose, the rest goes by uses.
         """
         held = self.held(slots)
         if decode and n_tokens == 1:
             hits = np.arange(self.n_used + 1)
             there = hits + (hits < self.n_used) if zeros else hits
             return Computed(there / self.n_used, 1 - hits / self.n_used, held.together[k])
-        share = np.array([held.hits["decode" if decode else "prefill"][k]])
-        return Computed(np.ones(1) if zeros else share, 1 - share, np.ones(1))
+        share = float(held.hits["decode" if decode else "prefill"][k])
+        read = self._read(k, n_tokens, slots)
+        device = reading[0] * read + (1 - reading[0]) * (1.0 if zeros else share)
+        host = reading[1] * (1 - read) + (1 - reading[1]) * (1 - share)
+        return Computed(np.array([device]), np.array([host]), np.ones(1))
+
+    def _read(self, k: int, n_tokens: int, slots: bool) -> float:
+        """The accelerator's share of the distinct experts that n tokens use."""
+        if self.unions is None or slots:
+            return k / self.n_experts
+        union = self.unions.at(n_tokens)
+        return float(union[k] / union[-1])
 
     def fewest(self, share: float, slots: bool = False) -> int:
         """The fewest experts that hit this share of a generated token's uses; all but one at most, one at least."""
