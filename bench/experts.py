@@ -1,22 +1,25 @@
 """Decode of a mixture whose experts are on two devices: plans that divide experts against plans of whole weights.
 
 python bench/experts.py [--out FILE.jsonl] [--routing zipf:1.8,zipf:0] [--shares 20,40,60] [--layers 5] [--type F16]
-    [--tokens 40] [--rounds 5]
+    [--tokens 40] [--rounds 5] [--link RATE]
 
-The model has layers of Qwen3-30B-A3B and a chosen routing (docs/experts.md). A loopback RPC server of all cores is the
-accelerator; the host has one thread. In F16 both have the same kernels. shares: percent of the experts' bytes that the
-budget holds beside all else. Plans of that budget: `experts`, by the most used ones, and `slots`, by those used last;
-`exact`, whole weights; llama.cpp's --n-cpu-moe of the first and of the last layers. `chosen` marks the one that the
-planner "auto" takes of these. Each plan is loaded anew in each round, and rounds are interleaved. All read the same
-tokens, which the model generated once at temperature 0.8: a prompt of 64, some that fill slots, then those that are
-timed. One JSON line per routing, share and plan: TPOT and TTFT in seconds, medians of the rounds, the same predicted,
-expected and measured hits of the experts on the device, and how many times faster the chosen plan is, with intervals.
+The model has layers of Qwen3-30B-A3B and a chosen routing (docs/experts.md; "+" stands for its comma). A loopback RPC
+server of all cores is the accelerator; the host has one thread. In F16 both have the same kernels. shares: percent of
+the experts' bytes that the budget holds beside all else. Plans of that budget: `experts`, by the most used ones, and
+`slots`, by those used last; `exact`, whole weights; llama.cpp's --n-cpu-moe of the first and of the last layers.
+`chosen` marks the one that the planner "auto" takes of these. Each plan is loaded anew in each round, and rounds are
+interleaved. All read the same tokens, which the model generated once at temperature 0.8: a prompt of 64, some that fill
+slots, then those that are timed. One JSON line per routing, share and plan: TPOT and TTFT in seconds, medians of the
+rounds, the same predicted, expected and measured hits of the experts on the device, and how many times faster the
+chosen plan is, with intervals. --link: what loopback may carry (tc's rate, as 8gbit) in a network namespace of its own;
+needs root.
 """
 
 from __future__ import annotations
 
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -49,13 +52,14 @@ from oallama.tracing.experts import record_experts
 PLANNERS = ("experts", "slots", "exact", "cpu-moe", "cpu-moe-last")
 PROMPT = 64
 WARM = 24  # tokens that fill slots
+NARROWED = "OALLAMA_BENCH_NARROWED"  # set in the namespace
 TRACED = 512  # generated tokens of the trace
 
 
 def measured(args: Any) -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder, LocalRpcServer(threads=len(os.sched_getaffinity(0))) as server:
         os.environ["XDG_CACHE_HOME"] = folder  # traces of models that are gone
-        for routing in args.routing:
+        for routing in (text.replace("+", ",") for text in args.routing):
             note(f"{routing}: making the model")
             overrides = {"n_layer": args.layers, "n_vocab": 4096}
             path = Path(folder) / "m.gguf"
@@ -63,6 +67,7 @@ def measured(args: Any) -> Iterator[dict[str, Any]]:
             read = traced(path, WARM + args.tokens)
             for share in args.shares:
                 line = {"routing": routing, "type": args.type, "layers": args.layers, "share": share}
+                line |= {"link": args.link or "loopback"}
                 yield from (line | found for found in of_share(path, server.devices[0], share, read, args))
 
 
@@ -179,6 +184,13 @@ def hits_of(plan: PlacementPlan, rounds: Sequence[Times]) -> float:
     return round(statistics.fmean(shares), 4)
 
 
+def narrow(rate: str) -> None:
+    """Run this program again, where loopback carries no more than `rate`."""
+    os.environ[NARROWED] = "1"
+    shaped = "ip link set lo up && tc qdisc add dev lo root tbf rate $0 burst 1mb latency 50ms && exec $@"
+    os.execvp("unshare", ["unshare", "-n", "sh", "-c", shaped, rate, sys.executable, *sys.argv])
+
+
 def main() -> None:
     parser = arguments(__doc__, "experts")
     parser.add_argument("--routing", type=words, default=["zipf:1.8", "zipf:0"])
@@ -187,7 +199,10 @@ def main() -> None:
     parser.add_argument("--type", default="F16", help="of the weights")
     parser.add_argument("--tokens", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--link", default="", help="what loopback may carry, as 8gbit")
     args = parser.parse_args()
+    if args.link and not os.environ.get(NARROWED):
+        narrow(args.link)
     record(measured(args), args.out, each={"machine": describe()})
 
 
