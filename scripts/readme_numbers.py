@@ -24,6 +24,7 @@ RESULTS = ROOT / "bench" / "results"
 BEGIN, END = "<!-- numbers: scripts/readme_numbers.py --write -->", "<!-- end of numbers -->"
 MACHINES = {"Intel(R) Xeon(R) Processor": "Xeon", "AMD EPYC": "EPYC"}
 CPU = "llama.cpp CPU"
+EXPERTS = "2026-11-25-experts"
 STOCK = ("layers", "fewer-layers", "fit", "cpu-moe", "cpu-ffn")  # as in bench/cells_tables.py
 Lines = list[dict[str, Any]]
 
@@ -323,8 +324,33 @@ def by_attention() -> Iterator[str]:
     yield from table(lines, read("2026-11-25-products"), read("2026-11-24-peak")[0]["gflop_s"])
 
 
+def by_experts() -> Iterator[str]:
+    """Plans of a mixture, by routing and the share of its experts on the device; the newest line of each counts."""
+    cells: dict[tuple[str, int, str], dict[str, dict[str, Any]]] = {}
+    for line in read(EXPERTS):
+        if "share" in line and "chosen" in line:
+            key = (line["routing"], line["share"], line.get("link", "loopback"))
+            cells.setdefault(key, {})[line["planner"]] = line
+    rivals = {"exact": "whole tensors", "cpu-moe": "`--n-cpu-moe`, first layers", "cpu-moe-last": "last layers"}
+    yield (
+        "| routing | experts' bytes on the device | chosen | TPOT (predicted) | hits (expected) | "
+        + " | ".join(f"against {name}" for name in rivals.values())
+        + " | prompt of 64, least |"
+    )
+    yield "|---|--:|---|--:|--:|" + "--:|" * (len(rivals) + 1)
+    for (routing, share, link), plans in sorted(cells.items(), key=lambda cell: (cell[0][2] != "loopback", cell[0])):
+        ours = next(line for line in plans.values() if line["chosen"])
+        where = "" if link == "loopback" else f", link of {link}"
+        hits = f"{ours['hits']:.0%} ({ours['expected_hits']:.0%})"
+        tpot = f"{1e3 * ours['tpot_s']:.1f} ms ({1e3 * ours['predicted_tpot_s']:.1f})"
+        faster = [f"{plans[name]['chosen_times_tpot_s']['value']:.2f}x" for name in rivals]
+        least = min(plans[name]["chosen_times_ttft_s"]["value"] for name in rivals)
+        row = [f"`{routing}`{where}", f"{share} %", f"`{ours['planner']}`", tpot, hits, *faster, f"{least:.2f}x"]
+        yield "| " + " | ".join(row) + " |"
+
+
 def main() -> int:
-    made = "\n".join([BEGIN, "", *by_cell(), "", *by_machine(), "", *by_attention(), "", END])
+    made = "\n".join([BEGIN, "", *by_cell(), "", *by_machine(), "", *by_experts(), "", *by_attention(), "", END])
     if sys.argv[1:] not in (["--write"], ["--check"]):
         print(made)
         return 0

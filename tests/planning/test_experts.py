@@ -15,13 +15,14 @@ from rich.console import Console
 
 from oallama.data.plan import HOST
 from oallama.data.routing import NONE
+from oallama.planning import Candidates, make_plans
 from oallama.planning.cost import CostModel
 from oallama.planning.divided import DividedCosts, bytes_of
 from oallama.planning.expert_use import ExpertUse, SlotRun
 from oallama.planning.predict import Predictor
 from oallama.views.plan_table import render_layers
 from support.mixtures import MACHINE, MODEL, MOE, UNIFORM, WORK, candidates, plan, skewed, trace
-from support.synthetic import CONTEXT, DEVICE, Speed, profile
+from support.synthetic import CONTEXT, DEVICE, Speed, profile, space
 
 
 @pytest.mark.parametrize(("n_experts", "n_used"), [(5, 2), (6, 3), (4, 4)])
@@ -48,9 +49,9 @@ def test_a_trace_is_counted_one_by_one(seed: int, n_layers: int, n_tokens: int, 
             hits += [len(best & set(token.tolist())) for token in layer[half:]]
         assert use.static.together[k] == pytest.approx(np.bincount(hits, minlength=n_used + 1) / len(hits))
         assert use.static.hits["decode"][k] == pytest.approx(np.mean(hits) / n_used, abs=1e-6)
-        of = use.computed(k, 1, decode=True)
+        of = use.computed(np.array([k]), 1, decode=True)
         assert of.likely.sum() == pytest.approx(1) and of.device + of.host == pytest.approx(1)
-        assert of.device @ of.likely == pytest.approx(use.static.hits["decode"][k], abs=1e-6)
+        assert of.likely @ of.device == pytest.approx(use.static.hits["decode"][k], abs=1e-6)
     for number, layer in enumerate(ids):
         all_uses = np.bincount(layer.ravel(), minlength=n_experts)
         best = use.most_used(number, 2)
@@ -91,6 +92,45 @@ def test_skewed_experts_win_more_than_uniform_ones() -> None:
         assert there.experts == use.most_used(layer, len(there.experts)) and there.device == DEVICE
         assert sorted((*host.experts, *there.experts)) == list(range(MOE.n_expert)) and host.device == HOST
     assert known.to_backend_map().count(" experts ") == len(divided)
+
+
+def uneven(n_tokens: int = 400) -> ExpertUse:
+    """Even layers with skew, odd ones without."""
+    rng = np.random.default_rng(3)
+    ids = skewed(rng, MOE.n_layer, n_tokens, MOE.n_expert, MOE.n_used)
+    for layer in range(1, MOE.n_layer, 2):
+        ids[layer] = np.argsort(rng.random((n_tokens, MOE.n_expert)), axis=1)[:, : MOE.n_used]
+    return ExpertUse.of_trace(trace(ids, MOE.n_expert))
+
+
+def test_layers_are_of_the_kind_of_their_skew() -> None:
+    use = uneven()
+    assert len(use.kinds) == 2 and use.kind_of == {layer: 1 - layer % 2 for layer in range(MOE.n_layer)}
+    for layer in range(MOE.n_layer):
+        of = use.of_layer(layer)
+        alike = range(layer % 2, MOE.n_layer, 2)
+        for k in (1, MOE.n_expert // 4, MOE.n_expert):
+            wanted = np.mean([use.static.share(other, k, "decode") for other in alike])
+            assert of.static.hits["decode"][k] == pytest.approx(wanted)
+            assert of.static.together[k] @ np.arange(MOE.n_used + 1) / MOE.n_used == pytest.approx(wanted, abs=1e-6)
+        assert of.most_used(layer, 5) == use.most_used(layer, 5)
+    even = ExpertUse.of_trace(
+        trace(skewed(np.random.default_rng(2), MOE.n_layer, 4000, MOE.n_expert, MOE.n_used), MOE.n_expert)
+    )
+    assert not even.kinds and even.of_layer(0) is even
+
+
+def test_layers_of_more_skew_are_divided_first() -> None:
+    """The plan of each layer's own kind is faster than that of the mean, by the layers' own numbers."""
+    use = uneven()
+    known, blind = (plan("30%", "experts", u) for u in (use, replace(use, kinds=(), kind_of={})))
+    costs = CostModel(MODEL, MACHINE, (DEVICE,), blind.context, expert_use=use)
+    assert known.predicted.request_s < Predictor(costs).request(costs.homes(blind), WORK)
+    held = [0] * MOE.n_layer
+    for name, t in known.tensors.items():
+        if t.segments[1:] and t.segments[1].experts:
+            held[int(name.split(".")[1])] = len(t.segments[1].experts)
+    assert sum(held[::2]) > sum(held[1::2])
 
 
 def test_a_plan_is_predicted_as_it_was_chosen() -> None:
@@ -196,9 +236,23 @@ def test_auto_divides_by_experts_where_routing_was_traced() -> None:
 
 def test_a_gpu_pays_for_the_expert_of_zeros() -> None:
     """It reads that once for one token, and multiplies all of a prompt's tokens with one or the other."""
-    skips = UNIFORM.computed(16, 1, decode=True)
-    reads = UNIFORM.computed(16, 1, decode=True, zeros=True)
+    skips = UNIFORM.computed(np.array([16]), 1, decode=True)
+    reads = UNIFORM.computed(np.array([16]), 1, decode=True, zeros=True)
     assert (reads.host == skips.host).all() and reads.device[:-1] == pytest.approx(skips.device[:-1] + 1 / MOE.n_used)
     assert reads.device[-1] == skips.device[-1] == 1
-    prompt = UNIFORM.computed(16, 64, decode=False, zeros=True)
+    prompt = UNIFORM.computed(np.array([16]), 64, decode=False, zeros=True)
     assert prompt.device == 1 and prompt.host == pytest.approx(1 - 16 / MOE.n_expert)
+
+
+def test_dividing_by_values_is_not_tried_where_a_trace_is_far_ahead() -> None:
+    """Its bound says that it cannot win: the choice stays, and the search is shorter."""
+    rng = np.random.default_rng(2)
+    ids = skewed(rng, MOE.n_layer, 400, 4, MOE.n_used // 2)  # four experts take all uses
+    use = ExpertUse.of_trace(trace(np.concatenate([ids, ids + 4], axis=2), MOE.n_expert))
+
+    def made(**more: bool) -> Candidates:
+        return make_plans(space(MODEL, "40%", machine=MACHINE, workload=WORK, expert_use=use, **more))
+
+    some, every = made(), made(all_candidates=True)
+    assert some.best == every.best and some.best.planner["name"] == "experts"
+    assert some.skipped["divided"] <= every.plans["divided"].predicted.request_s

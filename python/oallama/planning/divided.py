@@ -17,6 +17,7 @@ of the rest what the profile says that copies do not hide.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -32,6 +33,7 @@ from .stage import STREAMER, Division, Homes, Ints, Mask
 # What the engine can compute on both sides between the first matrices of a feed-forward and its last.
 _BETWEEN = frozenset({"GLU", "UNARY", "SQR", "SCALE", "CLAMP", "ADD", "ADD_ID", "MUL", "DIV"})
 _OUTPUT_STEP = 32  # rows
+_BLOCK = re.compile(r"blk\.(\d+)\.")
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,8 @@ class DividedGroup:
     """Targets (positions in CostModel.targets) that are divided together.
 
     width: values along the divided axis. step: a part on the accelerator is a multiple of it (quantisation blocks).
-    nbytes: of all of its weights. n_used: experts that a token chooses, where values are experts; else 0.
+    nbytes: of all of its weights. n_used: experts that a token chooses, where values are experts; else 0. layer: its
+    number, -1 for the output matrix.
     """
 
     targets: tuple[int, ...]
@@ -47,6 +50,7 @@ class DividedGroup:
     step: int
     nbytes: int
     n_used: int = 0
+    layer: int = -1
 
     def values(self, share: float) -> int:
         """Values of a share, rounded down to a step: one step at least, all but one at most."""
@@ -94,7 +98,9 @@ def _group(
     costs: CostModel, names: Sequence[str], position: dict[str, int], width: int, step: int, n_used: int = 0
 ) -> DividedGroup:
     targets = tuple(position[name] for name in names)
-    return DividedGroup(targets, width, step, sum(int(costs.nbytes[t]) for t in targets), n_used)
+    block = _BLOCK.match(names[0])
+    nbytes = sum(int(costs.nbytes[t]) for t in targets)
+    return DividedGroup(targets, width, step, nbytes, n_used, int(block[1]) if block else -1)
 
 
 def _first_matrices(down: Operator, operators: Sequence[Operator]) -> tuple[str, ...]:
@@ -178,7 +184,7 @@ class DividedCosts:
         share = host / (host + device) if host + device > 0 else 0.0
         if not self.groups[group].n_used:
             return share
-        return self._use.fewest(share, self._slots) / self.groups[group].width
+        return self._use(group).fewest(share, self._slots) / self.groups[group].width
 
     @property
     def concurrency(self) -> float:
@@ -195,10 +201,14 @@ class DividedCosts:
         hidden = self.concurrency * np.minimum(a, b)
         return np.asarray(a + b - hidden - device)
 
-    @property
-    def _use(self) -> ExpertUse:
+    def kind(self, group: int) -> int:
+        """Groups of one kind, and of equal weights, take equally long for equal shares."""
+        use = self.costs.expert_use
+        return use.kind_of.get(self.groups[group].layer, 0) if use and self.groups[group].n_used else 0
+
+    def _use(self, group: int) -> ExpertUse:
         assert self.costs.expert_use is not None
-        return self.costs.expert_use
+        return self.costs.expert_use.of_layer(self.groups[group].layer)
 
     @property
     def _slots(self) -> bool:
@@ -208,16 +218,15 @@ class DividedCosts:
         """As `_longer`, the mean over what experts on the accelerator compute; share: of all experts."""
         decode, whole, group = at.graph.tier == self.costs.decode_tier, self._whole(at), self.groups[g]
         device, zeros = float(whole.device[g]), self._multiplies_zeros
-        found = np.zeros(len(share))
-        for i, k in enumerate(np.rint(share * group.width).astype(int).tolist()):
-            of = self._use.computed(k, at.n_tokens, decode, self._slots, zeros, whole.reading[g])
-            found[i] = float(of.likely @ self._longer(np.array(device), host, of.device, of.host))
-            if decode and (uploads := self._use.held(self._slots).uploads[k] * at.n_tokens):
-                copies = uploads * self.costs.link_s(STREAMER, "h2d", group.nbytes / group.width)
-                computing = device + found[i]
-                hidden = self.costs.overlap * min(copies, computing)
-                found[i] += copies - hidden
-        return found
+        k = np.rint(share * group.width).astype(np.intp)
+        use = self._use(g)
+        of = use.computed(k, at.n_tokens, decode, self._slots, zeros, whole.reading[g])
+        found = (of.likely * self._longer(np.array(device), host, of.device, of.host)).sum(axis=1)
+        if not decode:
+            return found
+        uploads = use.held(self._slots).uploads[k] * at.n_tokens
+        copies = uploads * self.costs.link_s(STREAMER, "h2d", group.nbytes / group.width)
+        return np.asarray(found + copies - self.costs.overlap * np.minimum(copies, device + found))
 
     @property
     def _multiplies_zeros(self) -> bool:

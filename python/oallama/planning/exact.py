@@ -6,6 +6,7 @@ in single steps of them, so the bound is that of these shares.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -32,18 +33,18 @@ PRICE = 0.5
 TIGHT = 0.2
 
 
-def exact(space: Space, divides: Division = "") -> tuple[PlanBuilder, Fitted]:
+def exact(space: Space, divides: Division = "", first: Sequence[Exact] = ()) -> tuple[PlanBuilder, Fitted]:
     """The best plan over the forms of attention, what happens to host weights in prefill, and micro-batches.
 
-    divides: how weights may be divided between the one accelerator and the host.
+    divides: how weights may be divided between the one accelerator and the host. first: `first_proposals`, if known.
 
     Moves are compared at the requested micro-batch in the requested form of attention, the best with the other form;
     that is then tried with smaller micro-batches, and with larger ones when it moves weights (which then move less
     often), until that stops paying. Where compute buffers take much of the budget, all moves are tried with all of
     them. Raises BudgetTooSmall when nothing fits, NotLayered when the model has no layers one after the other.
     """
-    fitting: tuple[_Exact, Fitted] | None = None
-    for candidate in _candidates(space, divides):
+    fitting: tuple[Exact, Fitted] | None = None
+    for candidate in _candidates(space, list(first) or first_proposals(space, divides)):
         # A dry run may find larger compute buffers than were counted, so that another is faster.
         if fitting is not None and _nine(candidate.seconds) + candidate.doubt >= _at_most(*fitting):
             continue
@@ -57,15 +58,24 @@ def exact(space: Space, divides: Division = "") -> tuple[PlanBuilder, Fitted]:
     raise too_small(builder, builder.dry_run(builder.by_homes(builder.uniform(1, builder.uniform(0).targets))))
 
 
-def _candidates(space: Space, divides: Division) -> list[_Exact]:
+def first_proposals(space: Space, divides: Division = "") -> list[Exact]:
+    """All moves at the requested micro-batch in the requested form of attention, the lowest bound first."""
+    context, size = space.forms()[0], space.sizes()[0]
+    builder, search = space.builder(replace(context, n_ubatch=size)), Search(space, divides, _kv_bytes(space))
+    pairs = [Exact(search, builder, moves) for moves in moves_to_try(space, builder.costs)]
+    return sorted(pairs, key=lambda p: p.bound)
+
+
+def _candidates(space: Space, pairs: list[Exact]) -> list[Exact]:
     """Contexts and moves that were solved, the fastest first, then those whose bounds are above it."""
-    kv_bytes, (size, *smaller) = _kv_bytes(space), space.sizes()
-    first, *others = (space.builder(replace(context, n_ubatch=size)) for context in space.forms())
-    pairs = [_Exact(space, first, moves, kv_bytes, divides) for moves in moves_to_try(space, first.costs)]
-    pairs.sort(key=lambda p: p.bound)
+    (size, *smaller) = space.sizes()
+    _, *others = (space.builder(replace(context, n_ubatch=size)) for context in space.forms())
     best, solved = pairs[0], pairs[:1]
 
-    def try_also(pair: _Exact) -> None:
+    def like_best(builder: PlanBuilder) -> Exact:
+        return Exact(best.search, builder, best.moves.at(builder.costs, space.workload))
+
+    def try_also(pair: Exact) -> None:
         nonlocal best
         if pair.bound < best.seconds + best.doubt:
             solved.append(pair)
@@ -74,7 +84,7 @@ def _candidates(space: Space, divides: Division) -> list[_Exact]:
     for pair in pairs[1:]:
         try_also(pair)
     for builder in others:
-        pairs.append(_Exact(space, builder, best.moves.at(builder.costs, space.workload), kv_bytes, divides))
+        pairs.append(like_best(builder))
         try_also(pairs[-1])
     tight = any(c > TIGHT * limit for c, limit in zip(best.charge, best.builder.limits, strict=True))
     for sizes in (smaller, space.larger_sizes() if best.moves_something else []):
@@ -84,10 +94,10 @@ def _candidates(space: Space, divides: Division) -> list[_Exact]:
             builder = space.builder(space.with_ubatch(best.builder.costs.context, size))
             if tight:
                 for moves in moves_to_try(space, builder.costs):
-                    pairs.append(_Exact(space, builder, moves, kv_bytes, divides))
+                    pairs.append(Exact(best.search, builder, moves))
                     try_also(pairs[-1])
                 continue
-            other = _Exact(space, builder, best.moves.at(builder.costs, space.workload), kv_bytes, divides)
+            other = like_best(builder)
             if np.isfinite(best.seconds) and (other.bound >= best.seconds + best.doubt or _rank(other) >= _rank(best)):
                 break
             solved.append(other)
@@ -95,11 +105,11 @@ def _candidates(space: Space, divides: Division) -> list[_Exact]:
     return [*sorted(solved, key=_rank), *(p for p in pairs if p not in solved)]
 
 
-def _at_most(candidate: _Exact, found: Fitted) -> float:
+def _at_most(candidate: Exact, found: Fitted) -> float:
     return _nine(found.dry_run.seconds) + candidate.doubt
 
 
-def _rank(candidate: _Exact) -> tuple[float, bool, bool]:
+def _rank(candidate: Exact) -> tuple[float, bool, bool]:
     """The fastest first; of those that take equally long what moves nothing, then what does not stream.
 
     A micro-batch whose times are extrapolated must be faster by more than they may be off.
@@ -164,18 +174,34 @@ def moves_to_try(space: Space, costs: CostModel) -> list[Moves]:
     return found
 
 
-class _Exact:
+@dataclass
+class Search:
+    """One search of the exact planner.
+
+    kv_bytes: KV cache of each layer. spent_s: of the solver. Its contexts share the time limit, and each may take an
+    eighth of it.
+    """
+
+    space: Space
+    divides: Division
+    kv_bytes: Sequence[int]
+    spent_s: float = 0.0
+
+    @property
+    def left_s(self) -> float:
+        limit = self.space.time_limit_s
+        return max(limit - self.spent_s, limit / 8)
+
+
+class Exact:
     """The exact proposal for one context and one kind of moves.
 
     bound: seconds it cannot be below, whatever its compute buffers take. seconds: of the proposal before its dry run,
     infinite when there is none.
     """
 
-    def __init__(
-        self, space: Space, builder: PlanBuilder, moves: Moves, kv_bytes: Sequence[int], divides: Division = ""
-    ) -> None:
-        self.space, self.builder, self.moves, self.kv_bytes = space, builder, moves, kv_bytes
-        self.divides = divides
+    def __init__(self, search: Search, builder: PlanBuilder, moves: Moves) -> None:
+        self.search, self.space, self.builder, self.moves = search, search.space, builder, moves
         self._chosen: dict[tuple[int, ...], Proposal | None] = {}
 
     @cached_property
@@ -254,7 +280,9 @@ class _Exact:
     @cached_property
     def layered(self) -> LayeredModel:
         costs, moves = self.builder.costs, self.moves
-        return LayeredModel(costs, self.space.workload, moves.mask, self.kv_bytes, moves.price, self.divides)
+        return LayeredModel(
+            costs, self.space.workload, moves.mask, self.search.kv_bytes, moves.price, self.search.divides
+        )
 
     def choose(self, capacity: list[int]) -> Proposal | None:
         """The proposal for so many bytes of each accelerator, None where none fits; solved once."""
@@ -264,14 +292,16 @@ class _Exact:
         return self._chosen[key]
 
     def _solved(self, capacity: list[int]) -> Proposal | None:
+        instance, since = self.layered.instance(capacity), time.monotonic()
         try:
-            instance = self.layered.instance(capacity)
-            found = solve(instance, gap=self.space.gap, time_limit_s=self.space.time_limit_s)
+            found = solve(instance, gap=self.space.gap, time_limit_s=self.search.left_s)
         except Infeasible:
             return None
+        finally:
+            self.search.spent_s += time.monotonic() - since
         homes = self._elsewhere(self.layered.homes(found.ways.tolist(), self.builder.uniform(0)))
         counted, shares = found.nbytes.tolist(), {}
-        if self.divides:
+        if self.search.divides:
             tables, at = self.layered.divided, self.layered.steps[0].at
             homes, more = topped_up(tables, homes, at, capacity[0] - counted[0])
             counted[0] += more
@@ -316,7 +346,7 @@ class _Exact:
             for limit, total, counted in zip(self.builder.limits, used, found.proposal.counted, strict=True)
         ]
         price = 1.0 if self._copies_take_longer(homes) else 0.0
-        other = _Exact(self.space, self.builder, replace(self.moves, price=price), self.kv_bytes, self.divides)
+        other = Exact(self.search, self.builder, replace(self.moves, price=price))
         bound = max(first, lower_bound(other.layered.instance(capacity), time_limit_s=self.space.time_limit_s))
         gap = max(0.0, 1 - bound / found.dry_run.seconds)
         return replace(found, proposal=replace(found.proposal, params={**params, "bound_s": bound, "gap": gap}))

@@ -2,13 +2,14 @@
 
 Static experts: a device has the k experts of a layer that were used most. What they hit is judged on tokens that they
 were not chosen by (data/expert_hits.py). Slots: it has k experts that change, as a simulation of the engine says.
-Numbers are means of the layers, where nothing else is said.
+Numbers are means of the layers, where nothing else is said. Layers differ in how much their few experts are used: those
+that are alike in it are of one kind, and a plan divides each kind by its own numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import comb
 
 import numpy as np
@@ -19,10 +20,13 @@ from ..data.routing import NONE, STAGES, RoutingTrace
 from .expert_reads import Unions
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.intp]
 STATIC = POLICIES.index("static")
 _JUDGED = 2048  # tokens are enough for how many of one token's choices hit
 _READ = 8192  # tokens of a prompt, for the experts of batches
 _SIMULATED = 1024  # tokens, the second half of which counts
+_KINDS = 3  # of layers, at most
+_ALIKE = 0.03  # layers whose hits differ by less in the mean over k are of one kind
 _GRID = (1 / 32, 1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8)  # shares of experts in slots
 
 
@@ -61,7 +65,10 @@ class Held:
 
 @dataclass(frozen=True)
 class Computed:
-    """Shares of a pass's uses that take time on the accelerator and on the host, and how likely each pair is."""
+    """Shares of a pass's uses that take time on the accelerator and on the host, and how likely each pair is.
+
+    likely: [numbers of experts, pairs]; `device` and `host` broadcast to it.
+    """
 
     device: Floats
     host: Floats
@@ -76,12 +83,15 @@ class ExpertUse:
         static: what the k most used experts compute. slots: what k slots do whose experts change; None: unknown.
         order: by layer, all experts, the most used first; layers that are missing have them by number.
         unions: of a prompt's tokens, by the trace; None: random choices.
+        kinds: the same of layers that are alike; none where all are. kind_of: by layer, its position in `kinds`.
     """
 
     static: Held
     slots: Held | None = None
     order: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     unions: Unions | None = None
+    kinds: tuple[ExpertUse, ...] = ()
+    kind_of: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod
     def uniform(cls, n_experts: int, n_used: int) -> ExpertUse:
@@ -97,17 +107,16 @@ class ExpertUse:
     @classmethod
     def of_trace(cls, trace: RoutingTrace, simulate: SimulateSlots | None = None) -> ExpertUse:
         """What the trace shows. Both stages count alike in the order of experts. simulate: what slots would do."""
-        n_experts, stages = trace.n_experts, trace.stages
-        curves = {
-            name: np.insert(stage.hits[STATIC].astype(np.float64), 0, 0.0, axis=1) for name, stage in stages.items()
-        }
-        shares = sum(_shares(stage.ids, n_experts) for stage in stages.values())
-        order = np.argsort(-shares, axis=1, kind="stable")
-        by_layer = {layer: tuple(row) for layer, row in zip(trace.layers, order.tolist(), strict=True)}
-        together = _together(stages["decode"].ids[:, :_JUDGED], n_experts)
-        static = _held(curves, together, np.zeros(n_experts + 1), trace.layers)
-        unions = Unions.of_ids(stages["prefill"].ids[:, :_READ], order)
-        return cls(static, simulate and _of_slots(trace, simulate), by_layer, unions)
+        counted = _Counted.of(trace, simulate)
+        every = np.arange(len(trace.layers))
+        kind = _kinds(counted.curves["decode"])
+        kinds = [counted.use(every[kind == number]) for number in range(kind.max() + 1)] if kind.any() else []
+        kind_of = dict(zip(trace.layers, kind.tolist(), strict=True)) if kinds else {}
+        return replace(counted.use(every), kinds=tuple(kinds), kind_of=kind_of)
+
+    def of_layer(self, layer: int) -> ExpertUse:
+        """That of the layer's kind."""
+        return self.kinds[self.kind_of[layer]] if layer in self.kind_of else self
 
     @property
     def from_trace(self) -> bool:
@@ -135,14 +144,14 @@ class ExpertUse:
 
     def computed(
         self,
-        k: int,
+        k: Ints,
         n_tokens: int,
         decode: bool,
         slots: bool = False,
         zeros: bool = False,
         reading: tuple[float, float] = (0.0, 0.0),
     ) -> Computed:
-        """What k experts on the accelerator compute of a pass.
+        """What numbers of experts on the accelerator compute of a pass.
 
         For one generated token by how many of its choices hit; for more tokens the mean alone. zeros: the accelerator
         multiplies with the expert of zeros for choices of the host. It reads that once for one token; a prompt's
@@ -154,18 +163,18 @@ class ExpertUse:
             hits = np.arange(self.n_used + 1)
             there = hits + (hits < self.n_used) if zeros else hits
             return Computed(there / self.n_used, 1 - hits / self.n_used, held.together[k])
-        share = float(held.hits["decode" if decode else "prefill"][k])
+        share = held.hits["decode" if decode else "prefill"][k]
         read = self._read(k, n_tokens, slots)
         device = reading[0] * read + (1 - reading[0]) * (1.0 if zeros else share)
         host = reading[1] * (1 - read) + (1 - reading[1]) * (1 - share)
-        return Computed(np.array([device]), np.array([host]), np.ones(1))
+        return Computed(device[:, None], host[:, None], np.ones((len(k), 1)))
 
-    def _read(self, k: int, n_tokens: int, slots: bool) -> float:
+    def _read(self, k: Ints, n_tokens: int, slots: bool) -> Floats:
         """The accelerator's share of the distinct experts that n tokens use."""
         if self.unions is None or slots:
             return k / self.n_experts
         union = self.unions.at(n_tokens)
-        return float(union[k] / union[-1])
+        return np.asarray(union[k] / union[-1])
 
     def fewest(self, share: float, slots: bool = False) -> int:
         """The fewest experts that hit this share of a generated token's uses; all but one at most, one at least."""
@@ -173,32 +182,78 @@ class ExpertUse:
         return min(max(k, 1), self.n_experts - 1)
 
 
-def _held(curves: Mapping[str, Floats], together: Floats, uploads: Floats, layers: Sequence[int]) -> Held:
-    """curves: by stage, [layers, experts + 1]."""
-    by_layer = {layer: {name: curve[i] for name, curve in curves.items()} for i, layer in enumerate(layers)}
-    return Held({name: curve.mean(axis=0) for name, curve in curves.items()}, together, uploads, by_layer)
+@dataclass(frozen=True)
+class _Counted:
+    """A trace's layers, counted one by one.
 
-
-def _of_slots(trace: RoutingTrace, simulate: SimulateSlots) -> Held:
-    """By simulations of some numbers of slots, with what lies between them in proportion.
-
-    What slots have after generating says nothing of a prompt: there k of n experts hit as k to n.
+    order: [layers, experts], the most used first. curves: by stage, [layers, experts + 1]: what static experts hit.
+    slots: of each number of slots on the grid, in its order; empty without a simulation.
     """
-    n_experts, ids = trace.n_experts, trace.stages["decode"].ids[:, :_SIMULATED]
-    grid = sorted({max(1, min(n_experts - 1, round(n_experts * share))) for share in _GRID})
-    runs = [simulate(ids, n_experts, k) for k in grid]
-    ends = [0, *grid, n_experts]
-    n_used = ids.shape[2]
-    hits = np.arange(n_used + 1) / n_used
-    nothing, everything = np.eye(n_used + 1)[[0, n_used]][:, None]
-    rows = [np.broadcast_to(nothing, runs[0].together.shape), *(run.together for run in runs)]
-    known = np.array([*rows, np.broadcast_to(everything, rows[0].shape)])  # [ends, layers, used + 1]
-    every = np.arange(n_experts + 1)
-    together = _between(every, ends, known.mean(axis=1))
-    decode = _between(every, ends, known @ hits).T
-    uploads = _between(every, ends, np.array([0.0, *(run.uploads.mean() for run in runs), 0.0]))
-    chance = np.broadcast_to(every / n_experts, decode.shape)
-    return _held({"prefill": chance, "decode": decode}, together, uploads, trace.layers)
+
+    trace: RoutingTrace
+    order: NDArray[np.intp]
+    curves: Mapping[str, Floats]
+    slots: Mapping[int, SlotRun]
+
+    @classmethod
+    def of(cls, trace: RoutingTrace, simulate: SimulateSlots | None) -> _Counted:
+        n_experts, stages = trace.n_experts, trace.stages
+        curves = {
+            name: np.insert(stage.hits[STATIC].astype(np.float64), 0, 0.0, axis=1) for name, stage in stages.items()
+        }
+        shares = sum(_shares(stage.ids, n_experts) for stage in stages.values())
+        order = np.argsort(-shares, axis=1, kind="stable")
+        grid = sorted({max(1, min(n_experts - 1, round(n_experts * share))) for share in _GRID})
+        ids = stages["decode"].ids[:, :_SIMULATED]
+        return cls(trace, order, curves, {k: simulate(ids, n_experts, k) for k in grid} if simulate else {})
+
+    def use(self, rows: Ints) -> ExpertUse:
+        """Of the layers in these rows."""
+        stages, n_experts = self.trace.stages, self.trace.n_experts
+        by_layer = {self.trace.layers[row]: tuple(self.order[row].tolist()) for row in rows}
+        together = _together(stages["decode"].ids[rows, :_JUDGED], n_experts)
+        curves = {name: curve[rows] for name, curve in self.curves.items()}
+        static = self._held(rows, curves, together, np.zeros(n_experts + 1))
+        unions = Unions.of_ids(stages["prefill"].ids[rows, :_READ], self.order[rows])
+        return ExpertUse(static, self._of_slots(rows) if self.slots else None, by_layer, unions)
+
+    def _held(self, rows: Ints, curves: Mapping[str, Floats], together: Floats, uploads: Floats) -> Held:
+        """curves: by stage, [rows, experts + 1]."""
+        by_layer = {
+            self.trace.layers[row]: {name: curve[i] for name, curve in curves.items()} for i, row in enumerate(rows)
+        }
+        return Held({name: curve.mean(axis=0) for name, curve in curves.items()}, together, uploads, by_layer)
+
+    def _of_slots(self, rows: Ints) -> Held:
+        """By simulations of some numbers of slots, with what lies between them in proportion.
+
+        What slots have after generating says nothing of a prompt: there k of n experts hit as k to n.
+        """
+        n_experts, runs = self.trace.n_experts, self.slots.values()
+        ends = [0, *self.slots, n_experts]
+        n_used = self.trace.stages["decode"].ids.shape[2]
+        hits = np.arange(n_used + 1) / n_used
+        nothing, everything = np.eye(n_used + 1)[[0, n_used]][:, None]
+        shape = (len(rows), n_used + 1)
+        none, whole = np.broadcast_to(nothing, shape), np.broadcast_to(everything, shape)
+        known = np.array([none, *(run.together[rows] for run in runs), whole])  # [ends, rows, used + 1]
+        every = np.arange(n_experts + 1)
+        together = _between(every, ends, known.mean(axis=1))
+        decode = _between(every, ends, known @ hits).T
+        uploads = _between(every, ends, np.array([0.0, *(run.uploads[rows].mean() for run in runs), 0.0]))
+        chance = np.broadcast_to(every / n_experts, decode.shape)
+        return self._held(rows, {"prefill": chance, "decode": decode}, together, uploads)
+
+
+def _kinds(curves: Floats) -> NDArray[np.intp]:
+    """[layers]: kinds 0, 1, .. of layers by what static experts hit of them, in the mean over k; [layers, k]."""
+    hits = curves.mean(axis=1)
+    spread = hits.max() - hits.min()
+    steps = min(_KINDS, int(spread / _ALIKE) + 1)
+    if steps == 1:
+        return np.zeros(len(hits), dtype=np.intp)
+    step = np.minimum((steps * (hits - hits.min()) / spread).astype(np.intp), steps - 1)
+    return np.unique(step, return_inverse=True)[1].reshape(-1)
 
 
 def _between(at: NDArray[np.int_], ends: Sequence[int], known: Floats) -> Floats:

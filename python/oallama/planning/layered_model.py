@@ -145,7 +145,8 @@ class LayeredModel:
             for start, end in (cuts[i : i + 2],)
         )
         # The first layer also pays for the embedding before it, the last for what follows.
-        return (weights, shape, cache, structure, i == 0, i == len(self.layers) - 1)
+        kinds = tuple(self.divided.kind(g) for g in self.divisible(layer))
+        return (weights, shape, cache, structure, kinds, i == 0, i == len(self.layers) - 1)
 
     def _ways(self, layer: Layer) -> Ways:
         devices = range(len(self.costs.names))
@@ -205,6 +206,10 @@ class LayeredModel:
         way, enter, follow = (
             a.reshape(-1) for a in np.meshgrid(np.arange(n), list(enters), list(follows), indexing="ij")
         )
+        # Ways that differ only in how much is divided are priced once, but for what dividing adds.
+        homes = np.column_stack([ways.targets, ways.small, ways.cache, ways.split > 0])
+        _, distinct, among = np.unique(homes, axis=0, return_index=True, return_inverse=True)
+        among = among.reshape(-1)
         seconds = np.zeros(len(way))
         first = end = np.zeros(len(way), dtype=np.int8)
         for step, cuts in zip(self.steps, self._cuts, strict=True):
@@ -215,9 +220,9 @@ class LayeredModel:
                 np.unique(piece.beyond(np.array(states, dtype=np.intp), side), return_inverse=True)
                 for states, side in ((enters, -1), (follows, 1))
             )
-            rows, entered, left = (x.reshape(-1) for x in np.meshgrid(np.arange(n), before, after, indexing="ij"))
+            rows, entered, left = (x.reshape(-1) for x in np.meshgrid(distinct, before, after, indexing="ij"))
             each = piece.seconds(pins[rows], uploaded[rows], entered.astype(np.int8), left.astype(np.int8))
-            seconds += each.reshape(n, len(before), len(after))[:, b][:, :, a].reshape(-1)
+            seconds += each.reshape(len(distinct), len(before), len(after))[among][:, b][:, :, a].reshape(-1)
             seconds += piece.divided(ways, uploaded)[way]
             first, end = piece.ends(ways)
         enter_state = self._state(enter, first[way].astype(np.intp))

@@ -299,17 +299,23 @@ class PlanBuilder:
         use = self.costs.expert_use
         if use is None or homes.split is None or homes.division == "values":
             return []
-        mixture = [self._target[name] for name in self._target if _OF_EXPERTS.match(name)]
-        counts = sorted({int(homes.split[t]) for t in mixture} - {0})
+        there: dict[int, list[int]] = {}  # layers by the number of their experts there
+        for name, target in self._target.items():
+            if (found := _OF_EXPERTS.match(name)) and (count := int(homes.split[target])):
+                there.setdefault(count, []).append(int(found[2]))
         slots = homes.division == "slots"
         held, what = use.held(slots), f"slots for {use.n_experts}" if slots else f"of {use.n_experts}"
+
+        def share(k: int, stage: str) -> float:
+            return float(np.mean([held.share(layer, k, stage) for layer in there[k]]))
+
         hits = "; ".join(
-            f"{k} {what} experts compute {held.hits['decode'][k]:.0%} of a generated token's uses, "
-            f"{held.hits['prefill'][k]:.0%} of a prompt's"
+            f"{k} {what} experts compute {share(k, 'decode'):.0%} of a generated token's uses, "
+            f"{share(k, 'prefill'):.0%} of a prompt's"
             + (f", and {held.uploads[k]:.2g} experts are uploaded per token and layer" if slots else "")
-            for k in counts[:3]
+            for k in sorted(there)[:3]
         )
-        return [f"expected on {self.costs.names[STREAMER]}: {hits}"] if counts else []
+        return [f"expected on {self.costs.names[STREAMER]}: {hits}"] if there else []
 
     def _parts(self, homes: Homes) -> dict[str, dict[str, float]]:
         """Seconds of the request by stage and cause."""

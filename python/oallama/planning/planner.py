@@ -21,13 +21,14 @@ from ..data.workload import Workload
 from ..errors import OallamaError
 from .bounds import least_seconds
 from .every_token import minimal, stream_all
-from .exact import exact
+from .exact import Exact, exact, first_proposals
 from .fitting import Fitted
 from .greedy import oato
 from .largest import largest
 from .plan_builder import HIDES, DryRunPlan, PlanBuilder
 from .pool import pool_bytes
 from .space import Space
+from .stage import Division
 from .stock import StockFlags, family
 from .streams import for_longer_prompts
 from .uncertainty import cannot_win, ranked, request_range
@@ -58,8 +59,10 @@ PLANNERS: tuple[str, ...] = get_args(PlannerName)
 BESIDE = 0.05
 # By "auto" where routing was traced: without a trace every expert is as likely, and "divided" does as well.
 BY_TRACE = ("experts", "slots")
-# Candidates that may stream or divide weights, or are what others are measured against at first use.
-ALWAYS = ("exact", "divided", *BY_TRACE, "layers", "cpu", "stock-cpu")
+# Candidates that may stream weights, or are what others are measured against at first use.
+ALWAYS = ("exact", "layers", "cpu", "stock-cpu")
+# How the exact planner's others divide weights. They are skipped by their own bounds, at the requested micro-batch.
+DIVISIONS: dict[str, Division] = {"divided": "values", "experts": "experts", "slots": "slots"}
 ON_REQUEST = ("all", "stream-all", "minimal", "cpu-ffn-last")
 # llama.cpp's CPU alone: with its own kernels "cpu" is the same, so it is made where that may have others.
 STOCK_CPU = "stock-cpu"
@@ -100,7 +103,8 @@ def make_plans(space: Space, planner: PlannerName = "auto") -> Candidates:
         BudgetTooSmall: when no plan that uses the accelerator fits; says the minimum.
         OallamaError: when the profile lacks a device or a type, when the KV cache fits no device, for unknown planners.
     """
-    makers = _makers(space)
+    proposals = cache(lambda name: first_proposals(space, DIVISIONS[name]))
+    makers = _makers(space, proposals)
     if planner != "auto" and planner not in makers:
         if planner in get_args(PlannerName):
             raise OallamaError(
@@ -126,10 +130,12 @@ def make_plans(space: Space, planner: PlannerName = "auto") -> Candidates:
     may_skip = planner == "auto" and not space.all_candidates
     least = cache(lambda: least_seconds(space.builder(space.context), space.workload))
     for name in names:
-        if may_skip and plans and name not in ALWAYS and cannot_win(least(), plans, space.noise):
-            skipped[name] = least()
-            continue
         try:
+            if may_skip and plans and name not in ALWAYS:
+                bound = proposals(name)[0].bound if name in DIVISIONS else least()
+                if cannot_win(bound, plans, space.noise):
+                    skipped[name] = bound
+                    continue
             plans[name] = _checked(space, makers[name]())
         except OallamaError as error:
             failed[name] = error
@@ -149,7 +155,12 @@ def _uses_accelerator(plan: PlacementPlan) -> bool:
     return any(memory.total for name, memory in plan.predicted.devices.items() if name != HOST)
 
 
-def _makers(space: Space) -> dict[str, Callable[[], PlacementPlan]]:
+def _makers(space: Space, proposals: Callable[[str], Sequence[Exact]]) -> dict[str, Callable[[], PlacementPlan]]:
+    """proposals: `first_proposals` of the planners that divide weights."""
+
+    def dividing(name: str) -> Callable[[], PlacementPlan]:
+        return lambda: _finish(space, name, exact(space, DIVISIONS[name], proposals(name)))
+
     best = cache(lambda: exact(space))
     makers: dict[str, Callable[[], PlacementPlan]] = {
         "exact": lambda: _finish(space, "exact", best()),
@@ -159,11 +170,11 @@ def _makers(space: Space) -> dict[str, Callable[[], PlacementPlan]]:
     if len(space.accelerators) <= 1:
         makers["oato"] = lambda: _finish(space, "oato", oato(space))
         if space.accelerators and space.expert_use is not None:
-            makers["experts"] = lambda: _finish(space, "experts", exact(space, divides="experts"))
+            makers["experts"] = dividing("experts")
             if space.expert_use.slots is not None:
-                makers["slots"] = lambda: _finish(space, "slots", exact(space, divides="slots"))
+                makers["slots"] = dividing("slots")
         if _computes_beside(space):
-            makers["divided"] = lambda: _finish(space, "divided", exact(space, divides="values"))
+            makers["divided"] = dividing("divided")
     if space.fit is not None:
         makers["fit"] = lambda: _fit(space)
     experts = any(op.op == "MUL_MAT_ID" for op in space.graph.targets(min(space.graph.tiers)))
