@@ -66,6 +66,7 @@ PLANNERS = {
     "exact": "whole tensors",
     "experts": "static experts",
     "slots": "slots",
+    "auto": "chosen",
 }
 
 

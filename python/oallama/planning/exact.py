@@ -13,6 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
+from ..data.plan import ContextSettings
 from ..data.workload import Workload
 from ..solving.layered import Infeasible
 from ..solving.solve import lower_bound, solve
@@ -38,7 +39,7 @@ def exact(space: Space, divides: Division = "", first: Sequence[Exact] = ()) -> 
 
     divides: how weights may be divided between the one accelerator and the host. first: `first_proposals`, if known.
 
-    Moves are compared at the requested micro-batch in the requested form of attention, the best with the other form;
+    Moves are compared at the requested micro-batch in the requested form of attention, the best with the other forms;
     that is then tried with smaller micro-batches, and with larger ones when it moves weights (which then move less
     often), until that stops paying. Where compute buffers take much of the budget, all moves are tried with all of
     them. Raises BudgetTooSmall when nothing fits, NotLayered when the model has no layers one after the other.
@@ -58,18 +59,24 @@ def exact(space: Space, divides: Division = "", first: Sequence[Exact] = ()) -> 
     raise too_small(builder, builder.dry_run(builder.by_homes(builder.uniform(1, builder.uniform(0).targets))))
 
 
-def first_proposals(space: Space, divides: Division = "") -> list[Exact]:
-    """All moves at the requested micro-batch in the requested form of attention, the lowest bound first."""
-    context, size = space.forms()[0], space.sizes()[0]
-    builder, search = space.builder(replace(context, n_ubatch=size)), Search(space, divides, _kv_bytes(space))
+def first_proposals(space: Space, divides: Division = "", like: ContextSettings | None = None) -> list[Exact]:
+    """All moves at the requested micro-batch in the requested form of attention, the lowest bound first.
+
+    like: a context whose form of attention is the one to take.
+    """
+    forms = space.forms()
+    if like is not None:
+        forms = [form for form in forms if (form.flash_attn, form.attention) == (like.flash_attn, like.attention)]
+    search = Search(space, divides, _kv_bytes(space), forms or space.forms())
+    builder = search.builders()[0]
     pairs = [Exact(search, builder, moves) for moves in moves_to_try(space, builder.costs)]
     return sorted(pairs, key=lambda p: p.bound)
 
 
 def _candidates(space: Space, pairs: list[Exact]) -> list[Exact]:
     """Contexts and moves that were solved, the fastest first, then those whose bounds are above it."""
-    (size, *smaller) = space.sizes()
-    _, *others = (space.builder(replace(context, n_ubatch=size)) for context in space.forms())
+    _, *smaller = space.sizes()
+    _, *others = pairs[0].search.builders()
     best, solved = pairs[0], pairs[:1]
 
     def like_best(builder: PlanBuilder) -> Exact:
@@ -178,14 +185,20 @@ def moves_to_try(space: Space, costs: CostModel) -> list[Moves]:
 class Search:
     """One search of the exact planner.
 
-    kv_bytes: KV cache of each layer. spent_s: of the solver. Its contexts share the time limit, and each may take an
-    eighth of it.
+    kv_bytes: KV cache of each layer. forms: contexts with each form of attention to choose from. spent_s: of the
+    solver. Contexts share the time limit, and each may take an eighth of it.
     """
 
     space: Space
     divides: Division
     kv_bytes: Sequence[int]
+    forms: Sequence[ContextSettings]
     spent_s: float = 0.0
+
+    def builders(self) -> list[PlanBuilder]:
+        """For each form, at the requested micro-batch."""
+        size = self.space.sizes()[0]
+        return [self.space.builder(replace(form, n_ubatch=size)) for form in self.forms]
 
     @property
     def left_s(self) -> float:

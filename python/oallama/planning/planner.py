@@ -103,7 +103,14 @@ def make_plans(space: Space, planner: PlannerName = "auto") -> Candidates:
         BudgetTooSmall: when no plan that uses the accelerator fits; says the minimum.
         OallamaError: when the profile lacks a device or a type, when the KV cache fits no device, for unknown planners.
     """
-    proposals = cache(lambda name: first_proposals(space, DIVISIONS[name]))
+    plans: dict[str, PlacementPlan] = {}
+
+    @cache
+    def proposals(name: str) -> list[Exact]:
+        """They take the form of attention that is the fastest for whole weights, where that is known."""
+        whole = plans.get("exact")
+        return first_proposals(space, DIVISIONS[name], whole.context if whole else None)
+
     makers = _makers(space, proposals)
     if planner != "auto" and planner not in makers:
         if planner in get_args(PlannerName):
@@ -124,7 +131,6 @@ def make_plans(space: Space, planner: PlannerName = "auto") -> Candidates:
         names = [name for name in makers if name not in left_out]
     if not space.accelerators:
         names = [name for name in names if name in ("cpu", STOCK_CPU)] or ["cpu"]
-    plans: dict[str, PlacementPlan] = {}
     failed: dict[str, OallamaError] = {}
     skipped: dict[str, float] = {}
     may_skip = planner == "auto" and not space.all_candidates
