@@ -7,12 +7,12 @@ The model has layers of Qwen3-30B-A3B and a chosen routing (docs/experts.md; "+"
 server of all cores is the accelerator; the host has one thread. In F16 both have the same kernels. shares: percent of
 the experts' bytes that the budget holds beside all else. Plans of that budget: `experts`, by the most used ones, and
 `slots`, by those used last; `exact`, whole weights; llama.cpp's --n-cpu-moe of the first and of the last layers.
-`chosen` marks the one that the planner "auto" takes of these. Each plan is loaded anew in each round, and rounds are
-interleaved. All read the same tokens, which the model generated once at temperature 0.8: a prompt of 64, some that fill
-slots, then those that are timed. One JSON line per routing, share and plan: TPOT and TTFT in seconds, medians of the
-rounds, the same predicted, expected and measured hits of the experts on the device, and how many times faster the
-chosen plan is, with intervals. --link: what loopback may carry (tc's rate, as 8gbit) in a network namespace of its own;
-needs root.
+`chosen` marks the one that the planner "auto" takes of these, `same_as` those that are equal and measured once. Each
+plan is loaded anew in each round, and rounds are interleaved. All read the same tokens, which the model generated once
+at temperature 0.8: a prompt of 64, some that fill slots, then those that are timed. One JSON line per routing, share
+and plan: TPOT and TTFT in seconds, medians of the rounds, the same predicted, expected and measured hits of the experts
+on the device, and how many times faster the chosen plan is, with intervals. --link: what loopback may carry (tc's rate,
+as 8gbit) in a network namespace of its own; needs root.
 """
 
 from __future__ import annotations
@@ -113,11 +113,14 @@ def of_share(path: Path, device: str, share: int, read: list[int], args: Any) ->
         except OallamaError as error:
             yield {"planner": name, "refused": str(error)}
     chosen = ranked(plans)[0]
-    rounds: dict[str, list[Times]] = {name: [] for name in plans}
+    first: dict[str, str] = {}  # of the plans that place all alike
+    same_as = {name: first.setdefault(plan.to_backend_map(), name) for name, plan in plans.items()}
+    rounds: dict[str, list[Times]] = {name: [] for name in first.values()}
     for number in range(args.rounds):
         note(f"{share} %: round {number + 1}")
-        for name in list(plans)[:: 1 if number % 2 else -1]:
+        for name in list(rounds)[:: 1 if number % 2 else -1]:
             rounds[name].append(timed(path, plans[name], read))
+    rounds = {name: rounds[same] for name, same in same_as.items()}
     for name, plan in plans.items():
         expected, layers = plan.predicted.experts, [place.layer for place in layer_experts(plan)]
         tpot, ttft = ([getattr(times, what) for times in rounds[name]] for what in ("tpot_s", "ttft_s"))
@@ -126,7 +129,8 @@ def of_share(path: Path, device: str, share: int, read: list[int], args: Any) ->
             for what, own in (("tpot_s", tpot), ("ttft_s", ttft))
         }
         yield {
-            "planner": name, "chosen": name == chosen, "device": device, "budget": f"{percent:.2f}%",
+            "planner": name, "same_as": same_as[name], "chosen": name == chosen,
+            "device": device, "budget": f"{percent:.2f}%",
             "tpot_s": statistics.median(tpot), "ttft_s": statistics.median(ttft),
             "predicted_tpot_s": plan.predicted.tpot_s[min(plan.predicted.tpot_s)],
             "predicted_ttft_s": plan.predicted.ttft_s[PROMPT], **faster,

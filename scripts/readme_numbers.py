@@ -13,7 +13,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ RESULTS = ROOT / "bench" / "results"
 BEGIN, END = "<!-- numbers: scripts/readme_numbers.py --write -->", "<!-- end of numbers -->"
 MACHINES = {"Intel(R) Xeon(R) Processor": "Xeon", "AMD EPYC": "EPYC"}
 CPU = "llama.cpp CPU"
-EXPERTS = "2026-11-25-experts"
+EXPERTS = ("2026-11-25-experts", "2026-11-25-experts-epyc")
 STOCK = ("layers", "fewer-layers", "fit", "cpu-moe", "cpu-ffn")  # as in bench/cells_tables.py
 Lines = list[dict[str, Any]]
 
@@ -325,28 +325,28 @@ def by_attention() -> Iterator[str]:
 
 
 def by_experts() -> Iterator[str]:
-    """Plans of a mixture, by routing and the share of its experts on the device; the newest line of each counts."""
-    cells: dict[tuple[str, int, str], dict[str, dict[str, Any]]] = {}
-    for line in read(EXPERTS):
-        if "share" in line and "chosen" in line:
-            key = (line["routing"], line["share"], line.get("link", "loopback"))
-            cells.setdefault(key, {})[line["planner"]] = line
+    """Plans of a mixture, by machine, routing and the share of its experts on the device."""
     rivals = {"exact": "whole tensors", "cpu-moe": "`--n-cpu-moe`, first layers", "cpu-moe-last": "last layers"}
     yield (
-        "| routing | experts' bytes on the device | chosen | TPOT (predicted) | hits (expected) | "
+        "| machine | routing | experts' bytes on the device | experts divided | TPOT (predicted) | hits (expected) | "
         + " | ".join(f"against {name}" for name in rivals.values())
-        + " | prompt of 64, least |"
+        + " | prompt of 64 |"
     )
-    yield "|---|--:|---|--:|--:|" + "--:|" * (len(rivals) + 1)
-    for (routing, share, link), plans in sorted(cells.items(), key=lambda cell: (cell[0][2] != "loopback", cell[0])):
-        ours = next(line for line in plans.values() if line["chosen"])
-        where = "" if link == "loopback" else f", link of {link}"
-        hits = f"{ours['hits']:.0%} ({ours['expected_hits']:.0%})"
-        tpot = f"{1e3 * ours['tpot_s']:.1f} ms ({1e3 * ours['predicted_tpot_s']:.1f})"
-        faster = [f"{plans[name]['chosen_times_tpot_s']['value']:.2f}x" for name in rivals]
-        least = min(plans[name]["chosen_times_ttft_s"]["value"] for name in rivals)
-        row = [f"`{routing}`{where}", f"{share} %", f"`{ours['planner']}`", tpot, hits, *faster, f"{least:.2f}x"]
-        yield "| " + " | ".join(row) + " |"
+    yield "|---|---|--:|---|--:|--:|" + "--:|" * (len(rivals) + 1)
+    for file, machine in product(EXPERTS, MACHINES.values()):
+        cells: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
+        for line in of_machine(read(file), machine):
+            if "share" in line and "chosen" in line:
+                cells.setdefault((line["routing"], line["share"]), {})[line["planner"]] = line
+        for (routing, share), plans in sorted(cells.items()):
+            ours = next(line for line in plans.values() if line["chosen"])
+            divided = "yes" if any(ours["held"]) else "no"
+            hits = f"{ours['hits']:.0%} ({ours['expected_hits']:.0%})"
+            tpot = f"{1e3 * ours['tpot_s']:.1f} ms ({1e3 * ours['predicted_tpot_s']:.1f})"
+            faster = [f"{plans[name]['chosen_times_tpot_s']['value']:.2f}x" for name in rivals]
+            prompts = span([plans[name]["chosen_times_ttft_s"]["value"] for name in rivals], "{:.2f}x")
+            row = [machine, f"`{routing}`", f"{share} %", divided, tpot, hits, *faster, prompts]
+            yield "| " + " | ".join(row) + " |"
 
 
 def main() -> int:

@@ -1,5 +1,6 @@
 #include "stream_lane.h"
 
+#include "tensor_flags.h"
 #include "trace.h"
 
 #include <algorithm>
@@ -39,9 +40,17 @@ oa_stream_lane::~oa_stream_lane() {
 void oa_stream_lane::grow() {
     const size_t align = ggml_backend_buft_get_alignment(buft_);
     sizes_.resize(std::max(sizes_.size(), std::min(wanted_slots_, items_.size())));
+    // Weights that are streamed for every token come into the same slots whatever the batch. Else a smaller batch
+    // streams some of them only, and each may come into any slot.
+    const bool always =
+        std::all_of(items_.begin(), items_.end(), [](auto & it) { return OA_STREAM_FROM(it.weight) <= 1; });
     for (size_t i = 0; i < items_.size(); ++i) {
-        size_t & size = sizes_[i % sizes_.size()];
-        size          = std::max(size, GGML_PAD(ggml_backend_buft_get_alloc_size(buft_, items_[i].copy), align));
+        const size_t size = GGML_PAD(ggml_backend_buft_get_alloc_size(buft_, items_[i].copy), align);
+        for (size_t slot = 0; slot < sizes_.size(); ++slot) {
+            if (!always || slot == i % sizes_.size()) {
+                sizes_[slot] = std::max(sizes_[slot], size);
+            }
+        }
     }
 }
 

@@ -83,7 +83,7 @@ class oa_stream_lane {
     int64_t                          base_        = 0; // number of item 0's job
     int64_t                          n_queued_    = 0; // jobs are numbered over all graphs
 
-    std::vector<size_t>     sizes_; // of the slots: that of the largest weight that any graph puts there
+    std::vector<size_t>     sizes_; // of the slots: that of the largest weight that any batch puts there
     ggml_context_ptr        ctx_;
     ggml_backend_buffer_ptr buffer_;
     std::vector<slot>       slots_;

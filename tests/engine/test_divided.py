@@ -68,7 +68,7 @@ def jobs(path: Path, device: str, folder: Path, block: int, **job: Any) -> list[
     return result
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch", [*ARCHITECTURES, "gpt-oss"])  # the last with biases of experts
 @pytest.mark.parametrize("layout", ["plain", "repacked", "amx"])
 def test_two_cpus_compute_what_one_does(
     arch: str, layout: str, tiny: Callable[..., Path], lib: Path, tmp_path: Path

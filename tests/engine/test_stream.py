@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -169,6 +170,27 @@ def test_a_dry_run_counts_the_slots(slots: int, tiny: Callable[..., Path], lib: 
         loaded = worker.load(path, params.resolved(256))
     # Logs give MiB with two decimals.
     assert loaded.device_bytes()[device] == pytest.approx(sum(memory.values()), abs=3 * 0.01 * 2**20)
+
+
+def test_a_dry_run_counts_what_batches_of_all_sizes_stream(tiny: Callable[..., Path], rpc: Any) -> None:
+    """A smaller batch streams fewer weights, so that larger ones come into other slots."""
+    path, device = tiny("llama", "F16"), rpc.devices[0]
+    plan, rng = streamed_plan(path, device), np.random.default_rng(4)
+    for _ in range(6):
+        tensors = {
+            name: replace(t, segments=(replace(t.segments[0], stream_from=int(rng.choice((1, 2, 40, 64)))),))
+            if t.mode == "stream"
+            else t
+            for name, t in plan.tensors.items()
+        }
+        mixed = replace(plan, tensors=tensors, stream_slots=int(rng.integers(2, 5)))
+        settings = Settings(n_ctx=256, n_batch=256, n_ubatch=256, devices=(device,), flash_attn="on")
+        counted = skeleton.dry_run(path, settings, mixed.to_backend_map())[device]
+        with contextlib.closing(Llama(str(path), plan=mixed, n_ctx=256, verbose=False)) as llm:
+            for n in (1, 39, 40, 63, 64, 1, 2, 63):
+                llm.reset()
+                llm.eval(tokens(n))
+            assert llm.placement()[device].measured.compute == counted["compute"]
 
 
 def test_after_an_abort_in_the_middle_the_context_is_usable(

@@ -113,8 +113,9 @@ def _first_matrices(down: Operator, operators: Sequence[Operator]) -> tuple[str,
         if op.is_target and op.weight and not is_divided_by_columns(op.weight):
             names.append(op.weight)
         elif op.op in _BETWEEN:
-            waiting += [operators[p] for p in op.producers]
-        else:
+            # The bias of an expert is chosen by what ADD_ID's last producer says, too.
+            waiting += [operators[p] for p in (op.producers[:1] if op.op == "ADD_ID" else op.producers)]
+        elif op.op != "GET_ROWS":  # the scale of an expert
             return ()
     return tuple(dict.fromkeys(names))
 
