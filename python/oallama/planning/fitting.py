@@ -35,8 +35,9 @@ def fit(
     """The fastest proposal within the budgets that MAX_ROUNDS dry runs find; None when none of them fits.
 
     choose: a proposal for these bytes per accelerator, None when there is none. charge: bytes per accelerator that the
-    proposal does not count (compute buffers and the like), a first guess: a result over the budget raises it by the
-    excess; one that needed less gives the room back if it may hold the smallest weight.
+    proposal does not count (compute buffers and the like), a first guess: a result over the budget raises it to what
+    that needed, so that the next proposal is another; one that needed less gives the room back if it may hold the
+    smallest weight.
     """
     charges, best, overran = [*charge], None, None
     for _ in range(MAX_ROUNDS):
@@ -49,14 +50,14 @@ def fit(
             continue
         dry_run = builder.dry_run(builder.by_homes(proposal.homes, proposal.affinity))
         over = builder.excess(dry_run)
+        needed = [u - k for u, k in zip(builder.used(dry_run), proposal.counted, strict=True)]
         if any(o > 0 for o in over):
             if best is not None:
                 break
-            overran, charges = charges, [c + max(o, 0) for c, o in zip(charges, over, strict=True)]
+            overran, charges = charges, [n if o > 0 else c for c, n, o in zip(charges, needed, over, strict=True)]
             continue
         if best is None or dry_run.seconds < best.dry_run.seconds:
             best = Fitted(proposal, dry_run)
-        needed = [u - k for u, k in zip(builder.used(dry_run), proposal.counted, strict=True)]
         if all(c - n < smallest for c, n in zip(charges, needed, strict=True)):
             break
         charges = needed
