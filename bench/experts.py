@@ -153,7 +153,7 @@ class Times:
 def timed(path: Path, plan: PlacementPlan, tokens: list[int]) -> Times:
     llm = Llama(str(path), plan=plan, n_ctx=512, n_threads=1, verbose=False, verify=False)
     try:
-        llm.eval(tokens[:2])
+        llm.eval(tokens[:PROMPT])  # the first one also waits for pages of the mapped file
         llm.reset()
         ttft = seconds(llm, tokens[:PROMPT])
         for token in tokens[PROMPT:][:WARM]:
