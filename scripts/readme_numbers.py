@@ -334,18 +334,20 @@ def by_experts() -> Iterator[str]:
     )
     yield "|---|---|--:|---|--:|--:|" + "--:|" * (len(rivals) + 1)
     for file, machine in product(EXPERTS, MACHINES.values()):
-        cells: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
+        cells: dict[tuple[str, str, int], dict[str, dict[str, Any]]] = {}
         for line in of_machine(read(file), machine):
             if "share" in line and "chosen" in line:
-                cells.setdefault((line["routing"], line["share"]), {})[line["planner"]] = line
-        for (routing, share), plans in sorted(cells.items()):
+                link = line.get("link", "loopback")
+                key = (line["routing"], "" if link == "loopback" else f", link of {link}", line["share"])
+                cells.setdefault(key, {})[line["planner"]] = line
+        for (routing, link, share), plans in sorted(cells.items()):
             ours = next(line for line in plans.values() if line["chosen"])
             divided = "yes" if any(ours["held"]) else "no"
             hits = f"{ours['hits']:.0%} ({ours['expected_hits']:.0%})"
             tpot = f"{1e3 * ours['tpot_s']:.1f} ms ({1e3 * ours['predicted_tpot_s']:.1f})"
             faster = [f"{plans[name]['chosen_times_tpot_s']['value']:.2f}x" for name in rivals]
             prompts = span([plans[name]["chosen_times_ttft_s"]["value"] for name in rivals], "{:.2f}x")
-            row = [machine, f"`{routing}`", f"{share} %", divided, tpot, hits, *faster, prompts]
+            row = [machine, f"`{routing}`{link}", f"{share} %", divided, tpot, hits, *faster, prompts]
             yield "| " + " | ".join(row) + " |"
 
 
