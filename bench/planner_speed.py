@@ -5,31 +5,55 @@ python bench/planner_speed.py [--out FILE.jsonl] [--repeats 3]
 Published shapes in sparse files (no weight is stored), a profile computed from a datasheet, dry runs on a
 stand-in device. One JSON line per model and planner: the seconds of everything
 (medians), of them in dry runs, and the gap that was proven. Reading the model's graph is timed apart.
+A mixture is planned without and with a routing trace, whose choices are made up.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from oallama.bench.machine import describe
 from oallama.bench.script import arguments, record
+from oallama.data.operators import OperatorGraph
+from oallama.data.routing import STAGES, Routers, RoutingTrace, StageRouting
 from oallama.engine import skeleton
 from oallama.engine.load_settings import Settings
+from oallama.engine.routers import routers_of
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices
 from oallama.loading.dry_run import known
+from oallama.loading.routing_traces import keep_trace
 from oallama.modelmaker import make_sparse_model
 from oallama.profiling.datasheet import Datasheet, make_profile
 
 # shape, file type, budget, context
 MODELS = (("qwq-32b", "Q4_K_M", "16GiB", 16384), ("qwen3-235b-a22b", "Q4_K_M", "22GiB", 16384))
 PLANNERS = ("exact", "auto")
+TRACED = 1024  # tokens
+
+
+def made_up(name: str, routers: Routers, graph: OperatorGraph) -> RoutingTrace:
+    """A trace in which few experts of a layer take most uses, other ones in each layer."""
+    rng = np.random.default_rng(1)
+    layers = tuple(sorted({int(t.name.split(".")[1]) for t in graph.tensors if "_exps" in t.name}))
+    n_used = next(op.n_used for op in graph.operators(1) if op.op == "MUL_MAT_ID")
+    weights = -1.2 * np.log(np.arange(1, routers.n_experts + 1))
+    ids = []
+    for _ in layers:
+        scores = rng.permuted(weights) + rng.gumbel(size=(TRACED, routers.n_experts))
+        ids.append(np.argsort(-scores, axis=1)[:, :n_used])
+    stage = StageRouting.judge(np.array(ids, dtype=np.uint16), routers.n_experts)
+    return RoutingTrace("", name, "made up", routers, layers, 512, dict.fromkeys(STAGES, stage))
 
 
 class Stopwatch:
@@ -65,7 +89,11 @@ def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             graph = autoplan.read_graph(path, settings)
             read_s = time.perf_counter() - start
             profile = make_profile(graph, sheet)
-            for planner in PLANNERS:
+            routers = routers_of(path)
+            for planner, traced in product(PLANNERS, (False, True) if routers else (False,)):
+                os.environ["XDG_CACHE_HOME"] = str(Path(folder) / f"traced-{traced}")
+                if routers and traced:
+                    keep_trace(made_up(path.name, routers, graph), path)
                 runs = []
                 for _ in range(options.repeats):
                     watch = skeleton.dry_run = Stopwatch(dry_run)  # type: ignore[assignment]
@@ -76,6 +104,7 @@ def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                     runs.append((time.perf_counter() - start, watch.seconds, watch.calls))
                 yield {
                     "shape": shape, "file_type": file_type, "budget": budget, "n_ctx": n_ctx, "planner": planner,
+                    "traced": traced,
                     "datasheet": options.datasheet, "targets": len(graph.targets(1)), "layers": graph.n_layer,
                     "read_graph_s": read_s, "seconds": [run[0] for run in runs],
                     "median_s": statistics.median(run[0] for run in runs),

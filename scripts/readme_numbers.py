@@ -337,7 +337,7 @@ def by_experts() -> Iterator[str]:
         cells: dict[tuple[str, str, int], dict[str, dict[str, Any]]] = {}
         for line in of_machine(read(file), machine):
             if "share" in line and "chosen" in line:
-                link = line.get("link", "loopback")
+                link = line.get("link", "loopback").replace("gbit", " Gbit/s")
                 key = (line["routing"], "" if link == "loopback" else f", link of {link}", line["share"])
                 cells.setdefault(key, {})[line["planner"]] = line
         for (routing, link, share), plans in sorted(cells.items()):

@@ -34,10 +34,10 @@ PRICE = 0.5
 TIGHT = 0.2
 
 
-def exact(space: Space, divides: Division = "", first: Sequence[Exact] = ()) -> tuple[PlanBuilder, Fitted]:
+def exact(space: Space, first: Sequence[Exact] = ()) -> tuple[PlanBuilder, Fitted]:
     """The best plan over the forms of attention, what happens to host weights in prefill, and micro-batches.
 
-    divides: how weights may be divided between the one accelerator and the host. first: `first_proposals`, if known.
+    first: `first_proposals`; none: those of whole weights.
 
     Moves are compared at the requested micro-batch in the requested form of attention, the best with the other forms;
     that is then tried with smaller micro-batches, and with larger ones when it moves weights (which then move less
@@ -45,7 +45,7 @@ def exact(space: Space, divides: Division = "", first: Sequence[Exact] = ()) -> 
     them. Raises BudgetTooSmall when nothing fits, NotLayered when the model has no layers one after the other.
     """
     fitting: tuple[Exact, Fitted] | None = None
-    for candidate in _candidates(space, list(first) or first_proposals(space, divides)):
+    for candidate in _candidates(space, list(first) or first_proposals(space)):
         # A dry run may find larger compute buffers than were counted, so that another is faster.
         if fitting is not None and _nine(candidate.seconds) + candidate.doubt >= _at_most(*fitting):
             continue
@@ -62,7 +62,8 @@ def exact(space: Space, divides: Division = "", first: Sequence[Exact] = ()) -> 
 def first_proposals(space: Space, divides: Division = "", like: ContextSettings | None = None) -> list[Exact]:
     """All moves at the requested micro-batch in the requested form of attention, the lowest bound first.
 
-    like: a context whose form of attention is the one to take.
+    divides: how weights may be divided between the one accelerator and the host. like: a context whose form of
+    attention is the one to take.
     """
     forms = space.forms()
     if like is not None:
@@ -186,7 +187,7 @@ class Search:
     """One search of the exact planner.
 
     kv_bytes: KV cache of each layer. forms: contexts with each form of attention to choose from. spent_s: of the
-    solver. Contexts share the time limit, and each may take an eighth of it.
+    solver. Contexts share the time limit, and each may take an eighth of it, should the others have taken all.
     """
 
     space: Space

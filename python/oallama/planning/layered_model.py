@@ -144,8 +144,8 @@ class LayeredModel:
             for step, cuts in zip(self.steps, self._cuts, strict=True)
             for start, end in (cuts[i : i + 2],)
         )
-        # The first layer also pays for the embedding before it, the last for what follows.
         kinds = tuple(self.divided.kind(g) for g in self.divisible(layer))
+        # The first layer also pays for the embedding before it, the last for what follows.
         return (weights, shape, cache, structure, kinds, i == 0, i == len(self.layers) - 1)
 
     def _ways(self, layer: Layer) -> Ways:

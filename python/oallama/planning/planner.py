@@ -107,7 +107,7 @@ def make_plans(space: Space, planner: PlannerName = "auto") -> Candidates:
 
     @cache
     def proposals(name: str) -> list[Exact]:
-        """They take the form of attention that is the fastest for whole weights, where that is known."""
+        """Of a planner that divides weights, in the form of attention that is best for whole ones, if that is known."""
         whole = plans.get("exact")
         return first_proposals(space, DIVISIONS[name], whole.context if whole else None)
 
@@ -165,7 +165,7 @@ def _makers(space: Space, proposals: Callable[[str], Sequence[Exact]]) -> dict[s
     """proposals: `first_proposals` of the planners that divide weights."""
 
     def dividing(name: str) -> Callable[[], PlacementPlan]:
-        return lambda: _finish(space, name, exact(space, DIVISIONS[name], proposals(name)))
+        return lambda: _finish(space, name, exact(space, proposals(name)))
 
     best = cache(lambda: exact(space))
     makers: dict[str, Callable[[], PlacementPlan]] = {
