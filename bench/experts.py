@@ -3,9 +3,10 @@
 python bench/experts.py [--out FILE.jsonl] [--routing zipf:1.8,zipf:0] [--shares 20,40,60] [--layers 5] [--type F16]
     [--tokens 40] [--rounds 5] [--link RATE]
 
-The model has layers of Qwen3-30B-A3B and a chosen routing (docs/experts.md; "+" stands for its comma). A loopback RPC
-server of all cores is the accelerator; the host has one thread. In F16 both have the same kernels. shares: percent of
-the experts' bytes that the budget holds beside all else. Plans of that budget: `experts`, by the most used ones, and
+The model has layers of Qwen3-30B-A3B and a chosen routing (docs/experts.md; "+" stands for its comma). Routing "demo"
+is the demo mixture with its own routing, reading its own kind of text; layers and type are then the model's. A loopback
+RPC server of all cores is the accelerator; the host has one thread. In F16 both have the same kernels. shares: percent
+of the experts' bytes that the budget holds beside all else. Plans of that budget: `experts`, by the most used ones, and
 `slots`, by those used last; `exact`, whole weights; llama.cpp's --n-cpu-moe of the first and of the last layers.
 `chosen` marks the one that the planner "auto" takes of these, `same_as` those that are equal and measured once. Each
 plan is loaded anew in each round, and rounds are interleaved. All read the same tokens, which the model generated once
@@ -29,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from oallama import Llama
+from oallama import Llama, demo_model
 from oallama.bench.machine import describe
 from oallama.bench.script import arguments, note, numbers, record, words
 from oallama.bench.stats import speedup
@@ -47,9 +48,11 @@ from oallama.loading.routing_traces import keep_trace
 from oallama.modelmaker import make_model
 from oallama.planning import Workload
 from oallama.planning.uncertainty import ranked
+from oallama.storyteller import held_out_text
 from oallama.tracing.experts import record_experts
 
 PLANNERS = ("experts", "slots", "exact", "cpu-moe", "cpu-moe-last")
+DEMO = "demo"
 PROMPT = 64
 WARM = 24  # tokens that fill slots
 NARROWED = "OALLAMA_BENCH_NARROWED"  # set in the namespace
@@ -60,25 +63,29 @@ def measured(args: Any) -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder, LocalRpcServer(threads=len(os.sched_getaffinity(0))) as server:
         os.environ["XDG_CACHE_HOME"] = folder  # traces of models that are gone
         for routing in (text.replace("+", ",") for text in args.routing):
-            note(f"{routing}: making the model")
-            overrides = {"n_layer": args.layers, "n_vocab": 4096}
-            path = Path(folder) / "m.gguf"
-            make_model(path, shape="qwen3-30b-a3b", file_type=args.type, overrides=overrides, routing=routing)
-            read = traced(path, WARM + args.tokens)
+            line = {"routing": routing, "link": args.link or "loopback"}
+            if routing == DEMO:
+                path = demo_model("mixture")
+            else:
+                note(f"{routing}: making the model")
+                line |= {"type": args.type, "layers": args.layers}
+                overrides = {"n_layer": args.layers, "n_vocab": 4096}
+                path = Path(folder) / "m.gguf"
+                make_model(path, shape="qwen3-30b-a3b", file_type=args.type, overrides=overrides, routing=routing)
+            read = traced(path, held_out_text() if routing == DEMO else None, WARM + args.tokens)
             for share in args.shares:
-                line = {"routing": routing, "type": args.type, "layers": args.layers, "share": share}
-                line |= {"link": args.link or "loopback"}
-                yield from (line | found for found in of_share(path, server.devices[0], share, read, args))
+                found = of_share(path, server.devices[0], share, read, args)
+                yield from (line | {"share": share} | plan for plan in found)
 
 
-def traced(path: Path, n_tokens: int) -> list[int]:
-    """Keeps a trace of the model, and generates the tokens that are read, from another seed."""
+def traced(path: Path, text: str | None, n_tokens: int) -> list[int]:
+    """Keeps a trace of the model reading `text` (None: random tokens), and generates the tokens that are timed."""
     watch = native.core().ExpertWatch()
     llm = Llama(str(path), n_ctx=1024, n_batch=64, n_ubatch=64, eval_callback=watch.addresses, verbose=False)
     try:
-        text = [int(t) for t in np.random.default_rng(1).integers(300, llm.n_vocab() - 300, 1024)]
-        learned = record_experts(llm, watch, text, TRACED)
-        read = generated(llm, text[:PROMPT], n_tokens)
+        read = llm.tokenize(text.encode())[:1024] if text else random_tokens(llm.n_vocab())
+        learned = record_experts(llm, watch, read, TRACED)
+        read = generated(llm, read[:PROMPT], n_tokens)
     finally:
         llm.close()
     routers = routers_of(path)
@@ -88,8 +95,12 @@ def traced(path: Path, n_tokens: int) -> list[int]:
     return read
 
 
+def random_tokens(n_vocab: int) -> list[int]:
+    return [int(t) for t in np.random.default_rng(1).integers(300, n_vocab - 300, 1024)]
+
+
 def generated(llm: Llama, prompt: list[int], n_tokens: int) -> list[int]:
-    """The prompt, and tokens behind it."""
+    """The prompt, and tokens behind it, from another seed than the trace's."""
     llm.reset()
     llm.set_seed(2)
     llm.eval(prompt)
