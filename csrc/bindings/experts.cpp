@@ -49,6 +49,8 @@ using token_ids = py::array_t<int32_t, py::array::c_style | py::array::forcecast
 // Slots of a layer that are filled at once behind each token: (hits, uploads) of each.
 std::vector<std::pair<int, int>> replay(const token_ids & ids, int64_t n_experts, size_t n_slots,
                                         const std::string & policy, double margin, int uploads) {
+    py::gil_scoped_release alone; // layers are replayed at once
+
     const oa_slot_rules  rules{ policy == "lru" ? oa_slot_policy::lru : oa_slot_policy::lfru, margin };
     oa_expert_uses       uses(n_experts);
     std::vector<oa_slot> slots(n_slots);

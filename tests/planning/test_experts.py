@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from oallama.data.plan import HOST
-from oallama.data.routing import NONE
+from oallama.data.routing import NONE, RoutingTrace
 from oallama.planning import Candidates, make_plans
 from oallama.planning.cost import CostModel
 from oallama.planning.divided import DividedCosts, bytes_of
 from oallama.planning.expert_use import ExpertUse, SlotRun
+from oallama.planning.planner import DIVISIONS
 from oallama.planning.predict import Predictor
 from oallama.views.plan_table import render_layers
 from support.mixtures import MACHINE, MODEL, MOE, UNIFORM, WORK, candidates, plan, skewed, trace
@@ -244,15 +245,23 @@ def test_a_gpu_pays_for_the_expert_of_zeros() -> None:
     assert prompt.device == 1 and prompt.host == pytest.approx(1 - 16 / MOE.n_expert)
 
 
-def test_dividing_by_values_is_not_tried_where_a_trace_is_far_ahead() -> None:
-    """Its bound says that it cannot win: the choice stays, and the search is shorter."""
-    rng = np.random.default_rng(2)
-    ids = skewed(rng, MOE.n_layer, 400, 4, MOE.n_used // 2)  # four experts take all uses
-    use = ExpertUse.of_trace(trace(np.concatenate([ids, ids + 4], axis=2), MOE.n_expert))
+def few_take_all() -> RoutingTrace:
+    """Eight experts take all uses."""
+    ids = skewed(np.random.default_rng(2), MOE.n_layer, 400, 4, MOE.n_used // 2)
+    return trace(np.concatenate([ids, ids + 4], axis=2), MOE.n_expert)
+
+
+@pytest.mark.parametrize("traced", [few_take_all(), LOCAL], ids=["skewed", "local"])
+def test_ways_to_divide_that_cannot_win_are_not_tried(traced: RoutingTrace) -> None:
+    """Their bounds are above a plan that divides: the choice stays, and the search is shorter."""
+    use = ExpertUse.of_trace(traced, keeps_the_last_used)
 
     def made(**more: bool) -> Candidates:
         return make_plans(space(MODEL, "40%", machine=MACHINE, workload=WORK, expert_use=use, **more))
 
     some, every = made(), made(all_candidates=True)
-    assert some.best == every.best and some.best.planner["name"] == "experts"
-    assert some.skipped["divided"] <= every.plans["divided"].predicted.request_s
+    skipped = set(DIVISIONS) & {*some.skipped}
+    assert some.best == every.best and skipped and {*DIVISIONS} <= {*every.plans}
+    fastest = min(some.plans[name].predicted.request_s for name in DIVISIONS if name in some.plans)
+    for name in skipped:
+        assert fastest <= some.skipped[name] <= every.plans[name].predicted.request_s

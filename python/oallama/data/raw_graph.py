@@ -55,10 +55,14 @@ class GraphReader:
         def place(raw: int) -> tuple[int, bool, int]:
             return due.get(raw, raw), raw in due, raw
 
+        before: dict[int, int] = {}  # layer -> the last end of the layers before it
+        latest = -1
+        for il in sorted({il for il in layer.values() if il >= 0}):
+            before[il], latest = latest, max(latest, end.get(il, -1))
+        ends = set(end.values())
         for raw in computing:
-            before = max((last for il, last in end.items() if 0 <= il < layer[raw]), default=-1)
-            if before > raw and raw not in end.values():
-                due[raw] = before
+            if before.get(layer[raw], -1) > raw and raw not in ends:
+                due[raw] = before[layer[raw]]
         for raw in reversed(computing):  # what reads before what is read
             for o in self._origins(raw):
                 if o is not None and o["kind"] == "node" and place(o["index"]) > place(raw):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from oallama.errors import OallamaError
 from oallama.loading import plan_cache
 from oallama.planning import OperatorGraph
 from oallama.planning.expert_use import ExpertUse, SlotRun
+from oallama.profiling.fingerprint import cpu_set
 from oallama.profiling.recorder import cache_dir
 
 RECORD = "`oallama profile MODEL.gguf --routing`"
@@ -54,11 +56,16 @@ def replayed(ids: NDArray[np.uint16], n_experts: int, slots: int) -> SlotRun:
     """What the engine's slots do with a trace (planning/expert_use.py), where an upload takes a step at most."""
     n_layers, n_tokens, n_used = ids.shape
     together, uploads = np.zeros((n_layers, n_used + 1)), np.zeros(n_layers)
-    for layer, own in enumerate(ids):
+
+    def of_layer(layer: int) -> None:
+        own = ids[layer]
         chosen = own[:, own[0] != NONE].astype(np.int32)
         steps = np.array(native.core().replay_slots(chosen, n_experts, slots, uploads=SLOT_UPLOADS))[n_tokens // 2 :]
         together[layer] = np.bincount(steps[:, 0], minlength=n_used + 1) / len(steps)
         uploads[layer] = steps[:, 1].mean()
+
+    with ThreadPoolExecutor(len(cpu_set())) as at_once:
+        list(at_once.map(of_layer, range(n_layers)))
     return SlotRun(together, uploads)
 
 

@@ -139,7 +139,7 @@ def make_plans(space: Space, planner: PlannerName = "auto") -> Candidates:
         try:
             if may_skip and plans and name not in ALWAYS:
                 bound = proposals(name)[0].bound if name in DIVISIONS else least()
-                if cannot_win(bound, plans, space.noise):
+                if cannot_win(bound, plans, space.noise) or (name in DIVISIONS and _slower_division(bound, plans)):
                     skipped[name] = bound
                     continue
             plans[name] = _checked(space, makers[name]())
@@ -150,6 +150,11 @@ def make_plans(space: Space, planner: PlannerName = "auto") -> Candidates:
         raise next(iter(failed.values()))
     chosen = {name: _with_range(space, plans[name]) for name in ranked(plans, space.noise)}
     return Candidates(chosen, failed, skipped)
+
+
+def _slower_division(bound: float, plans: Mapping[str, PlacementPlan]) -> bool:
+    """Whether one of the plans divides weights and takes no longer: noise does the same to all that divide."""
+    return any(plans[name].predicted.request_s <= bound for name in DIVISIONS if name in plans)
 
 
 def _with_range(space: Space, plan: PlacementPlan) -> PlacementPlan:
