@@ -24,7 +24,7 @@ RESULTS = ROOT / "bench" / "results"
 BEGIN, END = "<!-- numbers: scripts/readme_numbers.py --write -->", "<!-- end of numbers -->"
 MACHINES = {"Intel(R) Xeon(R) Processor": "Xeon", "AMD EPYC": "EPYC"}
 CPU = "llama.cpp CPU"
-EXPERTS = ("2026-11-25-experts", "2026-11-25-experts-epyc")
+EXPERTS = ("2026-11-25-experts", "2026-11-26-experts-epyc", "2026-11-25-experts-link")
 STOCK = ("layers", "fewer-layers", "fit", "cpu-moe", "cpu-ffn")  # as in bench/cells_tables.py
 Lines = list[dict[str, Any]]
 
@@ -127,8 +127,10 @@ def oom_grid(lines: Lines) -> str:
 
 
 def planning(lines: Lines, shape: str) -> str:
-    seconds = {line["planner"]: line["median_s"] for line in lines if line["shape"] == shape}
-    return f"{seconds['exact']:.1f} s; `auto` {seconds['auto']:.1f} s"
+    of_shape = [line for line in lines if line["shape"] == shape]
+    seconds = {line["planner"]: line["median_s"] for line in of_shape if not line["traced"]}
+    traced = [f", with a routing trace {line['median_s']:.1f} s" for line in of_shape if line["traced"]]
+    return f"{seconds['exact']:.1f} s; `auto` {seconds['auto']:.1f} s{''.join(traced[-1:])}"
 
 
 def second_start(lines: Lines) -> str:
@@ -248,9 +250,9 @@ ROWS: list[tuple[str, tuple[str, ...], Callable[..., str]]] = [
     ("device bytes, measured - predicted, by cell", ("2026-11-21-promises",), device_bytes),
     ("plans loaded and run (architecture, budget, KV type, sequences, draft model)", ("2026-11-21-oom-grid",),
      oom_grid),
-    ("planning QwQ-32B, dry runs included: `exact`, to 0.1 % of its bound", ("2026-11-24-planner-speed",),
+    ("planning QwQ-32B, dry runs included: `exact`, to 0.1 % of its bound", ("2026-11-26-planner-speed",),
      partial(planning, shape="qwq-32b")),
-    ("the same of Qwen3-235B-A22B (94 layers)", ("2026-11-24-planner-speed",),
+    ("the same of Qwen3-235B-A22B (94 layers)", ("2026-11-26-planner-speed",),
      partial(planning, shape="qwen3-235b-a22b")),
     ("a start with a kept plan, against one without a plan: three models of 8B to 235B",
      ("2026-11-24-planner-start",), second_start),
@@ -334,20 +336,21 @@ def by_experts() -> Iterator[str]:
     )
     yield "|---|---|--:|---|--:|--:|" + "--:|" * (len(rivals) + 1)
     for file, machine in product(EXPERTS, MACHINES.values()):
-        cells: dict[tuple[str, str, int], dict[str, dict[str, Any]]] = {}
+        cells: dict[tuple[str, str, int], dict[str, dict[str, Any]]] = {}  # routing, type and link, share
         for line in of_machine(read(file), machine):
             if "share" in line and "chosen" in line:
                 link = line.get("link", "loopback").replace("gbit", " Gbit/s")
-                key = (line["routing"], "" if link == "loopback" else f", link of {link}", line["share"])
-                cells.setdefault(key, {})[line["planner"]] = line
-        for (routing, link, share), plans in sorted(cells.items()):
+                also = "" if link == "loopback" else f", link of {link}"
+                also += "" if line.get("type", "F16") == "F16" else f", {line['type']}"
+                cells.setdefault((line["routing"], also, line["share"]), {})[line["planner"]] = line
+        for (routing, also, share), plans in sorted(cells.items()):
             ours = next(line for line in plans.values() if line["chosen"])
             divided = "yes" if any(ours["held"]) else "no"
             hits = f"{ours['hits']:.0%} ({ours['expected_hits']:.0%})"
             tpot = f"{1e3 * ours['tpot_s']:.1f} ms ({1e3 * ours['predicted_tpot_s']:.1f})"
             faster = [f"{plans[name]['chosen_times_tpot_s']['value']:.2f}x" for name in rivals]
             prompts = span([plans[name]["chosen_times_ttft_s"]["value"] for name in rivals], "{:.2f}x")
-            row = [machine, f"`{routing}`{link}", f"{share} %", divided, tpot, hits, *faster, prompts]
+            row = [machine, f"`{routing}`{also}", f"{share} %", divided, tpot, hits, *faster, prompts]
             yield "| " + " | ".join(row) + " |"
 
 
