@@ -10,9 +10,10 @@ import atexit
 import inspect
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
@@ -76,6 +77,7 @@ class Llama(PlacedLlama):
     Raises:
         OallamaError: (a ValueError) for a plan or budget that does not fit the model, the machine or the arguments,
             and when the host has less free memory than the plan needs there.
+        TypeError: for an argument that upstream does not know either (upstream ignores those).
 
     >>> llm = Llama("qwq-32b-q4_k_m.gguf", n_ctx=16384, vram="16GiB")
     >>> rich.print(llm.placement())
@@ -94,6 +96,7 @@ class Llama(PlacedLlama):
         **kwargs: Any,
     ) -> None:
         self._stack = ExitStack()  # upstream's; close() needs it when planning fails
+        _check_names(kwargs)
         self._left_mapped = 0
         self._recorder: RunRecorder | None = None
         self._hits: HitsWatch | None = None
@@ -175,6 +178,17 @@ class _Request:
     profile: Profile | PathOrText | None
     verify: bool | float
     progress: Progress | None
+
+
+def _check_names(given: Mapping[str, Any]) -> None:
+    """Raises TypeError for an argument that neither upstream's signature nor ours has: upstream would ignore it."""
+    own = {**inspect.signature(Llama.__init__).parameters, **inspect.signature(PlacedLlama.__init__).parameters}
+    known = {name for name, p in {**_SIGNATURE.parameters, **own}.items() if p.kind is not p.VAR_KEYWORD} - {"self"}
+    for name in given:
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            also = f"; did you mean {near[0]!r}?" if near else ""
+            raise TypeError(f"Llama() got an unexpected keyword argument {name!r}{also}")
 
 
 def _make_plan(path: str, request: _Request, kwargs: dict[str, Any]) -> PlacementPlan:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import pickle
+import re
 import subprocess
 import sys
 import threading
@@ -64,6 +65,15 @@ def both(model: Path, use: Callable[[Any], Any], **arguments: Any) -> None:
         assert np.array_equal(ours, theirs)
     else:
         assert ours == theirs
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("vran", "vram"), ("n_tcx", "n_ctx"), ("n_output_max", "n_outputs_max"), ("xyzzy", None)]
+)
+def test_an_argument_that_nobody_knows_is_refused(model: Path, name: str, near: str | None) -> None:
+    also = f"; did you mean {near!r}?" if near else ""
+    with pytest.raises(TypeError, match=re.escape(f"unexpected keyword argument {name!r}{also}") + "$"):
+        Llama(str(model), **{name: "4GiB"}, **SMALL)
 
 
 def answer(llm: Any, **arguments: Any) -> Any:

@@ -124,6 +124,16 @@ def test_quantised_input_needs_to_be_allowed(tiny, tmp_path):
     assert resolve(source, named("q8_0")).types == resolve(source, Recipe("same", "keep")).types  # nothing to do
 
 
+def test_an_output_that_exists_is_kept_unless_told(source, tmp_path):
+    target = tmp_path / "t.gguf"
+    target.write_text("mine")
+    command = ["quantize", str(source), str(target), "--recipe", "q4_0"]
+    refused = CliRunner().invoke(app, command)
+    assert refused.exit_code == 2 and "--force replaces it" in refused.stderr and target.read_text() == "mine"
+    assert CliRunner().invoke(app, [*command, "--force"]).exit_code == 0
+    assert Counter(types_in(target).values())["q4_0"] > 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from oallama.base.printing import say, write_text
+from oallama.engine.outline import metadata, outline
+from oallama.engine.runtime import quiet
+from oallama.errors import OallamaError
 
 from .groups import grouped
 from .loading import Source, open_llama
 from .options import Hardware, Kernels, Model, NGenerate, Placing, Sizes, Temperature
 
-HELP = "/clear forgets the conversation, /exit or Ctrl-D ends it; Ctrl-C stops an answer"
+HELP = "/clear forgets the conversation, /exit or Ctrl-D ends it; Ctrl-C stops an answer or drops a line"
+TEMPLATE = "tokenizer.chat_template"
 
 
 @grouped
@@ -29,6 +34,7 @@ def chat(
     temperature: Temperature = 0.8,
 ) -> None:
     """Talk with the model; answers are streamed."""
+    check_template(model)
     llm = open_llama(Source(model, placing, hardware, sizes, kernels))
     opening = [{"role": "system", "content": system}] if system else []
     messages = list(opening)
@@ -45,13 +51,33 @@ def chat(
                 messages.append({"role": "assistant", "content": answer})
 
 
+def check_template(model: Path) -> None:
+    """Raises OallamaError for a model that cannot tell a question from an answer."""
+    quiet()
+    with outline(model) as read:
+        if not metadata(read, TEMPLATE):
+            raise OallamaError(
+                f"{model} has no chat template, so it was not made for conversations; "
+                f'`oallama run {model} "Once upon a time"` lets it continue a text'
+            )
+
+
 def _ask() -> str | None:
-    """The next line of the user, None at the end."""
-    try:
-        line = input("> " if sys.stdin.isatty() else "").strip()
-    except EOFError:
-        return None
-    return None if line == "/exit" else line
+    """The next line of the user, None at the end: the second Ctrl-C at an empty line is one, too."""
+    dropped = False
+    while True:
+        try:
+            line = input("> " if sys.stdin.isatty() else "").strip()
+        except EOFError:
+            return None
+        except KeyboardInterrupt:
+            print()
+            if dropped:
+                return None
+            dropped = True
+            say("the line is dropped; Ctrl-C again ends the conversation")
+            continue
+        return None if line == "/exit" else line
 
 
 def _answer(llm: Any, messages: list[dict[str, str]], n_generate: int, temperature: float) -> str | None:

@@ -34,6 +34,7 @@ def quantize(
     imatrix: Imatrix = None,
     requantize: Requantize = False,
     threads: Threads = 0,
+    force: Annotated[bool, typer.Option("--force", help="Replace an output that exists.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be written.")] = False,
     list: Annotated[bool, typer.Option("--list", help="Show the recipes that have a name.")] = False,
     json: Json = False,
@@ -49,6 +50,8 @@ def quantize(
         found = resolve(model, wanted, imatrix=imatrix, requantize=requantize)
     else:
         assert output is not None
+        if output.exists() and not force:
+            raise OallamaError(f"{output} exists; --force replaces it")
         with progress_bar(f"writing {output.name}") as report:
             found = run(
                 model,

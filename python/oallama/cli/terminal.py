@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -21,6 +22,7 @@ from oallama.profiling.other_work import cpus_of_others
 out = Console(highlight=False, soft_wrap=False)
 err = Console(highlight=False, soft_wrap=False, stderr=True)
 GRACE_S = 0.5
+EVERY_S = 10.0
 
 
 def warn_if_busy() -> None:
@@ -36,19 +38,35 @@ def warn_if_busy() -> None:
 def progress_bar(title: str, announces: bool = False) -> Iterator[Report]:
     """A bar on stderr, shown from the first call on and gone afterwards.
 
-    When stderr is no terminal there is nothing to see, or one line with the first call (announces).
+    When stderr is no terminal, a line says every `EVERY_S` seconds how far it is; announces: one with the first call.
     """
     what_next = TextColumn("[dim]{task.fields[what]}")
     columns = (TextColumn("{task.description}"), BarColumn(20), TimeElapsedColumn(), what_next)
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield announce_once() if announces else lambda done, total, what: None
+        yield in_lines(title, announce_once() if announces else None)
         return
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(title, total=None, what="", visible=False)
         yield lambda done, total, what: bar.update(
             task, completed=done, total=total or 1, what=what[:34], visible=total > 0
         )
+
+
+def in_lines(title: str, first: Report | None = None) -> Report:
+    """Progress for a file or a pipe. first: is called, too."""
+    latest = time.monotonic()
+
+    def report(done: float, total: float, what: str) -> None:
+        nonlocal latest
+        if first:
+            first(done, total, what)
+        now = time.monotonic()
+        if total > 0 and now - latest >= EVERY_S:
+            latest = now
+            say(f"{title}: {done / total:.0%}, {what}")
+
+    return report
 
 
 @contextmanager
