@@ -23,3 +23,4 @@ endif()
 # The tokenizers of the model maker.
 file(GLOB vocabularies ${OALLAMA_UPSTREAM}/models/ggml-vocab-*.gguf)
 install(FILES ${vocabularies} DESTINATION oallama/vocab COMPONENT oallama)
+install(FILES ${PROJECT_SOURCE_DIR}/third_party/llama.cpp/pin.json DESTINATION oallama COMPONENT oallama)

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from oallama.cli import chat
 from oallama.data.plan import HOST, PlacementPlan
 from oallama.data.profile import Profile
 from oallama.engine.load_settings import Settings
@@ -29,7 +30,18 @@ from support.paths import ROOT
 from support.processes import process_of, ran, until
 from support.servers import call
 
-COMMANDS = ["demo", "devices", "make-model", "quantize", "quantize search", "compare-models", "profile", "plan", "run"]
+COMMANDS = [
+    "demo",
+    "devices",
+    "doctor",
+    "make-model",
+    "quantize",
+    "quantize search",
+    "compare-models",
+    "profile",
+    "plan",
+    "run",
+]
 COMMANDS += ["chat", "bench", "serve", "trace"]
 SETTINGS = Settings(n_ctx=256, n_batch=256, n_ubatch=256, n_threads=1)
 SMALL = ("--ctx", "256", "--threads", "1")
@@ -76,6 +88,24 @@ def test_help() -> None:
 def test_help_of_every_command(command: str) -> None:
     text = oallama(command, "--help").stdout
     assert "Usage: oallama " + command in text and max(map(len, text.splitlines())) <= 80
+
+
+def test_doctor_looks_at_everything_and_mends_nothing(tmp_path: Path) -> None:
+    shown = oallama("doctor", env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)}).stdout
+    names = ["engine", "CPU kernels", "RPC", "programs", "packages", "CPUs", "memory", "huge pages", "cache folder"]
+    commands = [line for line in shown.splitlines() if line.startswith("    ")]  # to be copied: not cut into lines
+    assert all(name in shown for name in names)
+    assert max(len(line) for line in shown.splitlines() if line not in commands) <= 80
+    findings = json.loads(oallama("doctor", "--json").stdout)
+    assert {*names} <= {finding["name"] for finding in findings}
+    assert all(set(finding) == {"name", "state", "found", "effect", "remedy"} for finding in findings)
+    assert next(f for f in findings if f["name"] == "RPC")["state"] == "ok"
+
+
+def test_version_names_engine_backends_and_kernels() -> None:
+    shown = oallama("--version").stdout
+    assert re.search(r"oallama \S+, llama-cpp-python 0\.\S+, llama\.cpp [0-9a-f]{9}\n", shown)
+    assert "backends: cpu, rpc" in shown and "CPU kernels: " in shown
 
 
 def test_devices() -> None:
@@ -198,6 +228,26 @@ def test_chat(model: Path, plan_file: Path) -> None:
     result = oallama("chat", model, *options, stdin="Hello\n/clear\nHello\n" + "long " * 600 + "\n/exit\nnever asked\n")
     assert result.stdout.count("\n") >= 2
     assert result.stderr.count("error: ") == 1 and "/clear" in result.stderr
+
+
+def test_a_model_without_a_chat_template_is_refused(model: Path, tmp_path: Path) -> None:
+    path, program = tmp_path / "plain.gguf", "gguf.scripts.gguf_new_metadata"
+    ran(sys.executable, "-m", program, "--force", "--remove-metadata", "tokenizer.chat_template", model, path)
+    result = cli.oallama("chat", path, *SMALL)
+    assert result.returncode == 2 and re.fullmatch(r"error: .* has no chat template, .*oallama run .*\n", result.stderr)
+
+
+def test_ctrl_c_drops_a_line_and_then_ends_the_chat(monkeypatch: pytest.MonkeyPatch) -> None:
+    typed: list[str | type[BaseException]] = ["Hi", KeyboardInterrupt, "Ho", KeyboardInterrupt, KeyboardInterrupt]
+
+    def typing(prompt: str = "") -> str:
+        line = typed.pop(0)
+        if isinstance(line, str):
+            return line
+        raise line
+
+    monkeypatch.setattr("builtins.input", typing)
+    assert [chat._ask(), chat._ask(), chat._ask()] == ["Hi", "Ho", None] and not typed
 
 
 def test_bench(model: Path, planning: tuple[str | Path, ...], baseline_lib: Path, tmp_path: Path) -> None:

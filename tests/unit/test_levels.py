@@ -25,7 +25,7 @@ LEVELS = (
     {"bench"},
     {"loading"},
     {"llama"},
-    {"drafts", "quantizing", "studies", "weave"},
+    {"doctor", "drafts", "quantizing", "studies", "weave"},
     {"serving"},
     {"cluster"},
     {"cli"},

@@ -20,6 +20,7 @@ from . import (
     compare_models,
     demo,
     devices,
+    doctor,
     history,
     make_model,
     plan,
@@ -30,6 +31,7 @@ from . import (
     serve,
     trace,
     tune,
+    version,
     weave,
 )
 
@@ -67,7 +69,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("demo")(demo.demo)
+app.callback()(version.version_option)
 app.command("devices")(devices.devices)
+app.command("doctor")(doctor.doctor)
 app.command("make-model")(make_model.make)
 app.command("quantize")(quantize.quantize)
 app.command("quantize search")(quantize_search.search)

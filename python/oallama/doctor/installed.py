@@ -1,0 +1,103 @@
+"""Checks of what was built and installed: the engine, its kernels, programs, Python packages."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib import metadata
+from importlib.util import find_spec
+
+from oallama.engine import runtime
+from oallama.errors import OallamaError
+
+from .finding import Finding
+
+BUILD = "make setup"
+BACKENDS = ("cpu", "rpc", "vulkan", "cuda")
+# Of a CPU backend, in the order of llama.cpp's own text. Others say what every CPU of the last ten years has.
+_TOLD = ("AVX", "AVX2", "F16C", "FMA", "AVX_VNNI", "AVX512", "AVX512_VNNI", "AVX512_BF16", "AMX_INT8", "NEON", "SVE")
+PROGRAMS = {"llama-server": "oallama serve", "llama-quantize": "oallama quantize", "llama-bench": "oallama bench"}
+# Import -> what pip installs for it, and what needs it.
+PACKAGES = {
+    "mpi4py": ("oallama[cluster]", "oallama cluster run"),
+    "matplotlib": ("oallama[plot]", "--plot"),
+    "aiohttp": ("oallama[load]", "oallama bench serve"),
+    "huggingface_hub": ("huggingface-hub", "Llama.from_pretrained"),
+}
+
+
+def engine() -> Finding:
+    """Versions of oallama and of what it patches, and the backends that were built."""
+    return Finding("engine", "ok", f"{version()}; backends {', '.join(backends())}")
+
+
+def version() -> str:
+    """Of oallama, llama-cpp-python and llama.cpp."""
+    found = [f"{name} {metadata.version(name)}" for name in ("oallama", "llama-cpp-python")]
+    pin = runtime.lib_dir().parent / "pin.json"
+    if pin.is_file():  # not with OALLAMA_LIB_DIR
+        found.append(f"llama.cpp {json.loads(pin.read_text())['llama_cpp_commit']}")
+    return ", ".join(found)
+
+
+def backends() -> list[str]:
+    """ggml's backends that the engine was built with."""
+    return [backend for backend in BACKENDS if has_backend(backend)]
+
+
+def kernels() -> Finding:
+    """Instruction sets that the CPU backend was built for."""
+    found = cpu_features(runtime.llama_cpp().llama_print_system_info().decode())
+    if "AVX2" in found or "NEON" in found:
+        return Finding("CPU kernels", "ok", " ".join(found))
+    return Finding(
+        "CPU kernels", "note", " ".join(found) or "plain C++", "the CPU computes slowly: the build uses no AVX2", BUILD
+    )
+
+
+def cpu_features(system_info: str) -> list[str]:
+    """Instruction sets that llama.cpp's text says are used, as "CPU : SSE3 = 1 | AVX = 1 | .."."""
+    used = set(re.findall(r"(\w+) = 1\b", system_info))
+    return [name for name in _TOLD if name in used]
+
+
+def has_backend(name: str) -> bool:
+    """Whether the engine was built with a backend of ggml, as "cuda"."""
+    return (runtime.lib_dir() / f"libggml-{name}.so").is_file()
+
+
+def rpc() -> Finding:
+    """Whether other hosts' devices can be used, and this one's offered."""
+    try:
+        program = runtime.program("ggml-rpc-server")
+    except OallamaError:
+        return Finding("RPC", "missing", "not built", "no devices of other hosts, no --local-rpc", BUILD)
+    return Finding("RPC", "ok", f"{program.name} is built")
+
+
+def programs() -> Finding:
+    """llama.cpp's programs that commands of oallama start."""
+    lacking = [name for name in PROGRAMS if not _is_built(name)]
+    if not lacking:
+        return Finding("programs", "ok", ", ".join(PROGRAMS))
+    effect = f"{', '.join(PROGRAMS[name] for name in lacking)} will not run"
+    return Finding("programs", "missing", f"not built: {', '.join(lacking)}", effect, BUILD)
+
+
+def _is_built(name: str) -> bool:
+    try:
+        runtime.program(name)
+    except OallamaError:
+        return False
+    return True
+
+
+def packages() -> Finding:
+    """Optional Python packages."""
+    lacking = [name for name in PACKAGES if find_spec(name) is None]
+    there = [name for name in PACKAGES if name not in lacking]
+    if not lacking:
+        return Finding("packages", "ok", ", ".join(there))
+    needed_by = ", ".join(PACKAGES[name][1] for name in lacking)
+    remedy = " ".join(["pip install", *(f"'{PACKAGES[name][0]}'" for name in lacking)])
+    return Finding("packages", "missing", f"no {', '.join(lacking)}", f"needed by {needed_by}", remedy)
