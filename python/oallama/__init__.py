@@ -2,7 +2,8 @@
 
 Names are loaded at their first use, so that `import oallama` is light. Whatever llama-cpp-python exports under a name
 with a capital letter or as `llama_*` (`LlamaGrammar`, `LLAMA_SPLIT_MODE_LAYER`, the module `llama_chat_format`, ...)
-can be imported from here, too. A program that imports `llama_cpp` itself must import a name from `oallama` first.
+can be imported from here, too. A program that imports `llama_cpp` itself, or whose packages do, must `import oallama`
+first: then it has the same engine.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from oallama.base.moved import keep_old_names
+from oallama.engine.upstream_import import take_ours
 
 if TYPE_CHECKING:
     from oallama.data.plan import PlacementPlan
@@ -38,6 +40,7 @@ _HOMES = {
 }
 
 keep_old_names()
+take_ours()
 
 
 def __getattr__(name: str) -> Any:

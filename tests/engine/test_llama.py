@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,20 @@ def test_importing_is_light_and_names_are_forwarded() -> None:
     env = {k: v for k, v in os.environ.items() if k not in ("LLAMA_CPP_LIB_PATH", "MTMD_CPP_LIB")}
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env)
     assert result.stdout.strip() == "ok", result.stderr[-2000:]
+
+
+def test_llama_cpp_behind_oallama_has_our_engine(tmp_path: Path) -> None:
+    """Packages that import llama-cpp-python themselves need no more; a library that the user names stays in force."""
+    program = (
+        "import oallama, llama_cpp, llama_cpp.mtmd_cpp\n"
+        "from oallama.engine import runtime; assert runtime.llama_cpp() is llama_cpp\n"
+        "print(llama_cpp.llama_cpp._base_path)"
+    )
+    env = {k: v for k, v in os.environ.items() if k not in ("LLAMA_CPP_LIB_PATH", "MTMD_CPP_LIB")}
+    run = partial(subprocess.run, [sys.executable, "-c", program], capture_output=True, text=True)
+    assert run(env=env).stdout.strip() == str(runtime.lib_dir())
+    other = run(env=env | {"LLAMA_CPP_LIB_PATH": str(tmp_path)})
+    assert other.returncode == 1 and "Shared library with base name 'llama' not found" in other.stderr
 
 
 # ---- with a plan -----------------------------------------------------------------------------------------------------

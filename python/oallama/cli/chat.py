@@ -63,7 +63,7 @@ def check_template(model: Path) -> None:
 
 
 def _ask() -> str | None:
-    """The next line of the user, None at the end: the second Ctrl-C at an empty line is one, too."""
+    """The next line of the user; None at the end of the input, and at the second Ctrl-C in a row."""
     dropped = False
     while True:
         try:

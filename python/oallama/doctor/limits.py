@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from oallama.data.budget import format_bytes
+from oallama.data.entries import QUIET_CPUS
 from oallama.engine import native
 
 from .finding import Finding
 
-BUSY = 0.1  # CPUs that others keep busy
 _HUGE_PAGES = "sys/kernel/mm/transparent_hugepage/enabled"
 _GOVERNOR = "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"
 _SHARED = 64 << 20
@@ -24,7 +24,7 @@ def cpus(root: Path, others: float) -> Finding:
     """others: CPUs that other programs keep busy."""
     allowed, there = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     found = f"{allowed} of {there} CPUs"
-    if others > BUSY:
+    if others > QUIET_CPUS:
         effect = "measurements take longer, and plans are less certain"
         return Finding("CPUs", "note", f"{found}, others use {others:.1f}", effect)
     if _read(root / _GOVERNOR) == "powersave":

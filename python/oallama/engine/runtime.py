@@ -18,6 +18,7 @@ from oallama.base.environment import DEBUG, LIB_DIR
 from oallama.engine.cuda_libraries import make_loadable
 from oallama.errors import OallamaError
 
+LIBRARY_VARIABLE = "LLAMA_CPP_LIB_PATH"
 _LIBRARY = "libllama.so"
 
 
@@ -70,13 +71,25 @@ def llama_cpp() -> ModuleType:
         raise OallamaError(
             f"llama_cpp was imported before oallama and uses {loaded._base_path}; import oallama first in the program"
         )
-    make_loadable(lib_dir())
-    with _environment(LLAMA_CPP_LIB_PATH=str(lib_dir()), MTMD_CPP_LIB=str(lib_dir())):
+    with our_libraries():
         import llama_cpp
 
-        if (lib_dir() / "libmtmd.so").is_file():  # `make demo` builds none
-            import llama_cpp.mtmd_cpp  # reads its variable at import, too
+        import_mtmd()
     return llama_cpp
+
+
+@contextmanager
+def our_libraries() -> Iterator[None]:
+    """Within the block llama-cpp-python is imported with our libraries."""
+    make_loadable(lib_dir())
+    with _environment(**{LIBRARY_VARIABLE: str(lib_dir()), "MTMD_CPP_LIB": str(lib_dir())}):
+        yield
+
+
+def import_mtmd() -> None:
+    """Import llama-cpp-python's part for images, which reads its variable at import, too."""
+    if (lib_dir() / "libmtmd.so").is_file():  # `make demo` builds none
+        import llama_cpp.mtmd_cpp  # noqa: F401
 
 
 def quiet() -> None:

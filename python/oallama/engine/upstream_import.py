@@ -1,0 +1,59 @@
+"""`import llama_cpp` behind `import oallama` gives llama-cpp-python on our libllama.
+
+So a program that imports llama-cpp-python itself, as LangChain does, needs one line before: `import oallama`. Nothing
+is loaded before somebody imports it. A LLAMA_CPP_LIB_PATH of the user's stays in force.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+
+from oallama.engine import runtime
+from oallama.errors import OallamaError
+
+NAME = "llama_cpp"
+
+
+class _Loader(Loader):
+    def __init__(self, own: Loader) -> None:
+        self._own = own
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._own.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        with runtime.our_libraries():
+            self._own.exec_module(module)
+            runtime.import_mtmd()
+
+
+class _Finder(MetaPathFinder):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != NAME or os.environ.get(runtime.LIBRARY_VARIABLE):
+            return None
+        found = PathFinder.find_spec(fullname, path, target)
+        if found is None or found.loader is None or not _is_built():
+            return None
+        found.loader = _Loader(found.loader)
+        return found
+
+
+def _is_built() -> bool:
+    try:
+        runtime.lib_dir()
+    except OallamaError:
+        return False
+    return True
+
+
+def take_ours() -> None:
+    """From now on `import llama_cpp` takes our libraries."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
