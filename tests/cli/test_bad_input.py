@@ -184,6 +184,17 @@ def test_no_plan_beside_what_asks_for_one(model: Path, plan_file: Path, command:
     fails("the margin 1GiB is .*no accelerator", name, model, *rest, "--margin", "1GiB", *SMALL)
 
 
+def test_a_port_that_is_taken(model: Path) -> None:
+    """Before anything is measured, also where llama-server's own argument says so."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        fails(f"port {port} of 127.0.0.1 is taken", "serve", model, "--port", port)
+        fails(f"port {port} of 127.0.0.1 is taken", "serve", model, "--", "--port", port)
+        fails(f"port {port} of 127.0.0.1 is taken", "serve", "--hot", model, "--cold", model, "--port", port)
+
+
 def test_a_plan_that_cannot_be_made_for_the_cpu(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise OallamaError("no times of this operator")

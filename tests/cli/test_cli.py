@@ -341,6 +341,9 @@ def test_serve_without_an_accelerator(model: Path) -> None:
 
 
 def test_serve_under_a_budget_passes_arguments_on(model: Path, planning: tuple[str | Path, ...]) -> None:
-    with serving(model, *planning, "--parallel", "2", "--", "--alias", "my-model", "--metrics") as (_, port):
+    with serving(model, *planning, "--parallel", "2", "--", "--alias", "my-model", "--metrics") as (process, port):
         assert call(port, "/v1/models")["data"][0]["id"] == "my-model"
+        assert process.stdout is not None
+        said = next(line for line in process.stdout if line.startswith("serving "))
+        assert said == f"serving {model.name} on http://127.0.0.1:{port} (OpenAI API under /v1)\n"
         assert call(port, "/props")["total_slots"] == 2

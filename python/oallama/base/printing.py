@@ -39,3 +39,9 @@ def seconds(s: float | None) -> str:
     if s >= 1:
         return f"{s:.2f} s"
     return f"{s * 1e3:.1f} ms" if s >= 1e-3 else f"{s * 1e6:.1f} µs"
+
+
+def model_name(description: str, n_params: int) -> str:
+    """llama.cpp's description of a model, with its size where llama.cpp says "?B": it knows that of known models."""
+    size = f"{n_params / 1e9:.3g}B" if n_params >= 1e9 else f"{n_params / 1e6:.3g}M"
+    return description.replace("?B", size)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..base.jsonfile import write_text_atomic
+from ..base.printing import model_name
 from ..data.predicted import error_percent
 from ..views.bench_table import print_rows
 from .machine import portable
@@ -41,7 +42,7 @@ def _row(result: Result, versus: Comparison | None) -> list[str]:
     ttft, tpot = result.summary("ttft_s"), result.summary("tpot_s")
     predicted = None if result.predicted_bytes is None else sum(result.predicted_bytes.values())
     return [
-        model["description"],
+        model_name(model["description"], model["n_params"]),
         f"{model['size_bytes'] / 1024**3:.2f} GiB",
         _count(model["n_params"]),
         result.engine,

@@ -19,6 +19,7 @@ from oallama.loading.autoplan import Choices
 from oallama.loading.budgets import refuse_margin
 from oallama.planning.heads import guesses_of
 from oallama.serving.command import Draft, Heads, planned_environment, planned_server
+from oallama.serving.door import Address
 from oallama.serving.serve_limits import Limits
 from oallama.serving.served_runs import recorded
 
@@ -81,6 +82,7 @@ def serve(
     "hot=CUDA0,cold=CUDA1", or one device for all.
     """
     limits = Limits(door.queue, door.drain)
+    address = Address(door.host, door.port).changed_by(context.args)
     if several.hot is not None:
         of_one = {"--plan": placing.plan, "--vram": placing.vram, "--profile": hardware.profile, "--rpc": hardware.rpc}
         of_one |= {"--draft": drafts.draft}
@@ -93,12 +95,14 @@ def serve(
         request = HotCold(several.hot, several.cold or [], limits, *asked)
         form = "on" if kernels.flash_attn == "auto" else kernels.flash_attn
         of_all = settings(sizes, replace(kernels, flash_attn=form), parallel or 4)
-        raise typer.Exit(serve_hot_cold(request, of_all, door.host, door.port, context.args))
+        address.check()
+        raise typer.Exit(serve_hot_cold(request, of_all, address, context.args))
     if model is None or several.cold:
         raise OallamaError("give MODEL, or --hot MODEL with --cold MODEL")
     if several.lend is not None or several.guests is not None or several.weave is not None:
         raise OallamaError("--guests, --lend and --weave are for --hot MODEL with --cold MODEL; leave them out")
-    runtime.program("llama-server")  # before minutes of profiling
+    runtime.program("llama-server")  # before minutes of profiling, as the next line
+    address.check()
     connection = hardware.connect()
     made: PlacementPlan | None = None
     draft: Draft | Heads | None = None
@@ -131,11 +135,11 @@ def serve(
     command = planned_server(model, wanted, made, connection.endpoints, draft)
     command += ["--host", door.host, "--port", str(door.port), *context.args]
     where = f"by plan {made.hash[:8]}" if made else "without a plan on the CPU alone"
-    say(f"serving {model.name} {where} on http://{door.host}:{door.port} (OpenAI API under /v1)")
-    address = f"http://{door.host}:{door.port}"
+    say(f"loading {model.name} {where}")
     predicted = made if draft is None else None  # a step with a draft is none of the plan's
     tables = planned_environment(made, draft.plan if isinstance(draft, Draft) else None)
-    with tables as environment, recorded(predicted, address, wanted.n_threads):
+    listening = address.announced(f"serving {model.name}")
+    with tables as environment, recorded(predicted, address.url, wanted.n_threads), listening:
         code = run_server(command, environment | limits.of_server(wanted.n_seq_max))
     raise typer.Exit(code)
 

@@ -20,6 +20,7 @@ from oallama.engine.runtime import quiet
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.profiling.fingerprint import cpu_set
+from oallama.serving.door import Address
 from oallama.serving.serve_limits import Limits
 from oallama.serving.serving import Served, check, environments, preset
 from oallama.weave import remove_abandoned
@@ -132,8 +133,8 @@ def _dry_run(model: Served) -> dict[str, dict[str, int]]:
     return skeleton.dry_run(os.fspath(model.model), replace(model.settings, devices=devices), None)
 
 
-def serve_hot_cold(request: HotCold, wanted: Settings, host: str, port: int, more: Sequence[str]) -> int:
-    """Run llama-server's router until it ends; returns its exit code."""
+def serve_hot_cold(request: HotCold, wanted: Settings, address: Address, more: Sequence[str]) -> int:
+    """Run llama-server's router until it ends; returns its exit code. more: arguments of llama-server."""
     hot, cold = planned(request, wanted)
     remove_abandoned()
     there = autoplan.find_accelerator()
@@ -154,10 +155,13 @@ def serve_hot_cold(request: HotCold, wanted: Settings, host: str, port: int, mor
         file.write(preset([hot, *cold]))
         file.flush()
         command = [str(runtime.program("llama-server")), "--models-preset", file.name]
-        command += ["--models-max", str(1 + len(cold)), "--host", host, "--port", str(port), *more]
-        say(f"serving on http://{host}:{port} (OpenAI API under /v1); models load now")
+        command += ["--models-max", str(1 + len(cold)), "--host", address.host, "--port", str(address.port), *more]
+        say("models load now")
         of_models = environments(hot, cold, request.deadline_s, request.limits, folder)
         try:
-            return run_server(command, os.environ | request.limits.of_router() | {MODEL_ENVIRONMENTS.name: of_models})
+            with address.announced("serving"):
+                return run_server(
+                    command, os.environ | request.limits.of_router() | {MODEL_ENVIRONMENTS.name: of_models}
+                )
         finally:
             remove_abandoned()

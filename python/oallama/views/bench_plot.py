@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..base.printing import model_name
 from ..errors import OallamaError
 from .style import COLOURS, MARKERS, load_figure_class, save_figure
 
@@ -108,6 +109,7 @@ def _legend(grid: Any) -> tuple[list[Any], list[str]]:
 def _title(results: Sequence[Result]) -> str:
     loaded, environment = results[0].loaded, results[0].environment
     hardware = environment.get("hardware", {})
-    parts = [loaded.model["description"] if loaded else "", *(g["name"] for g in hardware.get("gpus", ()))]
+    model = model_name(loaded.model["description"], loaded.model["n_params"]) if loaded else ""
+    parts = [model, *(g["name"] for g in hardware.get("gpus", ()))]
     parts += [hardware.get("cpu", ""), f"{max(len(r.samples) for r in results)} runs, median with min and max"]
     return "  |  ".join(part for part in parts if part)

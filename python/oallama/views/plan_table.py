@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..base.printing import seconds
+from ..base.printing import model_name, seconds
 from ..data.budget import format_bytes
 from ..data.operators import kind_of, layer_of
 from ..data.plan import HOST, PlacementPlan, TensorPlacement
@@ -145,7 +145,7 @@ def renderspan(plan: PlacementPlan) -> list[Text]:
 
 def _title(plan: PlacementPlan) -> str:
     context = plan.context
-    name = plan.model.get("name") or plan.model.get("file") or ""
+    name = model_name(plan.model.get("name") or plan.model.get("file") or "", plan.model.get("n_params", 0))
     model = f"{name}, " if name else ""
     return f"{model}planner {plan.planner['name']}, n_ctx {context.n_ctx}, plan {plan.hash[:8]}"
 
