@@ -168,7 +168,9 @@ def test_llama_cpp_behind_oallama_has_our_engine(tmp_path: Path) -> None:
     """Packages that import llama-cpp-python themselves need no more; a library that the user names stays in force."""
     program = (
         "import oallama, llama_cpp, llama_cpp.mtmd_cpp\n"
+        "from importlib.machinery import SourceFileLoader\n"
         "from oallama.engine import runtime; assert runtime.llama_cpp() is llama_cpp\n"
+        "assert type(llama_cpp.__spec__.loader) is type(llama_cpp.__loader__) is SourceFileLoader\n"
         "print(llama_cpp.llama_cpp._base_path)"
     )
     env = {k: v for k, v in os.environ.items() if k not in ("LLAMA_CPP_LIB_PATH", "MTMD_CPP_LIB")}

@@ -50,9 +50,8 @@ def kernels() -> Finding:
     found = cpu_features(runtime.llama_cpp().llama_print_system_info().decode())
     if "AVX2" in found or "NEON" in found:
         return Finding("CPU kernels", "ok", " ".join(found))
-    return Finding(
-        "CPU kernels", "note", " ".join(found) or "plain C++", "the CPU computes slowly: the build uses no AVX2", BUILD
-    )
+    effect = "the CPU computes slowly: the engine uses neither AVX2 nor NEON"
+    return Finding("CPU kernels", "note", " ".join(found) or "plain C++", effect)
 
 
 def cpu_features(system_info: str) -> list[str]:

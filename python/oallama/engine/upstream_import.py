@@ -27,6 +27,8 @@ class _Loader(Loader):
         return self._own.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
+        assert module.__spec__ is not None
+        module.__loader__ = module.__spec__.loader = self._own  # for who asks the module for its source or its files
         with runtime.our_libraries():
             self._own.exec_module(module)
             runtime.import_mtmd()

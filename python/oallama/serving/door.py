@@ -48,11 +48,11 @@ class Address:
         """Raises OallamaError where nobody can listen there, because the port is taken, for example."""
         if not self._is_known:
             return
-        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         try:
-            with socket.socket(family) as trial:
+            family, kind, protocol, _, place = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
+            with socket.socket(family, kind, protocol) as trial:
                 trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                trial.bind((self.host, self.port))
+                trial.bind(place)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise OallamaError(f"port {self.port} of {self.host} is taken; choose another one by --port") from None
@@ -75,13 +75,17 @@ class Address:
 
     def _announce(self, what: str, ended: threading.Event) -> None:
         here = Address("127.0.0.1", self.port, self.secure) if self.host in _ANY else self
-        unchecked = ssl._create_unverified_context()  # its own certificate is of no interest here
-        while not ended.wait(_EVERY_S):
-            try:
-                with urllib.request.urlopen(f"{here.url}/health", timeout=2.0, context=unchecked):
-                    break
-            except (OSError, ValueError):  # not up yet, or still loading
-                continue
-        else:
-            return
+        while not answers(here.url):
+            if ended.wait(_EVERY_S):
+                return
         say(f"{what} on {self.url} (OpenAI API under /v1)")
+
+
+def answers(url: str) -> bool:
+    """Whether llama-server is there and has loaded its model."""
+    unchecked = ssl._create_unverified_context()  # its own certificate is of no interest here
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=2.0, context=unchecked):
+            return True
+    except (OSError, ValueError):  # not up yet, or still loading
+        return False

@@ -25,6 +25,7 @@ from ..engine.rpc import free_port
 from ..errors import OallamaError
 from ..profiling.fingerprint import cpu_set
 from .command import Heads, planned_environment, planned_server
+from .door import answers
 
 
 def measure_heads(
@@ -74,7 +75,7 @@ def _server(command: list[str], environment: dict[str, str]) -> Iterator[tuple[i
         )
         try:
             end = time.monotonic() + LIMIT_S
-            while not _is_ready(port):
+            while not answers(f"http://127.0.0.1:{port}"):
                 if process.poll() is not None or time.monotonic() > end:
                     raise _failed(log)
                 time.sleep(0.1)
@@ -82,14 +83,6 @@ def _server(command: list[str], environment: dict[str, str]) -> Iterator[tuple[i
         finally:
             process.kill()
             process.wait()
-
-
-def _is_ready(port: int) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
 
 
 def _post(port: int, body: dict[str, Any], log: IO[bytes]) -> Any:

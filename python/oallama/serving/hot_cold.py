@@ -158,10 +158,9 @@ def serve_hot_cold(request: HotCold, wanted: Settings, address: Address, more: S
         command += ["--models-max", str(1 + len(cold)), "--host", address.host, "--port", str(address.port), *more]
         say("models load now")
         of_models = environments(hot, cold, request.deadline_s, request.limits, folder)
+        environment = os.environ | request.limits.of_router() | {MODEL_ENVIRONMENTS.name: of_models}
         try:
             with address.announced("serving"):
-                return run_server(
-                    command, os.environ | request.limits.of_router() | {MODEL_ENVIRONMENTS.name: of_models}
-                )
+                return run_server(command, environment)
         finally:
             remove_abandoned()
