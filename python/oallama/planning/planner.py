@@ -153,7 +153,7 @@ def make_plans(space: Space, planner: PlannerName = "auto") -> Candidates:
 
 
 def _slower_division(bound: float, plans: Mapping[str, PlacementPlan]) -> bool:
-    """Whether one of the plans divides weights and takes no longer: noise does the same to all that divide."""
+    """Whether a plan that divides weights takes no longer; noise is taken to do the same to all that divide."""
     return any(plans[name].predicted.request_s <= bound for name in DIVISIONS if name in plans)
 
 
