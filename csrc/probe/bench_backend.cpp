@@ -4,6 +4,7 @@
 #include "waiting.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <stdexcept>
@@ -14,7 +15,10 @@ constexpr double longest     = 4.0;  // times max_s, for clean repeats
 constexpr double shortest    = 0.25; // times max_s, beside other work when patience has ended
 constexpr double quiet_cpus  = 0.1;  // that others may keep busy
 constexpr double ticks_s     = 0.03; // by which counted CPU time may be off
-constexpr double calm        = 0.05; // spread, as a share of the median, at which a measurement may end early
+constexpr double look_s      = 0.15; // from then on it tells whether half a CPU was busy
+constexpr double known       = 0.03; // error of the median, as a share of it, at which a measurement may end early
+// Of so few samples (the index) the range, in standard deviations; deviations from their median tell too little.
+constexpr std::array range_of_few = { 0.0, 0.0, 1.128, 1.693, 2.059 };
 
 ggml_backend_dev_t oa_require_device(const std::string & name) {
     if (ggml_backend_dev_t dev = ggml_backend_dev_by_name(name.c_str())) {
@@ -68,21 +72,29 @@ oa_patience oa_patience_for(ggml_backend_dev_t dev, double seconds) {
     return { seconds, ggml_backend_dev_type(dev) != GGML_BACKEND_DEVICE_TYPE_CPU };
 }
 
-namespace {
-
-double median_of(std::vector<double> v) {
+double oa_median(std::vector<double> v) {
     std::sort(v.begin(), v.end());
     return v.size() % 2 ? v[v.size() / 2] : 0.5 * (v[v.size() / 2 - 1] + v[v.size() / 2]);
 }
 
+namespace {
+
 // The median absolute deviation.
 double spread_of(const std::vector<double> & samples) {
-    const double        middle = median_of(samples);
+    const double        middle = oa_median(samples);
     std::vector<double> deviations;
     for (const double s : samples) {
         deviations.push_back(std::fabs(s - middle));
     }
-    return median_of(deviations);
+    return oa_median(deviations);
+}
+
+// The standard error of the median of two samples or more that are spread normally.
+double error_of(const std::vector<double> & samples) {
+    const auto [least, most] = std::minmax_element(samples.begin(), samples.end());
+    const size_t n           = samples.size();
+    const double sigma = n < range_of_few.size() ? (*most - *least) / range_of_few[n] : 1.483 * spread_of(samples);
+    return 1.253 * sigma / std::sqrt(double(n));
 }
 
 std::vector<double> faster_half(std::vector<double> samples) {
@@ -92,7 +104,7 @@ std::vector<double> faster_half(std::vector<double> samples) {
 }
 
 oa_timing summarise(const std::vector<double> & samples, double clean) {
-    return { median_of(samples), *std::min_element(samples.begin(), samples.end()), spread_of(samples),
+    return { oa_median(samples), *std::min_element(samples.begin(), samples.end()), spread_of(samples),
              int(samples.size()), clean };
 }
 
@@ -113,7 +125,7 @@ oa_timing oa_measure(const std::function<void()> & once, double divisor, int min
     const double        longest_s = !waits              ? max_s :
                                     patience.left_s > 0 ? std::min(longest * max_s, max_s + patience.left_s) :
                                                           std::max(shortest * max_s, min_s);
-    double              look_s    = std::min(0.5 * max_s, longest_s);
+    double              next_s    = look_s; // when others' CPU time is read
     std::vector<double> clean, all;
     double              total = 0.0, clean_total = 0.0;
     while (true) {
@@ -129,17 +141,18 @@ oa_timing oa_measure(const std::function<void()> & once, double divisor, int min
             clean.push_back(seconds / divisor);
         }
         // A device whose own threads share the CPUs with ours (a server on loopback) waits on a quiet machine, too.
-        const bool last = int(all.size()) >= max_samples;
-        if (clean.size() < all.size() && (total >= look_s || last)) {
-            look_s = std::max(2.0 * look_s, total);
-            if (oa_others_s(patience.has_servers) - begin_others <= ticks_s + quiet_cpus * seconds_from(begin)) {
+        const bool   last   = int(all.size()) >= max_samples;
+        const double passed = seconds_from(begin);
+        if (clean.size() < all.size() && (passed >= next_s || total >= longest_s || last)) {
+            next_s = 2.0 * passed;
+            if (oa_others_s(patience.has_servers) - begin_others <= ticks_s + quiet_cpus * passed) {
                 clean       = all;
                 clean_total = total;
             }
         }
         const bool enough = int(clean.size()) >= min_repeats;
         const bool usable = enough || clean.size() == all.size();
-        const bool steady = enough && clean_total >= min_s && spread_of(clean) <= calm * median_of(clean);
+        const bool steady = enough && clean_total >= min_s && error_of(clean) <= known * oa_median(clean);
         if (steady || total >= (usable ? max_s : longest_s) || last) {
             patience.left_s -= std::max(0.0, total - max_s);
             return summarise(usable ? clean : faster_half(all), double(clean.size()) / double(all.size()));

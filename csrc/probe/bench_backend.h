@@ -41,7 +41,10 @@ struct oa_patience {
 
 oa_patience oa_patience_for(ggml_backend_dev_t dev, double seconds);
 
-// Runs `once` until at least `min_repeats` runs and `min_s` seconds have been measured and the spread is small, or
+// Of one value or more.
+double oa_median(std::vector<double> values);
+
+// Runs `once` until at least `min_repeats` runs and `min_s` seconds have been measured and the median is known, or
 // until `max_s` have passed. Where other work disturbs and min_s can be reached, up to four times as long while there
 // is patience, and a quarter of max_s when there is none left. The first run is a warm-up. Each result is divided by
 // `divisor`. `before` runs before each, untimed.

@@ -14,7 +14,8 @@
 
 namespace {
 
-constexpr int64_t n_choices = 4; // of experts, that the batches of a copy take in turn
+constexpr size_t  largest_piece = 8u << 20;
+constexpr int64_t n_choices     = 4; // of experts, that the batches of a copy take in turn
 
 // Small valid data of any type: quantised from a few random rows, repeated to the tensor's size.
 std::vector<uint8_t> make_data(const ggml_tensor * t) {
@@ -234,9 +235,15 @@ void oa_fill(ggml_tensor * t) {
 void oa_fill_weights(const std::vector<oa_operands> & copies, ggml_backend_buffer_t buffer) {
     ggml_backend_buffer_set_usage(buffer, GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
     const auto data = make_data(copies[0][0]);
+    // The CPU's buffers that repack want a whole weight. RPC reads what is longer than 10 MiB twice, for a checksum.
+    ggml_backend_dev_t device = ggml_backend_buft_get_device(ggml_backend_buffer_get_type(buffer));
+    const bool         pieces = device && ggml_backend_dev_type(device) != GGML_BACKEND_DEVICE_TYPE_CPU;
+    const size_t       piece  = pieces ? largest_piece : data.size();
     for (const oa_operands & copy : copies) {
         for (ggml_tensor * weight : copy) {
-            ggml_backend_tensor_set(weight, data.data(), 0, data.size());
+            for (size_t begin = 0; begin < data.size(); begin += piece) {
+                ggml_backend_tensor_set(weight, data.data() + begin, begin, std::min(piece, data.size() - begin));
+            }
         }
     }
 }

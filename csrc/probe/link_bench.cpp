@@ -16,6 +16,7 @@ constexpr int    n_products   = 16; // in one graph
 constexpr int    min_rounds   = 5;
 constexpr int    max_rounds   = 40;
 constexpr int    max_chains   = 100; // of the faster side, beside one of the slower
+constexpr double min_copies_s = 0.002;
 constexpr double min_beside_s = 0.3; // for copies and computing side by side
 constexpr size_t beside_bytes = 16 << 20;
 // A product of 32 MiB of weights works so long that the other side's threads fall asleep, as they do in a model.
@@ -42,11 +43,11 @@ void work_a_while() {
 void measure_both(std::vector<oa_link_timing> & out, ggml_tensor * t, void * host, const char * memory, size_t nbytes,
                   double max_s, oa_patience & patience) {
     const auto time = [&](const std::function<void()> & f) {
-        return oa_measure(f, 1.0, 5, 0.02, max_s, patience, work_a_while);
+        return oa_measure(f, 1.0, min_rounds, min_copies_s, max_s, patience, work_a_while);
     };
     // A remote device may acknowledge a write before it has arrived: wait by a tiny read, whose own time, awake, is
     // taken off.
-    const oa_timing wait = oa_measure([&] { oa_wait_for(t); }, 1.0, 5, 0.02, max_s, patience);
+    const oa_timing wait = oa_measure([&] { oa_wait_for(t); }, 1.0, min_rounds, min_copies_s, max_s, patience);
     oa_timing       h2d  = time([&] {
         ggml_backend_tensor_set(t, host, 0, nbytes);
         oa_wait_for(t);
@@ -126,11 +127,6 @@ int times(double longer, double shorter) {
     return int(std::clamp(std::round(longer / shorter), 1.0, double(max_chains)));
 }
 
-double median(std::vector<double> values) {
-    std::sort(values.begin(), values.end());
-    return 0.5 * (values[(values.size() - 1) / 2] + values[values.size() / 2]);
-}
-
 } // namespace
 
 std::vector<oa_link_timing> oa_link_bench(const std::string & device, const std::vector<size_t> & sizes, double max_s) {
@@ -178,7 +174,7 @@ double oa_switch_bench(const std::string & device, int n_threads, double max_s) 
         }
         spent += whole + a + b;
     }
-    return std::max(0.0, median(std::move(changes)));
+    return std::max(0.0, oa_median(std::move(changes)));
 }
 
 double oa_concurrency_bench(const std::string & device, int n_threads, double max_s) {
@@ -215,7 +211,7 @@ double oa_concurrency_bench(const std::string & device, int n_threads, double ma
         }
         spent += a + b + both;
     }
-    return median(std::move(shares));
+    return oa_median(std::move(shares));
 }
 
 double oa_overlap_bench(const std::string & device, int n_threads, double max_s) {

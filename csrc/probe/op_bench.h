@@ -59,6 +59,7 @@ class oa_op_bench {
     oa_timing measure(const oa_bench_case & which, ggml_backend_buffer_type_t cold_type, double max_s);
     prepared  prepare(const oa_bench_case & which, ggml_backend_buffer_type_t cold_type);
     loaded    load(const oa_bench_case & which, prepared & made, int n_ops) const;
+    double    one_repeat_s(const oa_bench_case & which, prepared & made) const;
     void      compute(const loaded & graph) const;
 
     ggml_backend_dev_t device_;
