@@ -14,6 +14,7 @@ namespace {
 
 constexpr int    n_products   = 16; // in one graph
 constexpr int    min_rounds   = 5;
+constexpr int    min_copies   = 3;
 constexpr int    max_rounds   = 40;
 constexpr int    max_chains   = 100; // of the faster side, beside one of the slower
 constexpr double min_copies_s = 0.002;
@@ -43,11 +44,11 @@ void work_a_while() {
 void measure_both(std::vector<oa_link_timing> & out, ggml_tensor * t, void * host, const char * memory, size_t nbytes,
                   double max_s, oa_patience & patience) {
     const auto time = [&](const std::function<void()> & f) {
-        return oa_measure(f, 1.0, min_rounds, min_copies_s, max_s, patience, work_a_while);
+        return oa_measure(f, 1.0, min_copies, min_copies_s, max_s, patience, work_a_while);
     };
     // A remote device may acknowledge a write before it has arrived: wait by a tiny read, whose own time, awake, is
     // taken off.
-    const oa_timing wait = oa_measure([&] { oa_wait_for(t); }, 1.0, min_rounds, min_copies_s, max_s, patience);
+    const oa_timing wait = oa_measure([&] { oa_wait_for(t); }, 1.0, min_copies, min_copies_s, max_s, patience);
     oa_timing       h2d  = time([&] {
         ggml_backend_tensor_set(t, host, 0, nbytes);
         oa_wait_for(t);

@@ -39,7 +39,7 @@ from oallama.profiling.workload import DEPTHS, LINK_SIZES, UNFUSED_V_TYPES, Task
 
 Progress = Callable[[float, float, str], None]  # done, total (arbitrary units), what comes next
 
-_MAX_SECONDS, _QUICK_SECONDS = 0.6, 0.02  # per task, warm-up excluded
+_MAX_SECONDS, _QUICK_SECONDS = 0.45, 0.02  # per task, warm-up excluded
 _PAIR_SECONDS = 0.6  # of two devices in turn or at once
 _MIN_COLD_BYTES = 64 << 20
 _MAX_COLD_BYTES = 1 << 30
