@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""The picture in README.md: what `oallama plan` shows of a 32B model on a 24 GB card. Needs oallama with its engine.
+"""The pictures of a plan in README.md: a 32B model on a 24 GB card, for the terminal and as a map.
 
-.venv/bin/python scripts/plan_picture.py            # writes docs/pictures/plan-qwq-32b-24gb.svg
+.venv/bin/python scripts/plan_picture.py   # writes docs/pictures/plan- and map-qwq-32b-24gb.svg; needs the engine
 
 The model is QwQ-32B's shape in a sparse file (no weight is stored), the machine a datasheet's, the plan that of `auto`.
 Its times are predictions. It takes a minute on two busy cores.
@@ -20,10 +20,14 @@ from oallama.engine.load_settings import Settings
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices
 from oallama.modelmaker import make_sparse_model
+from oallama.planning.tensor_seconds import tensor_seconds
 from oallama.profiling.datasheet import Datasheet, make_profile
-from oallama.views.plan_table import render_plan
+from oallama.views.placement_map import placement_map
+from oallama.views.placement_svg import placement_svg
+from oallama.views.plan_table import plan_title, render_plan
 
-PICTURE = Path(__file__).resolve().parents[1] / "docs" / "pictures" / "plan-qwq-32b-24gb.svg"
+PICTURES = Path(__file__).resolve().parents[1] / "docs" / "pictures"
+PICTURE, MAP = PICTURES / "plan-qwq-32b-24gb.svg", PICTURES / "map-qwq-32b-24gb.svg"
 SHAPE, FILE_TYPE, SHEET, BUDGET, CONTEXT = "qwq-32b", "Q4_K_M", "rtx4090-xeon4314", "22GiB", 32768
 COMMAND = f"oallama plan {SHAPE}-{FILE_TYPE.lower()}.gguf --vram {BUDGET} --ctx {CONTEXT}"
 
@@ -35,11 +39,14 @@ def main() -> None:
         settings = Settings(n_ctx=CONTEXT, n_threads=sheet.cpu.cores)
         graph = autoplan.read_graph(path, settings)
         choices = Choices(profile=make_profile(graph, sheet), elsewhere=True)
-        plan = autoplan.plan_graph(path, graph, BUDGET, settings, choices)
+        considered = autoplan.consider(path, graph, BUDGET, settings, choices)
+    plan = considered.found.best
+    times = tensor_seconds(considered.space, plan)
     console = Console(width=100, record=True, file=io.StringIO(), force_terminal=True)
     console.print(f"[bold]$ {COMMAND}[/bold]\n", highlight=False)
     console.print(render_plan(plan))
-    PICTURE.parent.mkdir(exist_ok=True)
+    PICTURES.mkdir(exist_ok=True)
+    MAP.write_text(placement_svg(placement_map(plan, times), title=f"{plan_title(plan)}; {SHEET}, predicted"))
     picture = console.export_svg(title=f"{SHAPE} on {SHEET}, predicted", unique_id="plan")
     PICTURE.write_text(re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1", picture))
 

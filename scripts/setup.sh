@@ -6,7 +6,7 @@
 #        Vulkan on a machine without a GPU. A later `scripts/setup.sh` builds what is missing, and then all is kept.
 #
 # Environment: PYTHON (interpreter for .venv), OALLAMA_CUDA / OALLAMA_VULKAN / OALLAMA_RPC / OALLAMA_MPI = AUTO|ON|OFF (OALLAMA_VULKAN=OFF
-# also installs no Vulkan packages), OALLAMA_EXTRAS (default test,plot,cluster,dev), CMAKE_ARGS (more options for the engine).
+# also installs no Vulkan packages), OALLAMA_EXTRAS (default test,plot,cluster,dev,browser), CMAKE_ARGS (more options for the engine).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -60,6 +60,15 @@ install_vulkan() {
     elif ! apt_install "${missing[@]}"; then
         say "Vulkan is left out: apt-get could not install ${missing[*]} (see $log)"
     fi
+}
+
+# Tests look at pages with it, and are skipped without it.
+install_browser() {
+    local names=(chromium-headless-shell chromium chromium-browser google-chrome)
+    if [ "$parts" = demo ] || command -v "${names[@]}" >/dev/null || ! may_use_apt; then
+        return
+    fi
+    apt_install "${names[0]}" || say "without a browser: apt-get could not install ${names[0]} (see $log)"
 }
 
 # With it the baseline takes what it has in common with the engine from there.
@@ -140,7 +149,7 @@ build_engine() {
     say "building the engine"
     # ninja and cmake of the build tools, not those of the system: Debian's cmake is 3.25.
     PATH="$PWD/.venv/bin:$PATH" pip install -v --no-build-isolation "${settings[@]}" \
-        -e ".[${OALLAMA_EXTRAS:-test,plot,cluster,dev}]"
+        -e ".[${OALLAMA_EXTRAS:-test,plot,cluster,dev,browser}]"
 }
 
 # What the installation was made from.
@@ -177,6 +186,7 @@ fi
 command -v c++ >/dev/null || fail "no C++ compiler; as root: apt-get install g++"
 install_ccache
 install_vulkan
+install_browser
 make_venv
 made_from=$(fingerprint) # before the build: who edits a file meanwhile needs another
 say "build tools"

@@ -35,6 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["OALLAMA_HISTORY"] = "0"
     os.environ["OALLAMA_VERIFY"] = "0"
     os.environ["XDG_CACHE_HOME"] = str(ROOT / "build" / "test-cache")
+    os.environ["XDG_CONFIG_HOME"] = str(ROOT / "build" / "test-config")  # nobody's own defaults
     # Programs under test import from tests/support, too.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT / "tests"), os.environ.get("PYTHONPATH"))))
     signal.signal(signal.SIGINT, signal.default_int_handler)

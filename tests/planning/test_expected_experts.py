@@ -19,7 +19,6 @@ from oallama.planning.expected_experts import expected_experts
 from oallama.planning.expert_use import ExpertUse, SlotRun
 from oallama.views.candidates import render_candidates
 from oallama.views.experts import render_expected, render_experts
-from oallama.views.plan_cells import ASCII, UNICODE
 from oallama.views.plan_table import render_plan
 from support.mixtures import MACHINE, MODEL, MOE, UNIFORM, WORK, plan, skewed, trace
 from support.plans import make
@@ -52,8 +51,8 @@ def placed(held: list[int | str | None], accelerator: str = "GPU0") -> Placement
     return make(layers=(accelerator,) * (len(held) + 1), tensors=tensors)
 
 
-def row(made: PlacementPlan, symbols=UNICODE) -> list[str]:
-    return [line.rstrip() for line in shown(*render_experts(made, symbols)).splitlines()]
+def row(made: PlacementPlan) -> list[str]:
+    return [line.rstrip() for line in shown(*render_experts(made)).splitlines()]
 
 
 # ---- the picture ---------------------------------------------------------------------------------------------------
@@ -95,7 +94,7 @@ def test_slots_expect_what_slots_hit() -> None:
 def test_94_layers_are_readable_in_80_columns_without_colours_and_in_ascii() -> None:
     rng = np.random.default_rng(0)
     held = [*rng.integers(0, N + 1, 94).tolist()]
-    lines = row(placed(held), ASCII)
+    lines = [line.encode("ascii", "oallama").decode() for line in row(placed(held))]
     assert len(lines) == 4 and all(len(line) <= 80 for line in lines) and all(map(str.isascii, lines))
     assert lines[1].startswith("   0 ") and lines[2].startswith("  64 ")
     drawn = "".join(line[4:].replace(" ", "") for line in lines[1:3])
@@ -115,7 +114,7 @@ def test_matrices_that_the_host_moves_differently_are_one_layer(held: int, drawn
 
 
 def test_a_dense_model_has_no_such_row() -> None:
-    assert render_experts(make(), UNICODE) == [] and layer_experts(make()) == ()
+    assert render_experts(make()) == [] and layer_experts(make()) == ()
     assert "experts" not in shown(render_plan(make()))
 
 

@@ -9,7 +9,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -58,10 +58,13 @@ def children(model: Path) -> list[int]:
 
 
 @contextmanager
-def serving(log: Path, *arguments: str | Path) -> Iterator[int]:
-    """The port of a server that says everything in its log: more than a pipe holds that nobody reads."""
+def serving(log: Path, *arguments: str | Path, more: Sequence[str] = ()) -> Iterator[int]:
+    """The port of a server that says everything in its log: more than a pipe holds that nobody reads.
+
+    more: arguments of llama-server.
+    """
     port = free_port()
-    command = [*CLI, "serve", *map(str, arguments), "--port", str(port), "--", "-lv", "5"]
+    command = [*CLI, "serve", *map(str, arguments), "--port", str(port), "--", "-lv", "5", *more]
     with log.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file) as process:
         try:
             end = time.monotonic() + 90

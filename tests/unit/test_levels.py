@@ -29,9 +29,10 @@ LEVELS = (
     {"serving"},
     {"cluster"},
     {"cli"},
+    {"server"},
 )
 LEVEL = {name: number for number, names in enumerate(LEVELS) for name in names}
-ROOT_FILES = {"__init__.py", "errors.py", "llama.py"}
+ROOT_FILES = {"__init__.py", "errors.py", "llama.py", "server.py"}
 # Parts of cluster/, in the same way.
 CLUSTER = {"allocation": 0, "ranks": 0, "pipeline": 1}
 

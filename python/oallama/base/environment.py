@@ -138,7 +138,8 @@ BUILD = (
         Variable(f"OALLAMA_{backend}", "`AUTO`, `ON`, `OFF`", "`AUTO`", "scripts/setup.sh", f"Whether to build {what}.")
         for backend, what in (("CUDA", "CUDA"), ("VULKAN", "Vulkan"), ("RPC", "RPC"), ("MPI", "the ranks over MPI"))
     ),
-    Variable("OALLAMA_EXTRAS", "names by commas", "`test,plot,cluster,dev`", "scripts/setup.sh", "Extras to install."),
+    Variable("OALLAMA_EXTRAS", "names by commas", "`test,plot,cluster,dev,browser`", "scripts/setup.sh",
+        "Extras to install."),
 )
 OTHERS = (
     Variable("CUDA_HOME, CUDA_PATH", "folder", "the toolkit of `nvcc`, then `/usr/local/cuda*`",
@@ -150,6 +151,8 @@ OTHERS = (
         "ggml's: a backend that llama.cpp's programs load, and oallama with them."),
     Variable("XDG_CACHE_HOME", "folder", "`~/.cache`", "python/oallama/profiling/recorder.py",
         "Profiles are kept in `oallama/` below it."),
+    Variable("XDG_CONFIG_HOME", "folder", "`~/.config`", "python/oallama/cli/config.py",
+        "`oallama.toml` in it has the defaults of `oallama`'s options."),
     Variable("OPENAI_API_KEY", "text", "unset", "python/oallama/bench/load/client.py",
         "`oallama bench serve` sends it to servers that ask for a key."),
     Variable("GOMP_SPINCOUNT", "number", "`20000` beside a loopback RPC server", "python/oallama/engine/rpc.py",

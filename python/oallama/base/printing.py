@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import json
 import sys
 from functools import cache
 from typing import Any
+
+# What terminals get in place of characters that they do not have.
+_ASCII = {"█": "#", "▓": "%", "▒": "@", "·": ".", "»": ">", "µ": "u", "±": "+-"}
+
+
+def _in_ascii(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    return "".join(_ASCII.get(c, "?") for c in error.object[error.start : error.end]), error.end
+
+
+codecs.register_error("oallama", _in_ascii)
+
+
+def print_in_ascii() -> None:
+    """Where standard output or error is no Unicode, print what is like it instead of an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
+            stream.reconfigure(errors="oallama")
 
 
 def print_json(value: Any) -> None:

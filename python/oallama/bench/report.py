@@ -80,7 +80,16 @@ def _times(ratio: Ratio | None) -> str:
 
 
 def notes(results: Sequence[Result]) -> list[str]:
-    """What a reader of the table must know besides it: failures, other tokens than the baseline's, the definitions."""
+    """What a reader of the table must know besides it: what was observed, and the definitions."""
+    definitions = (
+        "p50 ± standard deviation. TTFT without tokenisation; TPOT = (E2E - TTFT) / (n - 1); t/s = 1 / TPOT. "
+        "Above 1x is faster than the baseline."
+    )
+    return [*observations(results), definitions]
+
+
+def observations(results: Sequence[Result]) -> list[str]:
+    """Failures, other tokens than the baseline's, and first prompts after a load."""
     lines: dict[str, None] = {}  # a set that keeps its order
     for result in results:
         if result.error:
@@ -90,12 +99,7 @@ def notes(results: Sequence[Result]) -> list[str]:
         versus = compare(result, results)
         if versus and not versus.same_tokens:
             lines[f"{result.engine} gave other tokens than the baseline; compare their perplexity."] = None
-    lines |= dict.fromkeys(first_prompts(results))
-    lines[
-        "p50 ± standard deviation. TTFT without tokenisation; TPOT = (E2E - TTFT) / (n - 1); t/s = 1 / TPOT. "
-        "Above 1x is faster than the baseline."
-    ] = None
-    return list(lines)
+    return [*lines, *first_prompts(results)]
 
 
 def markdown(results: Sequence[Result]) -> str:

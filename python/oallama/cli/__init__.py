@@ -8,6 +8,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from ..base.printing import print_in_ascii
+
 __all__ = ["main"]
 
 INTERRUPTED = 130
@@ -18,6 +20,7 @@ _was_interrupted = threading.Event()
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script; ends the process with the command's exit code. `arguments`: default those of the process."""
     sys.unraisablehook = _not_raised
+    print_in_ascii()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a job in the background ignores it
         signal.signal(signal.SIGINT, _interrupt)
     try:

@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from oallama.base.environment import DEBUG
+from oallama.engine.model_hub import PREFIX
 from oallama.errors import OallamaError
 
 from . import (
@@ -41,11 +42,13 @@ USER_ERROR = 2
 class _Group(TyperGroup):
     """Turns a user's mistake into one line and exit code 2, Ctrl-C into exit code 130.
 
-    A command's name may have two words: `bench serve` comes before `bench` with an argument.
+    A command's name may have two words: `bench serve` comes before `bench` with an argument. `--hf NAME` stands for a
+    model's file in every command.
     """
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         two_words = " ".join(args[:2])
+        args = with_hub_models(args)
         return super().resolve_command(ctx, [two_words, *args[2:]] if two_words in self.commands else args)
 
     def invoke(self, ctx: Any) -> Any:
@@ -60,16 +63,30 @@ class _Group(TyperGroup):
             raise typer.Exit(INTERRUPTED) from None
 
 
+def with_hub_models(args: list[str]) -> list[str]:
+    """`--hf NAME` and `--hf=NAME` as the argument `hf:NAME`; what follows `--` stays."""
+    found: list[str] = []
+    rest = iter(args)
+    for arg in rest:
+        if arg == "--":
+            return [*found, arg, *rest]
+        if arg == "--hf":
+            arg = PREFIX + next(rest, "")
+        elif arg.startswith("--hf="):
+            arg = PREFIX + arg.removeprefix("--hf=")
+        found.append(arg)
+    return found
+
+
 app = typer.Typer(
     cls=_Group,
     name="oallama",
     help="llama.cpp with a measured decision about where every tensor of a model lives.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.command("demo")(demo.demo)
-app.callback()(version.version_option)
+app.callback()(version.before_all)
 app.command("devices")(devices.devices)
 app.command("doctor")(doctor.doctor)
 app.command("make-model")(make_model.make)

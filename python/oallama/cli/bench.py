@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -12,8 +13,10 @@ from typing import Annotated
 
 import typer
 
+from oallama.base.jsonfile import write_text_atomic
 from oallama.base.printing import print_json, say
 from oallama.bench import Result, Sweep, find_baseline_lib, medians, run_bench, write_plot, write_reports
+from oallama.bench.html_report import html_report
 from oallama.bench.report import record
 from oallama.bench.rivals import Rivals, interleave_for
 from oallama.data.plan import HOST, PlacementPlan
@@ -69,9 +72,10 @@ def bench(
     hardware: Hardware,
     ctx: Annotated[int | None, typer.Option(min=1, help="Tokens of context; default: what the sweep needs.")] = None,
     kernels: Kernels,
-    output: Annotated[Path, typer.Option("--out", help="Folder for the reports: .md, .csv, .jsonl, .png.")] = Path(
-        "build/bench"
-    ),
+    output: Annotated[
+        Path | None, typer.Option("--out", help="Write reports to this folder: .md, .csv, .jsonl, .png.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option("--html", help="Write a report with pictures to this file.")] = None,
     json: Json = False,
 ) -> None:
     """Measure a model under budgets, interleaved with llama.cpp: layer split, --fit, the CPU and the device alone.
@@ -102,7 +106,7 @@ def bench(
         margin=hardware.margin,
     )
     jobs: Sequence[PlacementPlan | str | None] = [made] if plan else _budgets(budget, choices)
-    every: list[Result] = []
+    measured: list[tuple[str, PlacementPlan, list[Result]]] = []
     for job in jobs:
         rivals = _rivals(model, graph, job, wanted, choices, baseline)
         with ExitStack() as stack, progress_bar(f"bench {rivals.label}") as report:
@@ -111,8 +115,13 @@ def bench(
             cells = replace(sweep, interleave=interleave_for(sweep.interleave, engines, rivals.plan))
             results = run_bench(model, engines, cells, report, argv=sys.argv)
         _report(results, rivals.label, output, json)
-        every += results
+        measured.append((rivals.label, rivals.plan, results))
+    if html:
+        write_text_atomic(html, html_report(measured, shlex.join(["oallama", *sys.argv[1:]])), "report")
+        if not json:
+            out.print(f"written: {html}", soft_wrap=True)
     if json:
+        every = [result for _, _, results in measured for result in results]
         print_json([record(result, every) for result in every])
 
 
@@ -149,7 +158,11 @@ def _middle(sweep: Sweep) -> Workload:
     return Workload(prompt, gen, depth)
 
 
-def _report(results: list[Result], label: str, folder: Path, json: bool) -> None:
+def _report(results: list[Result], label: str, folder: Path | None, json: bool) -> None:
+    if not json:
+        out.print(medians.table(results))
+    if folder is None:
+        return
     stem = folder / ("bench-" + re.sub(r"\W", "", label.replace("%", "pct")))
     paths = write_reports(results, stem)
     try:
@@ -157,7 +170,6 @@ def _report(results: list[Result], label: str, folder: Path, json: bool) -> None
     except OallamaError as error:
         say(f"no plot: {error}")
     if not json:
-        out.print(medians.table(results))
         out.print(f"written: {', '.join(map(str, paths))}\n", soft_wrap=True)
 
 

@@ -18,6 +18,7 @@ from .loading import Source, open_llama
 from .options import Hardware, Kernels, Model, NGenerate, Placing, Sizes, Temperature
 
 HELP = "/clear forgets the conversation, /exit or Ctrl-D ends it; Ctrl-C stops an answer or drops a line"
+ROOM = "/clear starts a new conversation, --ctx makes room for a longer one"
 TEMPLATE = "tokenizer.chat_template"
 
 
@@ -83,17 +84,22 @@ def _ask() -> str | None:
 def _answer(llm: Any, messages: list[dict[str, str]], n_generate: int, temperature: float) -> str | None:
     """Stream an answer; None when the conversation no longer fits the context."""
     answer: list[str] = []
+    full = False
     try:
         stream = llm.create_chat_completion(messages, max_tokens=n_generate, temperature=temperature, stream=True)
         for chunk in stream:
-            answer.append(chunk["choices"][0]["delta"].get("content") or "")
+            choice = chunk["choices"][0]
+            answer.append(choice["delta"].get("content") or "")
             write_text(answer[-1])
+            full = choice["finish_reason"] == "length" and llm.n_tokens >= llm.n_ctx() - 1
     except ValueError as error:
         if "context window" not in str(error):
             raise
-        say(f"error: {error}; /clear starts a new conversation, --ctx makes room for a longer one")
+        say(f"error: {error}; {ROOM}")
         return None
     except KeyboardInterrupt:
         say(" (stopped)")
     print()
+    if full:
+        say(f"the context of {llm.n_ctx()} tokens is full; {ROOM}")
     return "".join(answer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from oallama.base.printing import say
@@ -48,10 +49,11 @@ def plan_pair(
     return joint.with_acceptance(measure(model, drafts.draft, plain, connection.endpoints, wanted.n_threads))
 
 
-def refuse_what_shows_one_model(printed: str, memory: bool, option: str) -> None:
-    """Raises OallamaError for ways to show a plan that have no room for what guesses."""
-    if memory:
-        raise OallamaError(f"--memory shows one model; plan it without {option}")
+def refuse_what_shows_one_model(printed: str, given: Mapping[str, object], option: str) -> None:
+    """Raises OallamaError for ways to show a plan that have no room for what guesses. given: options and values."""
+    for name, value in given.items():
+        if value:
+            raise OallamaError(f"{name} shows one model; plan it without {option}")
     if printed not in ("table", "json"):
         raise OallamaError(f"--format {printed} is for one model; with {option} take table or json")
 

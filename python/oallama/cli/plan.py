@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from oallama.base.jsonfile import write_text_atomic
 from oallama.data.plan import PlacementPlan
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
+from oallama.loading.autoplan import Considered
 from oallama.loading.verify import verify as run_verify
 from oallama.planning import Workload
+from oallama.planning.tensor_seconds import tensor_seconds
 from oallama.profiling.datasheet import Datasheet, make_profile
 from oallama.views.arenas import render_arenas
 from oallama.views.candidates import render_candidates
-from oallama.views.plan_table import render_plan
+from oallama.views.placement_map import placement_map
+from oallama.views.placement_svg import placement_svg
+from oallama.views.plan_report import plan_report
+from oallama.views.plan_table import plan_title, render_plan
 
 from ..views.verification import render_verification
 from .drafts import plan_pair, refuse_what_shows_one_model, show_pair
@@ -102,8 +109,14 @@ class Shown:
         bool, typer.Option("--memory", help="Show what the compute buffers hold and what they need at least.")
     ] = False
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan (JSON) to this file.")] = None
+    html: Annotated[Path | None, typer.Option("--html", help="Write a report with pictures to this file.")] = None
+    svg: Annotated[Path | None, typer.Option("--svg", help="Write the map of all weights to this file.")] = None
     format: Annotated[str, typer.Option(help=f"What to print: {', '.join(FORMATS)}.")] = "table"
     json: Annotated[bool, typer.Option("--json", help="Same as --format json.")] = False
+
+    @property
+    def written(self) -> list[Path]:
+        return [path for path in (self.output, self.html, self.svg) if path]
 
     @property
     def printed(self) -> str:
@@ -162,7 +175,8 @@ def plan(
         **vars(ways),
     )
     if option := drafts.option:
-        refuse_what_shows_one_model(printed, shown.memory, option)
+        of_one = {"--memory": shown.memory, "--html": shown.html, "--svg": shown.svg}
+        refuse_what_shows_one_model(printed, of_one, option)
         joint = plan_pair(model, drafts, vram, wanted, choices, connection, measures=shown.verify > 0)
         show_pair(joint, printed, shown.explain, shown.output)
         return
@@ -181,9 +195,21 @@ def plan(
         beside.print(render_arenas(arenas, offline=made.offline_arenas))
     if shown.output:
         made.save(shown.output)
+    if shown.html or shown.svg:
+        _draw(made, considered, shown)
     show(made, printed)
-    if shown.output and printed == "table":
-        out.print(f"written to {shown.output}", soft_wrap=True)
+    if shown.written and printed == "table":
+        out.print(f"written to {', '.join(map(str, shown.written))}", soft_wrap=True)
+
+
+def _draw(made: PlacementPlan, considered: Considered, shown: Shown) -> None:
+    times = tensor_seconds(considered.space, made)
+    if shown.html:
+        command = shlex.join(["oallama", *sys.argv[1:]])
+        write_text_atomic(shown.html, plan_report(made, considered.found, times, command), "report")
+    if shown.svg:
+        svg = placement_svg(placement_map(made, times), title=plan_title(made))
+        write_text_atomic(shown.svg, svg, "picture")
 
 
 def _measured(model: Path, plans: list[PlacementPlan], endpoints: tuple[str, ...], n_threads: int) -> PlacementPlan:

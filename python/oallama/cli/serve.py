@@ -13,6 +13,7 @@ from oallama.base.printing import say
 from oallama.data.plan import HOST, PlacementPlan
 from oallama.engine import runtime
 from oallama.engine.load_settings import Settings
+from oallama.engine.outline import pooling_of
 from oallama.errors import OallamaError
 from oallama.loading import autoplan, given_plan
 from oallama.loading.autoplan import Choices
@@ -20,6 +21,7 @@ from oallama.loading.budgets import refuse_margin
 from oallama.planning.heads import guesses_of
 from oallama.serving.command import Draft, Heads, planned_environment, planned_server
 from oallama.serving.door import Address
+from oallama.serving.page import page_options
 from oallama.serving.serve_limits import Limits
 from oallama.serving.served_runs import recorded
 
@@ -27,7 +29,7 @@ from ..serving.hot_cold import HotCold, serve_hot_cold
 from .drafts import plan_pair
 from .groups import grouped
 from .loading import make_plan
-from .options import Connection, Drafts, Hardware, Kernels, Placing, Sizes, settings
+from .options import MODEL_HELP, Connection, Drafts, Hardware, Kernels, Placing, Sizes, found_model, settings
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,10 @@ class Door:
 @grouped
 def serve(
     context: typer.Context,
-    model: Annotated[Path | None, typer.Argument(help="GGUF file.", show_default=False)] = None,
+    model: Annotated[
+        Path | None,
+        typer.Argument(callback=found_model, help=MODEL_HELP, show_default=False),
+    ] = None,
     *,
     several: Guests,
     placing: Placing,
@@ -104,6 +109,7 @@ def serve(
     runtime.program("llama-server")  # before minutes of profiling, as the next line
     address.check()
     connection = hardware.connect()
+    pooling = pooling_of(model)
     made: PlacementPlan | None = None
     draft: Draft | Heads | None = None
     chosen = connection.device or autoplan.find_accelerator()
@@ -122,6 +128,7 @@ def serve(
     else:
         wanted = settings(sizes, kernels, parallel or 1)
         choices = replace(sizes.choices(), device=chosen, profile=hardware.profile, margin=hardware.margin)
+        choices = replace(choices, all_logits=bool(pooling))
         if drafts.option:
             choices = replace(choices, device=chosen or HOST)
             made, draft = _with_guesses(model, drafts, placing, wanted, choices, connection)
@@ -132,14 +139,17 @@ def serve(
         if made:  # its micro-batch and form of attention may be others
             wanted = _planned_settings(made, sizes, parallel, kernels.threads)
     wanted = autoplan.resolve(wanted, autoplan.read_graph(model, wanted).n_ctx_train)
-    command = planned_server(model, wanted, made, connection.endpoints, draft)
-    command += ["--host", door.host, "--port", str(door.port), *context.args]
+    command = planned_server(model, wanted, made, connection.endpoints, draft, embeddings=bool(pooling))
+    command += ["--host", door.host, "--port", str(door.port)]
     where = f"by plan {made.hash[:8]}" if made else "without a plan on the CPU alone"
-    say(f"loading {model.name} {where}")
+    what = f"{model.name} for embeddings ({pooling})" if pooling else model.name
+    say(f"loading {what} {where}")
     predicted = made if draft is None else None  # a step with a draft is none of the plan's
     tables = planned_environment(made, draft.plan if isinstance(draft, Draft) else None)
-    listening = address.announced(f"serving {model.name}")
-    with tables as environment, recorded(predicted, address.url, wanted.n_threads), listening:
+    listening = address.announced(f"serving {what}")
+    runs = recorded(predicted, address.url, wanted.n_threads)
+    with page_options(made, context.args) as page, tables as environment, runs, listening:
+        command += [*page, *context.args]
         code = run_server(command, environment | limits.of_server(wanted.n_seq_max))
     raise typer.Exit(code)
 

@@ -28,9 +28,9 @@ def trace(
     kernels: Kernels,
     n_prompt: Annotated[int, typer.Option(min=1, help="Prompt tokens.")] = 512,
     n_generate: Annotated[int, typer.Option("--n-generate", "-n", min=0, help="Decode steps.")] = 4,
-    output: Annotated[Path, typer.Option("--out", "-o", help="Trace for chrome://tracing or ui.perfetto.dev.")] = Path(
-        "trace.json"
-    ),
+    output: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Write a trace for chrome://tracing or ui.perfetto.dev.")
+    ] = None,
     picture: Annotated[Path | None, typer.Option(help="Draw it, too, as a PNG (needs matplotlib).")] = None,
     json: Json = False,
 ) -> None:
@@ -39,8 +39,10 @@ def trace(
     llm = open_llama(Source(model, placing, hardware, sizes, kernels))
     timeline = record_timeline(llm, n_prompt, n_generate)
     lanes = native.core().stream_lanes()
-    timeline.save(output)
-    written = [output]
+    written = []
+    if output:
+        timeline.save(output)
+        written.append(output)
     if picture:
         from oallama.views.timeline_plot import write_picture
 
@@ -57,4 +59,5 @@ def trace(
             f"{format_bytes(lane['pinned_nbytes'])} kept in pinned memory{note}",
             soft_wrap=True,
         )
-    out.print(f"written: {', '.join(map(str, written))}", soft_wrap=True)
+    if written:
+        out.print(f"written: {', '.join(map(str, written))}", soft_wrap=True)

@@ -38,3 +38,18 @@ def metadata(model: Any, key: str) -> str:
     buffer = ctypes.create_string_buffer(256)
     runtime.llama_cpp().llama_model_meta_val_str(model, key.encode(), buffer, len(buffer))
     return buffer.value.decode(errors="replace")
+
+
+# llama.cpp's numbers of how it makes one embedding of a text.
+_POOLING = {"1": "mean", "2": "cls", "3": "last", "4": "rank"}
+
+
+def pooling_of(path: str | Path) -> str:
+    """How a model made for embeddings pools them: "mean", "cls", "last" or "rank"; "" for a model that generates.
+
+    Raises:
+        OallamaError: as `outline`.
+    """
+    with outline(path) as model:
+        arch = metadata(model, "general.architecture")
+        return _POOLING.get(metadata(model, f"{arch}.pooling_type"), "")

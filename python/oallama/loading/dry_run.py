@@ -80,7 +80,9 @@ class LocalAllocators:
         notes = [*notes]
         others = [name for name in plan.devices if self._stand_in.get(name, name) != name]
         if others:
-            stand_in = device_list.device(self._stand_in[others[0]]).description
+            device = device_list.device(self._stand_in[others[0]])
+            # A loopback server is described by its port, which is another one every time: equal plans are equal texts.
+            stand_in = "a loopback RPC device" if device.backend.startswith("RPC") else device.description
             notes.append(f"memory was dry-run on {stand_in} in place of {', '.join(others)}, which is not here")
         return replace(plan, predicted=replace(plan.predicted, notes=(*plan.predicted.notes, *notes)))
 

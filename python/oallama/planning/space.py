@@ -12,7 +12,7 @@ import numpy as np
 from ..data.budget import Budget
 from ..data.entries import padded_rows
 from ..data.operators import OperatorGraph
-from ..data.plan import HOST, STREAM_SLOTS, ContextSettings
+from ..data.plan import HOST, STREAM_SLOTS, ContextSettings, PlacementPlan
 from ..data.profile import Profile
 from ..data.tuning import Crossover
 from ..data.workload import Workload
@@ -162,6 +162,13 @@ class Space:
             )
             self._builders[key] = PlanBuilder(costs, self.memory, self.budgets, self.workload, self.offline_arenas)
         return self._builders[key]
+
+    def builder_of(self, plan: PlacementPlan) -> PlanBuilder:
+        """PlanBuilder in the context of one of this space's plans."""
+        form = plan.context.flash_attn
+        # "minimal" asks for the form of attention that the graph has; its times are the graph's.
+        context = replace(plan.context, flash_attn=form if form in self.graphs else self.context.flash_attn)
+        return self.builder(context, host_only=plan.devices == (HOST,))
 
     def _graph_of(self, context: ContextSettings, names: Sequence[str]) -> OperatorGraph:
         """llama.cpp's "auto" takes the unfused form where a device has no fused one."""

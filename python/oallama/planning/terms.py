@@ -38,11 +38,7 @@ def terms_of(space: Space, plan: PlacementPlan, learned: Mapping[str, float]) ->
 def _stages(space: Space, plan: PlacementPlan, factors: Mapping[str, float]) -> dict[str, float]:
     """Seconds of prefill and decode with these factors on the profile's times."""
     other = replace(space, profile=space.profile.corrected(factors), _builders={}, _whole={}) if factors else space
-    host_only = plan.devices == (HOST,)
-    form = plan.context.flash_attn
-    # "minimal" asks for the form of attention that the graph has; its times are the graph's.
-    context = replace(plan.context, flash_attn=form if form in space.graphs else space.context.flash_attn)
-    builder = other.builder(context, host_only=host_only)
+    builder = other.builder_of(plan)
     homes, work = builder.costs.homes(plan), builder.workload
     return {
         "prefill": builder.predictor.ttft(homes, work.n_prompt, work.depth) if work.n_prompt else 0.0,

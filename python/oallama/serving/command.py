@@ -95,12 +95,16 @@ def planned_server(
     plan: PlacementPlan | None,
     endpoints: Sequence[str] = (),
     draft: Draft | Heads | None = None,
+    embeddings: bool = False,
 ) -> list[str]:
-    """The command line that loads a model as planned; without a plan on the CPU alone. endpoints: RPC servers."""
+    """The command line that loads a model as planned; without a plan on the CPU alone. endpoints: RPC servers.
+
+    embeddings: the server answers requests for them, and no others.
+    """
     devices = [name for name in plan.devices if name != HOST] if plan else []
     servers = {"rpc": ",".join(endpoints)} if endpoints else {}
     speculation = draft.options() if draft else {}
-    more = {"no-kv-unified": True, "metrics": True, **speculation}
+    more = {"no-kv-unified": True, "metrics": True, **speculation, **({"embeddings": True} if embeddings else {})}
     return command_line({**servers, **model_options(model, settings, devices), **more})
 
 

@@ -21,6 +21,7 @@ from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.profiling.fingerprint import cpu_set
 from oallama.serving.door import Address
+from oallama.serving.page import page_options
 from oallama.serving.serve_limits import Limits
 from oallama.serving.serving import Served, check, environments, preset
 from oallama.weave import remove_abandoned
@@ -151,11 +152,13 @@ def serve_hot_cold(request: HotCold, wanted: Settings, address: Address, more: S
     with (
         tempfile.TemporaryDirectory(prefix="oallama-") as folder,
         tempfile.NamedTemporaryFile("w", prefix="oallama-", suffix=".ini") as file,
+        page_options(None, more) as page,
     ):
         file.write(preset([hot, *cold]))
         file.flush()
         command = [str(runtime.program("llama-server")), "--models-preset", file.name]
-        command += ["--models-max", str(1 + len(cold)), "--host", address.host, "--port", str(address.port), *more]
+        command += ["--models-max", str(1 + len(cold)), "--host", address.host, "--port", str(address.port)]
+        command += [*page, *more]
         say("models load now")
         of_models = environments(hot, cold, request.deadline_s, request.limits, folder)
         environment = os.environ | request.limits.of_router() | {MODEL_ENVIRONMENTS.name: of_models}

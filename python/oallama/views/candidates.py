@@ -22,7 +22,7 @@ from .style import table
 if TYPE_CHECKING:
     from ..planning import Candidates
 
-_CAUSES = {
+CAUSES = {
     "targets": "matrices",
     "attention": "attention",
     "transfers": "transfers",
@@ -42,15 +42,38 @@ def render_candidates(found: Candidates) -> RenderableType:
         for name, bound in found.skipped.items()
     ]
     winner = plans[0]
-    others = [(name, plan) for name, plan in plans[1:] if describe_difference(plan, winner[1])]
-    if others:
-        parts.append(_reasons(winner, others[0], min(plan.predicted.request_s for _, plan in plans)))
-        parts.append(_causes([winner, others[0]]))
-        parts.append(_differences(winner[1], *others[0]))
+    if (second := runner_up(found)) is not None:
+        parts.append(Text(reason(found)))
+        parts.append(_causes([winner, second]))
+        parts.append(_differences(winner[1], *second))
     parts += render_expected(winner[1])
     if winner[1].predicted.learned:
         parts.append(Text(describe_learned(winner[1].predicted.learned)))
     return Group(*parts)
+
+
+def runner_up(found: Candidates) -> tuple[str, PlacementPlan] | None:
+    """The next plan, with its name, that differs from the chosen one; None where all are the same."""
+    plans = [*found.plans.items()]
+    return next(((name, plan) for name, plan in plans[1:] if describe_difference(plan, found.best)), None)
+
+
+def reason(found: Candidates) -> str:
+    """Why the first plan was chosen, in one sentence; "" where there is no other one."""
+    second = runner_up(found)
+    if second is None:
+        return ""
+    (name, winner), (rival, other) = next(iter(found.plans.items())), second
+    ratio = other.predicted.request_s / winner.predicted.request_s
+    if winner.predicted.request_s > min(plan.predicted.request_s for plan in found.plans.values()):
+        why = "faster predictions gain less by it than they may be off, with more traffic between devices"
+    elif ratio <= 1 + TIE:
+        why = f"{rival} is within {TIE:.0%}, but has more traffic between devices"
+    else:
+        why = f"{ratio:.2f}x faster than {rival}, the next that differs"
+    params = winner.planner["params"]
+    proof = f"; no placement is faster by more than {params['gap']:.2%} ({params['status']})" if "gap" in params else ""
+    return f"{name}: {why}{proof}"
 
 
 def _table(plans: Sequence[tuple[str, PlacementPlan]]) -> Table:
@@ -76,20 +99,6 @@ def _table(plans: Sequence[tuple[str, PlacementPlan]]) -> Table:
     return shown
 
 
-def _reasons(first: tuple[str, PlacementPlan], second: tuple[str, PlacementPlan], fastest: float) -> Text:
-    (name, winner), (rival, runner_up) = first, second
-    ratio = runner_up.predicted.request_s / winner.predicted.request_s
-    if winner.predicted.request_s > fastest:
-        why = "faster predictions gain less by it than they may be off, with more traffic between devices"
-    elif ratio <= 1 + TIE:
-        why = f"{rival} is within {TIE:.0%}, but has more traffic between devices"
-    else:
-        why = f"{ratio:.2f}x faster than {rival}, the next that differs"
-    params = winner.planner["params"]
-    proof = f"; no placement is faster by more than {params['gap']:.2%} ({params['status']})" if "gap" in params else ""
-    return Text(f"{name}: {why}{proof}")
-
-
 def _causes(plans: Sequence[tuple[str, PlacementPlan]]) -> Table:
     """Where the seconds of winner and runner-up go."""
     shown = table("seconds by cause")
@@ -97,7 +106,7 @@ def _causes(plans: Sequence[tuple[str, PlacementPlan]]) -> Table:
     for name, _ in plans:
         for stage in ("prefill", "decode"):
             shown.add_column(f"{name} {stage}", justify="right")
-    for cause, label in _CAUSES.items():
+    for cause, label in CAUSES.items():
         cells = [plan.predicted.parts[stage][cause] for _, plan in plans for stage in ("prefill", "decode")]
         shown.add_row(label, *(_time(s) for s in cells))
     return shown

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ..data.layer_experts import MIXED, ExpectedExperts, LayerExperts, layer_experts
 from ..data.plan import PlacementPlan
-from .plan_cells import Symbols, cell, span
+from .plan_cells import cell, span
 from .style import table
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _MIXED, _NONE = "+", "-"
 _PART = "bold yellow"
 
 
-def render_experts(plan: PlacementPlan, symbols: Symbols) -> list[Text]:
+def render_experts(plan: PlacementPlan) -> list[Text]:
     """The row, with its legend for what the picture does not have; nothing for a dense model."""
     places = layer_experts(plan)
     if not places:
@@ -37,7 +37,7 @@ def render_experts(plan: PlacementPlan, symbols: Symbols) -> list[Text]:
         line = Text(f"{first:4d}")
         for layer in range(first, min(first + _LINE, last + 1)):
             line.append(" " if layer % _GROUP == 0 else "")
-            line.append_text(_symbol(found.get(layer), plan, symbols))
+            line.append_text(_symbol(found.get(layer), plan))
         lines.append(line)
     return lines + _legend(places, last)
 
@@ -73,14 +73,14 @@ def render_hits(hits: ExpertHits) -> list[Table | Text]:
     return [Text(hits.describe()), shown, *([Text(fewer)] if fewer else [])]
 
 
-def _symbol(place: LayerExperts | None, plan: PlacementPlan, symbols: Symbols) -> Text:
+def _symbol(place: LayerExperts | None, plan: PlacementPlan) -> Text:
     if place is None:
         return Text(_NONE, style="dim")
     if place.home == MIXED:
         return Text(_MIXED, style=_PART)
     if place.held:
         return Text(_digit(place), style=_PART)
-    return cell(place.home, plan, symbols)
+    return cell(place.home, plan)
 
 
 def _digit(place: LayerExperts) -> str:

@@ -5,7 +5,7 @@ Every renderable is readable without colour and fits 80 columns.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -17,20 +17,13 @@ from ..data.operators import kind_of, layer_of
 from ..data.plan import HOST, PlacementPlan, TensorPlacement
 from ..data.predicted import describe_request
 from .experts import render_experts
-from .plan_cells import UNICODE, Symbols, cell, span
+from .plan_cells import cell, drawn, home_of, kinds_of, short_kind, span
 from .style import table
 
-# Columns of the picture in the order a layer computes them; other kinds follow in the order of the plan.
-_ORDER = (
-    "attn_q_a", "attn_q_b", "attn_kv_a_mqa", "attn_kv_b", "attn_qkv", "attn_q", "attn_k", "attn_v", "attn_output",
-    "ffn_gate_inp", "ffn_gate", "ffn_up", "ffn_down", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps",
-)  # fmt: skip
-_SHORT = {"attn_output": "o", "ffn_gate_inp": "route", "attn_kv_a_mqa": "kv_a", "output": "output"}
 
-
-def render_plan(plan: PlacementPlan, symbols: Symbols = UNICODE) -> RenderableType:
+def render_plan(plan: PlacementPlan) -> RenderableType:
     """Everything `oallama plan` shows: summary, picture, the planned request, predicted times and notes."""
-    parts: list[RenderableType] = [render_summary(plan), *render_unseen(plan), render_layers(plan, symbols)]
+    parts: list[RenderableType] = [render_summary(plan), *render_unseen(plan), render_layers(plan)]
     parts += [*render_request(plan), render_times(plan), *renderspan(plan)]
     parts += [Text(f"note: {note}", style="dim") for note in plan.predicted.notes]
     return Group(*parts)
@@ -38,7 +31,7 @@ def render_plan(plan: PlacementPlan, symbols: Symbols = UNICODE) -> RenderableTy
 
 def render_summary(plan: PlacementPlan) -> Table:
     """One row per device: budget, predicted weights / KV cache / compute bytes, total, number of tensors."""
-    shown = table(_title(plan))
+    shown = table(plan_title(plan))
     shown.add_column("device", no_wrap=True)
     for column in ("budget", "weights", "KV cache", "compute", "total", "tensors"):
         shown.add_column(column, justify="right", no_wrap=True)
@@ -66,41 +59,41 @@ def render_unseen(plan: PlacementPlan) -> list[Text]:
     return lines
 
 
-def render_layers(plan: PlacementPlan, symbols: Symbols = UNICODE) -> RenderableType:
+def render_layers(plan: PlacementPlan) -> RenderableType:
     """The picture: a row per run of identical layers, a cell per kind of matrix and one for the KV cache, and a legend.
 
     Of a mixture also a row of the layers' experts.
 
     Small tensors (norms, biases) follow their layer and are not drawn.
     """
-    drawn = {name: t for name, t in plan.tensors.items() if _is_drawn(name, t, plan)}
-    kinds = _kinds(name for name in drawn if layer_of(name) is not None)
+    weights = drawn(plan)
+    kinds = kinds_of(name for name in weights if layer_of(name) is not None)
     shown = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     shown.add_column("layers", justify="right", no_wrap=True)
     for kind in ("KV", *kinds):
-        shown.add_column(_short_kind(kind), justify="center", no_wrap=True)
-    for first, last, cells in _runs(plan, drawn, kinds):
+        shown.add_column(short_kind(kind), justify="center", no_wrap=True)
+    for first, last, cells in _runs(plan, weights, kinds):
         label = f"{first}" if first == last else f"{first}-{last}"
-        shown.add_row(label, *(cell(home, plan, symbols) for home in cells))
+        shown.add_row(label, *(cell(home, plan) for home in cells))
     parts: list[RenderableType] = [shown]
     for name in ("token_embd.weight", "output.weight"):
         if name in plan.tensors:
             line = Text(f"{kind_of(name)} ")
-            line.append_text(cell(_home(plan.tensors[name]), plan, symbols))
+            line.append_text(cell(home_of(plan.tensors[name]), plan))
             parts.append(line)
-    parts += render_experts(plan, symbols)
-    parts.append(_legend(plan, symbols))
+    parts += render_experts(plan)
+    parts.append(_legend(plan))
     if plan.stream_caches:
         reader = next(device for device in plan.devices if device != HOST)
         parts.append(Text(f"attention runs on {reader}; KV caches on the CPU are copied there layer by layer"))
     return Group(*parts)
 
 
-def render_request(plan: PlacementPlan) -> list[Text]:
-    """A line with the predicted speed of the request that the plan is for; none for a plan without a prediction."""
+def describe_speed(plan: PlacementPlan) -> str:
+    """The predicted speed of the request that the plan is for; "" for a plan without a prediction."""
     parts, (n_prompt, n_generate) = plan.predicted.parts, plan.predicted.workload
     if not parts:
-        return []
+        return ""
     speed = []
     if n_prompt:
         speed.append(f"TTFT {seconds(sum(parts['prefill'].values()))}")
@@ -108,7 +101,13 @@ def render_request(plan: PlacementPlan) -> list[Text]:
         parallel = plan.planner["params"].get("n_parallel", 1)
         each = " each" if parallel > 1 else ""
         speed.append(f"{(n_generate - 1) / decode:.1f} tokens/s{each}")
-    return [Text(f"predicted for {describe_request(plan)}: {', then '.join(speed)}")] if speed else []
+    return ", then ".join(speed)
+
+
+def render_request(plan: PlacementPlan) -> list[Text]:
+    """A line with the predicted speed of the request that the plan is for; none for a plan without a prediction."""
+    speed = describe_speed(plan)
+    return [Text(f"predicted for {describe_request(plan)}: {speed}")] if speed else []
 
 
 def render_times(plan: PlacementPlan) -> Table:
@@ -143,38 +142,12 @@ def renderspan(plan: PlacementPlan) -> list[Text]:
 # ---- parts ---------------------------------------------------------------------------------------------------------
 
 
-def _title(plan: PlacementPlan) -> str:
+def plan_title(plan: PlacementPlan) -> str:
+    """Model, planner, context and the plan's number in a line."""
     context = plan.context
     name = model_name(plan.model.get("name") or plan.model.get("file") or "", plan.model.get("n_params", 0))
     model = f"{name}, " if name else ""
     return f"{model}planner {plan.planner['name']}, n_ctx {context.n_ctx}, plan {plan.hash[:8]}"
-
-
-def _is_drawn(name: str, tensor: TensorPlacement, plan: PlacementPlan) -> bool:
-    """Matrices a planner decides on; without affinities (baselines) everything that is not a norm or a bias."""
-    if any(t.affinity is not None for t in plan.tensors.values()):
-        return tensor.affinity is not None
-    kind = kind_of(name)
-    return not (kind.endswith((".bias", "_norm")) or "norm" in kind or kind.startswith("rope_"))
-
-
-def _kinds(names: Iterable[str]) -> list[str]:
-    found = dict.fromkeys(kind_of(name) for name in names)
-    known = [kind for kind in _ORDER if kind in found]
-    return known + [kind for kind in found if kind not in _ORDER]
-
-
-def _short_kind(kind: str) -> str:
-    if kind in _SHORT:
-        return _SHORT[kind]
-    return kind.removeprefix("attn_").removeprefix("ffn_").replace("_exps", "*").removeprefix("ssm_")
-
-
-def _home(tensor: TensorPlacement) -> str:
-    """A word for a cell: the device, "upload", "stream", "split"."""
-    if len({s.device for s in tensor.segments}) > 1:
-        return "split"
-    return tensor.mode if tensor.mode in ("upload", "stream") else tensor.device
 
 
 def _runs(
@@ -185,7 +158,7 @@ def _runs(
     for name, tensor in shown.items():
         layer = layer_of(name)
         if layer is not None:
-            homes[layer, kind_of(name)] = _home(tensor)
+            homes[layer, kind_of(name)] = home_of(tensor)
     runs: list[tuple[int, int, tuple[str, ...]]] = []
     loaded = {layer_of(name) for name in plan.tensors}  # MTP heads that are not have no cache either
     for il, kv in enumerate(plan.layers[:-1]):
@@ -199,8 +172,8 @@ def _runs(
     return runs
 
 
-def _legend(plan: PlacementPlan, symbols: Symbols) -> Text:
-    homes = {*plan.layers, *(_home(t) for t in plan.tensors.values())}
+def _legend(plan: PlacementPlan) -> Text:
+    homes = {*plan.layers, *(home_of(t) for t in plan.tensors.values())}
     words = {
         HOST: "CPU",
         "upload": "CPU, uploaded for large batches",
@@ -211,7 +184,7 @@ def _legend(plan: PlacementPlan, symbols: Symbols) -> Text:
     for home in (*plan.devices, "upload", "stream", "split"):
         if home in homes:
             legend.append("   " if legend else "")
-            legend.append_text(cell(home, plan, symbols))
+            legend.append_text(cell(home, plan))
             legend.append(f" {words.get(home, home)}")
     return legend
 

@@ -1,0 +1,60 @@
+"""Embeddings through `oallama serve`: by models that were made for them, and refused clearly by others."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGUFReader
+
+from oallama import Llama
+from oallama.engine.outline import pooling_of
+from oallama.modelmaker.gguf_header import read_metadata
+from support.mtp_model import write_model
+from support.servers import call, serving
+
+TEXTS = ["the quick brown fox", "a lazy dog"]
+LAST = 3  # llama.cpp's number
+
+
+def with_pooling(source: Path, path: Path) -> Path:
+    metadata = read_metadata(source)
+    metadata[f"{metadata['general.architecture'].decode()}.pooling_type"] = LAST
+    tensors = [
+        (t.name, tuple(int(n) for n in t.shape), t.tensor_type, t.data.tobytes()) for t in GGUFReader(source).tensors
+    ]
+    write_model(
+        path, {k: v for k, v in metadata.items() if not isinstance(v, np.ndarray) or v.dtype.kind in "fi"}, tensors
+    )
+    return path
+
+
+def unit(vector: list[float]) -> np.ndarray:
+    values = np.array(vector, np.float64).ravel()
+    return values / np.linalg.norm(values)
+
+
+def test_a_model_made_for_embeddings_gives_them_under_a_plan(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    model = with_pooling(tiny("llama"), tmp_path / "embedder.gguf")
+    assert pooling_of(model) == "last" and pooling_of(tiny("llama")) == ""
+    log = tmp_path / "log"
+    with serving(log, model, "--local-rpc", "--vram", "60%", "--ctx", "256", "--threads", "1") as port:
+        found = call(port, "/v1/embeddings", {"input": TEXTS})["data"]
+    assert "loading embedder.gguf for embeddings (last) by plan" in log.read_text(errors="replace")
+    llm = Llama(str(model), n_ctx=256, embedding=True, verbose=False)
+    wanted = [llm.embed(text) for text in TEXTS]
+    llm.close()
+    for one, other in zip(found, wanted, strict=True):
+        assert unit(one["embedding"]) @ unit(other) == pytest.approx(1, abs=1e-3)  # kernels round differently
+    assert unit(wanted[0]) @ unit(wanted[1]) < 0.9  # two texts differ
+
+
+def test_a_model_that_generates_refuses_them(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    arguments = [tiny("llama"), "--no-plan", "--device", "CPU", "--ctx", "256", "--threads", "1"]
+    with serving(tmp_path / "log", *arguments) as port, pytest.raises(urllib.error.HTTPError) as refused:
+        call(port, "/v1/embeddings", {"input": TEXTS})
+    assert "--embeddings" in json.loads(refused.value.read())["error"]["message"]

@@ -1,0 +1,51 @@
+"""`python -m oallama.server`: llama_cpp.server's options as `oallama serve`'s."""
+
+from __future__ import annotations
+
+import pytest
+
+from oallama.errors import OallamaError
+from oallama.server import command
+
+
+def test_its_address_is_llama_cpp_servers() -> None:
+    assert command(["--model", "m.gguf"]) == ["serve", "m.gguf", "--host", "localhost", "--port", "8000"]
+
+
+def test_options_are_translated() -> None:
+    given = "--model=m.gguf --n_ctx 8192 --port 9000 --flash_attn true --n_threads 4 --api_key k --model_alias a"
+    assert command(given.split()) == [
+        *("serve", "m.gguf", "--host", "localhost", "--port", "9000", "--ctx", "8192", "--threads", "4"),
+        *("--flash-attn", "on", "--", "--api-key", "k", "--alias", "a"),
+    ]
+
+
+def test_dashes_and_underscores_are_the_same() -> None:
+    assert command(["--model", "m", "--n-ctx", "1"])[-2:] == ["--ctx", "1"]
+
+
+def test_what_the_plan_decides_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = command(["--model", "m", "--n_gpu_layers", "-1", "--chat_format", "chatml"])
+    assert arguments == command(["--model", "m"])
+    said = capsys.readouterr().err
+    assert "--n_gpu_layers -1 is not needed" in said and "--chat_format chatml is not needed" in said
+
+
+def test_no_layers_on_gpus_is_the_cpu_alone() -> None:
+    assert command(["--model", "m", "--n_gpu_layers", "0"])[-2:] == ["--device", "CPU"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "no model"),
+        (["m.gguf"], "expected an option"),
+        (["--model"], "--model needs a value"),
+        (["--model", "m", "--n_ctxx", "1"], "did you mean --n_ctx"),
+        (["--model", "m", "--flash_attn", "maybe"], "takes true or false"),
+        (["--hf_model_repo_id", "a/b"], "oallama serve --hf a/b:FILE"),
+    ],
+)
+def test_what_cannot_be_is_refused(arguments: list[str], words: str) -> None:
+    with pytest.raises(OallamaError, match=words):
+        command(arguments)
