@@ -11,6 +11,8 @@ from rich.console import Console
 from oallama.cli.profile import profile_table
 from oallama.data.plan import HOST, PlacementPlan, TensorPlacement
 from oallama.data.workload import Workload
+from oallama.planning.planner import Candidates
+from oallama.views.candidates import render_candidates
 from oallama.views.plan_table import (
     render_layers,
     render_plan,
@@ -124,3 +126,15 @@ def test_a_plan_without_a_prompt_or_an_answer_says_what_it_knows():
     assert "TTFT" not in only.plain and only.plain.endswith(" tokens/s")
     (one,) = render_request(plan(workload=Workload(64, 1)))
     assert "tokens/s" not in one.plain and "TTFT " in one.plain
+
+
+@pytest.mark.parametrize("width", [60, 70, 80, 100])
+def test_narrow_terminals_get_fewer_columns_and_no_cut_numbers(width: int) -> None:
+    made = plan()
+    found = Candidates({"exact": made, "layers": replace(made, budgets={})}, {})
+    lines = [*show(render_summary(made), width).splitlines(), *show(render_candidates(found), width).splitlines()]
+    assert all(len(line) <= width for line in lines) and not any("…" in line for line in lines)
+    heads = " ".join(lines)
+    assert "total" in heads and "request" in heads
+    assert width < 80 or ("tensors" in heads and "micro-batch" in heads)
+    assert width > 60 or ("tensors" not in heads and "micro-batch" not in heads)

@@ -125,7 +125,10 @@ def _load(source: Source, plan: PlacementPlan | None, arguments: dict[str, Any])
         arguments = {**arguments, "eval_callback": source.eval_callback}
     try:
         with interruptible():
-            return Llama(os.fspath(source.model), plan=plan, verbose=debugging(), **arguments)
+            llm = Llama(os.fspath(source.model), plan=plan, verbose=debugging(), **arguments)
+        if (trained := llm._model.n_ctx_train()) < llm.n_ctx():
+            say(f"note: a context of {llm.n_ctx()} tokens is longer than the {trained} the model was trained with")
+        return llm
     except OallamaError:
         raise
     except (ValueError, RuntimeError) as error:

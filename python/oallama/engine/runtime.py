@@ -6,6 +6,7 @@ Nothing here computes; importing this module loads no native code.
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from oallama.errors import OallamaError
 
 LIBRARY_VARIABLE = "LLAMA_CPP_LIB_PATH"
 _LIBRARY = "libllama.so"
+_GGML_WARNING = 3
 
 
 @cache
@@ -94,7 +96,10 @@ def import_mtmd() -> None:
 
 def quiet() -> None:
     """Keep llama.cpp's log off the terminal (OALLAMA_DEBUG=1 shows it)."""
-    llama_cpp()._logger.set_verbose(debugging())
+    log = llama_cpp()._logger
+    log.set_verbose(debugging())
+    # It takes ggml's warnings for errors, which are always shown: its numbers are those of an older ggml.
+    log.GGML_LOG_LEVEL_TO_LOGGING_LEVEL[_GGML_WARNING] = logging.WARNING
 
 
 def debugging() -> bool:

@@ -34,7 +34,7 @@ def print_rows(
 
 def medians_table(columns: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str]) -> Group:
     """A table of few columns that fits 80: engine, test, numbers; the notes below."""
-    view = table()
+    view = table(spare=[name for name in columns if name.startswith("device")])
     view.add_column(columns[0])
     view.add_column(columns[1], no_wrap=True)
     for name in columns[2:]:

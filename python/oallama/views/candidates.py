@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -80,7 +79,8 @@ def _table(plans: Sequence[tuple[str, PlacementPlan]]) -> Table:
     winner = plans[0][1]
     _, n_generate = winner.predicted.workload
     title = f"candidates, predicted for {describe_request(winner)}"
-    shown = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    shown = table(title, spare=("micro-batch", HOST, "TTFT", "TPOT"))
+    shown.padding = (0, 1, 0, 0)
     shown.add_column("planner", no_wrap=True)
     for column in ("request", "TTFT", "TPOT", *_devices(plans), "micro-batch"):
         shown.add_column(column, justify="right", no_wrap=True)

@@ -31,7 +31,7 @@ def render_plan(plan: PlacementPlan) -> RenderableType:
 
 def render_summary(plan: PlacementPlan) -> Table:
     """One row per device: budget, predicted weights / KV cache / compute bytes, total, number of tensors."""
-    shown = table(plan_title(plan))
+    shown = table(plan_title(plan), spare=("tensors", "compute", "KV cache", "weights"))
     shown.add_column("device", no_wrap=True)
     for column in ("budget", "weights", "KV cache", "compute", "total", "tensors"):
         shown.add_column(column, justify="right", no_wrap=True)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.segment import Segment
 from rich.table import Table
 
 from ..errors import OallamaError
@@ -14,11 +19,34 @@ from ..errors import OallamaError
 # Okabe and Ito's palette: told apart by colour-blind readers; markers tell them apart in grey print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 MARKERS = "osD^vPX"
+_CUT = "…"  # what rich puts at the end of a cell that is too long
 
 
-def table(title: str | None = None) -> Table:
-    """An empty table that fits 80 columns."""
-    return Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+class FittingTable(Table):
+    """A table that leaves out columns rather than cut what is in them. spare: their headers, the first to go first."""
+
+    spare: tuple[str, ...] = ()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        shown, lines = self, self._lines(console, options)
+        for name in self.spare:
+            if not any(_CUT in segment.text for segment in lines):
+                break
+            left = [column for column in shown.columns if column.header != name]
+            shown = copy(shown)
+            shown.columns = [replace(column, _index=i) for i, column in enumerate(left)]
+            lines = shown._lines(console, options)
+        return lines
+
+    def _lines(self, console: Console, options: ConsoleOptions) -> list[Segment]:
+        return [piece for piece in super().__rich_console__(console, options) if isinstance(piece, Segment)]
+
+
+def table(title: str | None = None, spare: Sequence[str] = ()) -> FittingTable:
+    """An empty table that fits 80 columns. spare: headers of columns that narrower terminals do without."""
+    made = FittingTable(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    made.spare = tuple(spare)
+    return made
 
 
 def load_figure_class() -> Any:
