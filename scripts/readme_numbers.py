@@ -13,7 +13,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import pairwise, product
+from itertools import chain, pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +133,12 @@ def planning(lines: Lines, shape: str) -> str:
     return f"{seconds['exact']:.1f} s; `auto` {seconds['auto']:.1f} s{''.join(traced[-1:])}"
 
 
+def first_profile(lines: Lines) -> str:
+    (line,) = lines
+    whole, *devices = (statistics.median(times) for times in (line["seconds"], *line["devices_s"].values()))
+    return f"{whole:.0f} s; {', '.join(f'{seconds:.0f} s' for seconds in devices)}"
+
+
 def second_start(lines: Lines) -> str:
     return span([line["added_s"] for line in lines], "{:.2f} s")
 
@@ -241,9 +247,10 @@ ROWS: list[tuple[str, tuple[str, ...], Callable[..., str]]] = [
      lambda lines: errors([chosen(line) for line in lines])),
     ("the same, all measured plans", ("2026-11-21-cells",), all_errors),
     ("request time against llama.cpp on the CPU at its faster `-fa`, CPU alone, depths 0 to 8192",
-     ("2026-11-25-cells-cpu",), partial(faster, device="CPU")),
-    ("error of predictions there, chosen plans: median (90th percentile)", ("2026-11-25-cells-cpu",),
-     lambda lines: errors([chosen(line) for line in lines])),
+     ("2026-11-25-cells-cpu", "2026-11-26-cells-cpu"), lambda *files: faster([*chain(*files)], device="CPU")),
+    ("error of predictions there, chosen plans: median (90th percentile)",
+     ("2026-11-25-cells-cpu", "2026-11-26-cells-cpu"),
+     lambda *files: errors([chosen(line) for line in chain(*files)])),
     ("engine without a plan against unpatched llama.cpp, interleaved rounds", ("2026-11-21-off-overhead",), off),
     ("random placements over CPU, Vulkan (lavapipe) and RPC, NMSE against the CPU", ("2026-11-21-promises",),
      placements),
@@ -256,6 +263,8 @@ ROWS: list[tuple[str, tuple[str, ...], Callable[..., str]]] = [
      partial(planning, shape="qwen3-235b-a22b")),
     ("a start with a kept plan, against one without a plan: three models of 8B to 235B",
      ("2026-11-24-planner-start",), second_start),
+    ("the first profile of a model of 270M parameters, in all; its accelerator (RPC), its CPU",
+     ("2026-11-26-profile-speed",), first_profile),
     (BUFFER, ("2026-11-21-won-back",), won_back),
     ("device bytes of `--vram minimal` against everything resident: 247M model, loaded",
      ("2026-11-22-streaming-memory",), partial(saved, model="demo")),

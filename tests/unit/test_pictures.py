@@ -66,6 +66,17 @@ def test_a_map_of_its_own_has_the_same_cells_and_a_title() -> None:
     assert f"a plan of {NASTY}" in [text.text for text in alone.iter(f"{SVG}text")]
 
 
+def test_kinds_of_one_short_name_have_rows_of_their_own() -> None:
+    tensors = dict(make().tensors)
+    for layer in range(12):
+        tensors[f"blk.{layer}.attn_gate.weight"] = TensorPlacement.whole("f16", 10, HOST, "host", 0.5)
+    drawn_map = placement_map(make(tensors=tensors))
+    assert "ffn_gate" in drawn_map.labels and "attn_gate" in drawn_map.labels and "up" in drawn_map.labels
+    found = dict(cells(root_of(make(tensors=tensors))))
+    rows = {found[f"blk.0.{kind}.weight"].get("data-row") for kind in ("attn_gate", "ffn_gate", "ffn_up")}
+    assert len(rows) == 3
+
+
 def test_a_divided_weight_is_coloured_by_its_share() -> None:
     tensors = dict(make().tensors)
     whole = TensorPlacement.whole("f16", 10, HOST, "host", 0.5)

@@ -47,6 +47,12 @@ class PlacementMap:
     cells: tuple[MapCell, ...]
 
     @property
+    def labels(self) -> list[str]:
+        """Of the rows: short, unless two kinds would have the same one ("gate" of attention and of feed-forwards)."""
+        short = [short_kind(row) for row in self.rows]
+        return [label if short.count(label) == 1 else row for label, row in zip(short, self.rows, strict=True)]
+
+    @property
     def homes(self) -> list[str]:
         """What a legend names: the devices that hold something, then the other homes there are."""
         used = {cell.home for cell in self.cells}
@@ -60,7 +66,7 @@ def placement_map(plan: PlacementPlan, times: Mapping[str, TensorSeconds] | None
     said = _Facts(plan, times or {})
     cells = [*_caches(plan), *(_cell(name, tensor, said) for name, tensor in shown.items() if _has_place(name))]
     n_layers = 1 + max((cell.column for cell in cells if cell.column is not None), default=-1)
-    return PlacementMap(plan.devices, (KV_CACHE, *map(short_kind, kinds)), n_layers, tuple(cells))
+    return PlacementMap(plan.devices, (KV_CACHE, *kinds), n_layers, tuple(cells))
 
 
 def _has_place(name: str) -> bool:
@@ -76,12 +82,11 @@ def _caches(plan: PlacementPlan) -> Iterator[MapCell]:
 
 
 def _cell(name: str, tensor: TensorPlacement, said: _Facts) -> MapCell:
-    row = short_kind(kind_of(name))
     there = [segment for segment in tensor.segments if segment.device != HOST]
     own = sum(segment.nbytes for segment in there)
     share = min(1.0, own / tensor.nbytes) if tensor.nbytes else 0.0
     device = there[0].device if there else HOST
-    return MapCell(name, layer_of(name), row, home_of(tensor), device, share, said.of(name, tensor, share))
+    return MapCell(name, layer_of(name), kind_of(name), home_of(tensor), device, share, said.of(name, tensor, share))
 
 
 class _Facts:

@@ -51,7 +51,7 @@ def placement_svg(drawn: PlacementMap, *, title: str = "", standalone: bool = Tr
     legend, below = _legend(drawn, y + _ROW + 8, width)
     every = -(-drawn.n_layers // 16) if drawn.n_layers > 16 else 1
     ticks = [{"layer": i, "x": round(_LEFT + i * step + w / 2, 2)} for i in range(0, drawn.n_layers, every)]
-    number = {device: i for i, device in enumerate(d for d in drawn.devices if d != HOST)}
+    number = {device: i % len(COLOURS) for i, device in enumerate(d for d in drawn.devices if d != HOST)}
     return render(
         "placement.svg",
         width=width,
@@ -63,7 +63,7 @@ def placement_svg(drawn: PlacementMap, *, title: str = "", standalone: bool = Tr
         title=title,
         colours=COLOURS,
         number=number,
-        rows=[{"name": row, "y": ys[row]} for row in drawn.rows],
+        rows=[{"name": label, "y": ys[row]} for label, row in zip(drawn.labels, drawn.rows, strict=True)],
         cells=[*inside, *outside],
         ticks=ticks,
         axis_y=axis_y,
