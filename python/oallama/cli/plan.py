@@ -206,7 +206,13 @@ def _draw(made: PlacementPlan, considered: Considered, shown: Shown) -> None:
     times = tensor_seconds(considered.space, made)
     if shown.html:
         command = shlex.join(["oallama", *sys.argv[1:]])
-        write_text_atomic(shown.html, plan_report(made, considered.found, times, command), "report")
+        # The fastest measured one need not be the fastest predicted one.
+        plans = sorted(
+            considered.found.plans.items(),
+            key=lambda item: (item[1].tensors, item[1].context) != (made.tensors, made.context),
+        )
+        found = replace(considered.found, plans=dict(plans))
+        write_text_atomic(shown.html, plan_report(made, found, times, command), "report")
     if shown.svg:
         svg = placement_svg(placement_map(made, times), title=plan_title(made))
         write_text_atomic(shown.svg, svg, "picture")

@@ -139,10 +139,11 @@ def serve(
         if made:  # its micro-batch and form of attention may be others
             wanted = _planned_settings(made, sizes, parallel, kernels.threads)
     wanted = autoplan.resolve(wanted, autoplan.read_graph(model, wanted).n_ctx_train)
-    command = planned_server(model, wanted, made, connection.endpoints, draft, embeddings=bool(pooling))
+    command = planned_server(model, wanted, made, connection.endpoints, draft, pooling)
     command += ["--host", door.host, "--port", str(door.port)]
     where = f"by plan {made.hash[:8]}" if made else "without a plan on the CPU alone"
-    what = f"{model.name} for embeddings ({pooling})" if pooling else model.name
+    purpose = {"": "", "rank": " for reranking"}.get(pooling, f" for embeddings ({pooling})")
+    what = model.name + purpose
     say(f"loading {what} {where}")
     predicted = made if draft is None else None  # a step with a draft is none of the plan's
     tables = planned_environment(made, draft.plan if isinstance(draft, Draft) else None)

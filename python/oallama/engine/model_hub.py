@@ -58,7 +58,9 @@ def hub_model(name: str) -> Path:
         return downloaded[0]
     except hub.errors.RepositoryNotFoundError:
         raise OallamaError(f"Hugging Face has no repository {repo!r}, or HF_TOKEN does not open it") from None
-    except (hub.errors.HfHubHTTPError, hub.errors.OfflineModeIsEnabled, OSError) as error:
+    except OallamaError:
+        raise
+    except Exception as error:  # of the library, of the HTTP library below it, or of the disk
         reason = str(error).split("\n")[0]
         raise OallamaError(f"{name} cannot be downloaded, and was not before: {reason}") from None
 

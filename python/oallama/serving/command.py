@@ -95,16 +95,18 @@ def planned_server(
     plan: PlacementPlan | None,
     endpoints: Sequence[str] = (),
     draft: Draft | Heads | None = None,
-    embeddings: bool = False,
+    pooling: str = "",
 ) -> list[str]:
     """The command line that loads a model as planned; without a plan on the CPU alone. endpoints: RPC servers.
 
-    embeddings: the server answers requests for them, and no others.
+    pooling: of a model made for embeddings ("rank": for reranking), which then answers requests for them alone.
     """
     devices = [name for name in plan.devices if name != HOST] if plan else []
     servers = {"rpc": ",".join(endpoints)} if endpoints else {}
     speculation = draft.options() if draft else {}
-    more = {"no-kv-unified": True, "metrics": True, **speculation, **({"embeddings": True} if embeddings else {})}
+    more = {"no-kv-unified": True, "metrics": True, **speculation}
+    if pooling:
+        more["reranking" if pooling == "rank" else "embeddings"] = True
     return command_line({**servers, **model_options(model, settings, devices), **more})
 
 

@@ -48,7 +48,7 @@ def plan_view(
         "speed": describe_speed(plan),
         "request": describe_request(plan),
         "range": _range(plan),
-        "reason": reason(found) if found else "",
+        "reason": _reason(plan, found),
         "map": placement_svg(drawn, standalone=False),
         "memory": memory_bars(plan),
         "parts": PARTS,
@@ -63,6 +63,12 @@ def plan_view(
         "notes": plan.predicted.notes,
         "colours": COLOURS,
     }
+
+
+def _reason(plan: PlacementPlan, found: Candidates | None) -> str:
+    if plan.measured:
+        return "chosen because it was the fastest of those that were measured"
+    return reason(found) if found else ""
 
 
 def _range(plan: PlacementPlan) -> str:

@@ -85,7 +85,7 @@
     running = new AbortController();
     get("send").disabled = true;
     get("stop").hidden = false;
-    let said = "";
+    let said = "", end = "";
     try {
       const answer = await fetch("v1/chat/completions", {
         method: "POST", headers: headers(), signal: running.signal,
@@ -104,9 +104,10 @@
         if (times) {
           get("last").textContent = `${times.predicted_n} tokens, ${rate(times.predicted_per_second)}, first one after ${(times.prompt_ms / 1000).toFixed(2)} s`;
         }
-        if (event.choices?.[0]?.finish_reason === "length") shown.box.dataset.cut = "the context is full";
+        end ||= event.choices?.[0]?.finish_reason ?? "";
       }
-      if (shown.box.dataset.cut) add("assistant failed", shown.box.dataset.cut);
+      if (!end) throw new Error("the server ended before the answer did");
+      if (end === "length") add("assistant failed", "the context is full");
     } catch (error) {
       if (error.name !== "AbortError") {
         shown.box.classList.add("failed");
