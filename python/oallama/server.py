@@ -9,6 +9,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
+from itertools import takewhile
+
+from gguf import GGMLQuantizationType
 
 from oallama.base.printing import say
 from oallama.errors import OallamaError
@@ -22,7 +25,8 @@ _OURS = {
     "n_batch": "--batch",
     "n_ubatch": "--ubatch",
     "n_threads": "--threads",
-    "draft_model": "--draft",
+    "type_k": "--type-k",
+    "type_v": "--type-v",
 }
 _LLAMA_SERVERS = {
     "model_alias": "--alias",
@@ -34,9 +38,17 @@ _LLAMA_SERVERS = {
     "lora_path": "--lora",
     "rope_freq_base": "--rope-freq-base",
     "rope_freq_scale": "--rope-freq-scale",
+    "rope_scaling_type": "--rope-scaling",
+    "yarn_ext_factor": "--yarn-ext-factor",
+    "yarn_attn_factor": "--yarn-attn-factor",
+    "yarn_beta_fast": "--yarn-beta-fast",
+    "yarn_beta_slow": "--yarn-beta-slow",
+    "yarn_orig_ctx": "--yarn-orig-ctx",
     "seed": "--seed",
     "n_threads_batch": "--threads-batch",
 }
+# By llama_cpp's numbers.
+_ROPE_SCALING = {"0": "none", "1": "linear", "2": "yarn"}
 _FLAGS = {"embedding": "--embeddings", "verbose": "--verbose"}
 # What oallama decides itself, and why.
 _DECIDED = {
@@ -45,14 +57,36 @@ _DECIDED = {
     "main_gpu": "the plan decides which device computes what",
     "split_mode": "the plan decides how devices share the model",
     "offload_kqv": "the plan decides where KV caches are",
+    "mul_mat_q": "ggml decides by the weights' type",
     "chat_format": "the model's own chat template is used",
+    "hf_tokenizer_config_path": "the model's own chat template is used",
+    "hf_pretrained_model_name_or_path": "the model's own tokenizer is used",
+    "chat_template_kwargs": "each request may have them",
     "use_mmap": "the model's file is mapped",
     "use_mlock": "the system decides which pages stay in memory",
+    "numa": "threads stay where the system puts them",
     "interrupt_requests": "requests run beside each other",
+    "disable_ping_events": "there are none",
     "last_n_tokens_size": "each request says how it samples",
     "logits_all": "each request says which logits it wants",
     "cache": "prompts are kept",
+    "cache_type": "prompts are kept",
+    "cache_size": "prompts are kept",
+    "lora_base": "an adapter is for the model itself",
+    "draft_model_num_pred_tokens": "drafts are a matter of `oallama serve --draft`",
 }
+# What it has other ways for.
+_OTHERWISE = {
+    "hf_model_repo_id": "oallama serve --hf OWNER/REPO:FILE",
+    "draft_model": "oallama serve MODEL --draft SMALLER.gguf",
+    "config_file": "oallama serve --hot MODEL --cold MODEL for several models, oallama.toml for defaults",
+    "models": "oallama serve --hot MODEL --cold MODEL",
+    "vocab_only": "oallama plan MODEL, which loads no weights",
+    "kv_overrides": "oallama serve MODEL -- --override-kv KEY=TYPE:VALUE",
+}
+
+
+KNOWN = {"model", "flash_attn", "rpc_servers", *_OURS, *_LLAMA_SERVERS, *_FLAGS, *_DECIDED, *_OTHERWISE}
 
 
 def command(arguments: Sequence[str]) -> list[str]:
@@ -66,8 +100,16 @@ def command(arguments: Sequence[str]) -> list[str]:
     for name, value in _options(arguments):
         if name == "model":
             model = value
-        elif name == "hf_model_repo_id":
-            raise OallamaError(f"a model from Hugging Face: oallama serve --hf {value}:FILE")
+        elif name in _OTHERWISE:
+            raise OallamaError(f"--{name} is not for this program; there is {_OTHERWISE[name]}")
+        elif (name, value) == ("n_threads", "-1"):
+            more += ["--threads", "0"]
+        elif name in ("type_k", "type_v"):
+            ours[_OURS[name]] = _type(name, value)
+        elif name == "rpc_servers":
+            more += [word for server in value.split(",") for word in ("--rpc", server)]
+        elif name == "rope_scaling_type":
+            theirs += [_LLAMA_SERVERS[name], _ROPE_SCALING.get(value, value)] if value != "-1" else []
         elif name in _OURS:
             ours[_OURS[name]] = value
         elif name in _LLAMA_SERVERS:
@@ -81,7 +123,7 @@ def command(arguments: Sequence[str]) -> list[str]:
         elif name in _DECIDED:
             say(f"--{name} {value} is not needed: {_DECIDED[name]}")
         else:
-            near = get_close_matches(name, {"model", *_OURS, *_LLAMA_SERVERS, *_FLAGS, *_DECIDED, "flash_attn"}, n=1)
+            near = get_close_matches(name, KNOWN, n=1)
             hint = f"; did you mean --{near[0]}?" if near else "; see oallama serve --help"
             raise OallamaError(f"unknown option --{name}{hint}")
     if not model:
@@ -91,17 +133,30 @@ def command(arguments: Sequence[str]) -> list[str]:
 
 
 def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Names without dashes and their values, of "--name value" and "--name=value"."""
-    rest = iter(arguments)
-    for word in rest:
+    """Names without dashes and their values, of "--name value" and "--name=value"; several values with spaces."""
+    rest = [*arguments]
+    while rest:
+        word = rest.pop(0)
         name, equals, value = word.removeprefix("--").partition("=")
         if not word.startswith("--"):
             raise OallamaError(f"expected an option such as --model FILE.gguf, got {word!r}")
         if not equals:
-            value = next(rest, "")
+            values = [*takewhile(lambda other: not other.startswith("--"), rest)]
+            del rest[: len(values)]
+            value = " ".join(values)
             if not value:
                 raise OallamaError(f"{word} needs a value")
         yield name.replace("-", "_"), value
+
+
+def _type(name: str, value: str) -> str:
+    """The name of a type of the KV cache, which llama_cpp.server knows by ggml's number."""
+    try:
+        return GGMLQuantizationType(int(value)).name.lower()
+    except ValueError:
+        raise OallamaError(
+            f"--{name} takes a number of ggml's types, 1 for f16 and 8 for q8_0, got {value!r}"
+        ) from None
 
 
 def _truth(name: str, value: str) -> bool:

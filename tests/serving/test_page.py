@@ -67,7 +67,7 @@ def test_an_answer_that_fills_the_context_is_said_to_be_cut(tiny: Callable[..., 
         wait_for(page, "#state", "ready")
         page.fill("#text", "tell me everything")
         page.keyboard.press("Enter")
-        wait_for(page, ".message.failed", re.compile("the context is full"))
+        wait_for(page, ".message.failed", re.compile("cut: the context is full"))
         wait_for(page, "#last", re.compile("tokens/s, first one after"))
         wait_for(page, "#generation", re.compile("tokens/s"))
         assert visit.complaints == []
@@ -100,6 +100,23 @@ def test_a_key_is_asked_for(tiny: Callable[..., Path], tmp_path: Path) -> None:
         page.keyboard.press("Enter")
         wait_for(page, "#state", "ready")
         assert page.locator("#model option").count() == 1
+
+
+def test_a_router_offers_its_models(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    arguments = ["--hot", tiny("llama"), "--cold", tiny("qwen2"), "--guests", "0", "--parallel", "1", "--ctx", "256"]
+    with serving(tmp_path / "log", *arguments) as port, visiting(f"http://127.0.0.1:{port}/") as visit:
+        page = visit.page
+        wait_for(page, "#state", "ready")
+        names = page.locator("#model option").all_inner_texts()
+        assert sorted(names) == sorted(tiny(arch).stem for arch in ("llama", "qwen2"))
+        page.select_option("#model", label=tiny("qwen2").stem)
+        page.fill("#text", "hello")
+        page.keyboard.press("Enter")
+        wait_for(page, "#last", re.compile("tokens/s"))
+        wait_for_the_end(page)
+        assert page.locator(".message.assistant .who").first.inner_text() == tiny("qwen2").stem
+        wait_for(page, "#generation", re.compile("tokens/s"))
+        assert visit.complaints == []
 
 
 @pytest.mark.parametrize("dark", [False, True])

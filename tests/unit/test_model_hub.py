@@ -25,6 +25,8 @@ FILES = {
     "mmproj-model-f16.gguf": b"GGUF eyes",
     "big-Q6_K-00001-of-00002.gguf": b"GGUF first",
     "big-Q6_K-00002-of-00002.gguf": b"GGUF second",
+    "model-Q6_K_L.gguf": b"GGUF larger",
+    "model-Q5_K_M.gguf": b"GGUF five",
 }
 
 
@@ -82,8 +84,8 @@ def hub() -> Iterator[tuple[str, list[str]]]:
 def ask(name: str, endpoint: str, home: Path) -> subprocess.CompletedProcess[str]:
     """huggingface_hub reads its variables when it is imported, so each question has a process of its own."""
     code = (
-        "import sys; from oallama.engine.model_hub import model_path; from oallama.errors import OallamaError\n"
-        "try: print(model_path(sys.argv[1]))\n"
+        "import sys; from oallama.engine.model_hub import hub_model; from oallama.errors import OallamaError\n"
+        "try: print(hub_model(sys.argv[1]))\n"
         "except OallamaError as error: sys.exit(str(error))"
     )
     environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(home)}
@@ -96,7 +98,9 @@ def test_files_are_found_by_name_and_by_quantisation(tmp_path: Path) -> None:
         for name, file in (
             (f"hf:{REPO}:model-Q8_0.gguf", "model-Q8_0.gguf"),
             (f"hf:{REPO}:q4_0", "model-Q4_0.gguf"),
+            (f"hf:{REPO}:Q6_K_L", "model-Q6_K_L.gguf"),  # it is there when its beginning is asked for
             (f"hf:{REPO}:Q6_K", "big-Q6_K-00001-of-00002.gguf"),
+            (f"hf:{REPO}:Q5_K", "model-Q5_K_M.gguf"),
         ):
             asked = ask(name, endpoint, tmp_path)
             path = Path(asked.stdout.strip())
@@ -112,6 +116,7 @@ def test_what_is_there_needs_no_network(tmp_path: Path) -> None:
         assert downloads == ["model-Q4_0.gguf"]
     again = ask(f"hf:{REPO}:Q4_0", endpoint, tmp_path)
     assert again.stdout.strip().endswith("model-Q4_0.gguf"), again.stderr
+    assert ask(f"hf:{REPO}", endpoint, tmp_path).stdout == again.stdout  # the only one that is there
     other = ask(f"hf:{REPO}:Q8_0", endpoint, tmp_path)
     assert other.returncode == 1 and len(other.stderr.strip().splitlines()) == 1, other.stderr
 
@@ -120,9 +125,12 @@ def test_what_is_there_needs_no_network(tmp_path: Path) -> None:
     ("name", "words"),
     [
         ("hf:nobody/nothing", "has no repository 'nobody/nothing'"),
-        (f"hf:{REPO}:Q5_K_M", "no file fits; the repository has big-Q6_K-00001-of-00002.gguf, "),
-        (f"hf:{REPO}", "3 files fit"),
+        (f"hf:{REPO}:Q3_K_M", "no file fits; the repository has big-Q6_K-00001-of-00002.gguf, "),
+        (f"hf:{REPO}", "5 files fit"),
         ("hf:model.gguf", "is no model on Hugging Face; expected hf:OWNER/REPO"),
+        ("hf:a/b--c", "is no model on Hugging Face"),
+        ("hf:a/b.git", "is no model on Hugging Face"),
+        ("hf:a/b/c", "is no model on Hugging Face"),
     ],
 )
 def test_names_that_fit_nothing_are_said(name: str, words: str, tmp_path: Path) -> None:
@@ -131,6 +139,26 @@ def test_names_that_fit_nothing_are_said(name: str, words: str, tmp_path: Path) 
         assert asked.returncode == 1 and words in asked.stderr
 
 
-def test_the_option_stands_for_the_models_argument() -> None:
-    assert with_hub_models(["run", "--hf", "a/b:Q4_0", "hello"]) == ["run", "hf:a/b:Q4_0", "hello"]
-    assert with_hub_models(["serve", "--hf=a/b", "--", "--hf", "c"]) == ["serve", "hf:a/b", "--", "--hf", "c"]
+def test_the_option_stands_for_the_models_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oallama.cli.app.hub_model", lambda name: Path(f"/kept/{name}"))
+    assert with_hub_models(["run", "--hf", "a/b:Q4_0", "hello"]) == ["run", "/kept/hf:a/b:Q4_0", "hello"]
+    assert with_hub_models(["serve", "--hf=a/b", "--", "--hf", "c"]) == ["serve", "/kept/hf:a/b", "--", "--hf", "c"]
+    assert with_hub_models(["serve", "m", "--draft", "hf:a/b"]) == ["serve", "m", "--draft", "/kept/hf:a/b"]
+    assert with_hub_models(["run", "m", "hf: a/b"]) == ["run", "m", "hf: a/b"]  # a prompt
+
+
+@pytest.mark.parametrize("variables", [{}, {"_OALLAMA_COMPLETE": "complete_bash", "COMP_CWORD": "4"}])
+def test_help_and_completion_download_nothing(variables: dict[str, str], tmp_path: Path) -> None:
+    with hub() as (endpoint, downloads):
+        words = "oallama run --hf someone/model-GGUF:Q4_0 "
+        environment = {
+            **os.environ,
+            "HF_ENDPOINT": endpoint,
+            "HF_HOME": str(tmp_path),
+            "COMP_WORDS": words,
+            **variables,
+        }
+        command = [sys.executable, "-c", "from oallama.cli import main; main()"]
+        command += [] if variables else [*words.split()[1:], "--help"]
+        ran = subprocess.run(command, env=environment | variables, capture_output=True, text=True, timeout=120)
+        assert downloads == [] and "error" not in ran.stderr, ran.stderr

@@ -117,6 +117,25 @@ def test_a_cell_says_what_a_weight_takes_and_saves() -> None:
     assert not any("saves" in line for line in facts["blk.5.ffn_up.weight"])
 
 
+def test_several_sequences_and_copied_caches_are_said() -> None:
+    several = make(planner={"name": "exact", "params": {"n_parallel": 8}}, layers=(HOST,) * 13, stream_caches=True)
+    times = {"blk.4.ffn_up.weight": TensorSeconds({HOST: 2e-3, "GPU0": 1e-3}, {})}
+    facts = {cell.name: cell.facts for cell in placement_map(several, times).cells}
+    assert "a token of each of 8: CPU 2.0 ms, GPU0 1.0 ms" in facts["blk.4.ffn_up.weight"]
+    assert facts[f"{KV_CACHE} of layer 0"][1] == "on CPU, copied for attention on GPU0"
+
+
+def test_layers_that_nobody_weighed_are_drawn_and_long_labels_fit() -> None:
+    name = "blk.12.nextn.shared_head_head.weight"
+    heads = TensorPlacement.whole("f16", 10, "GPU0", "resident")
+    norm = "blk.12.nextn.enorm.weight"
+    plan = make(tensors={**make().tensors, name: heads, norm: heads})
+    root = root_of(plan)
+    assert name in dict(cells(root)) and norm not in dict(cells(root))
+    left = min(float(rect.get("x", "0")) for rect in root.iter(f"{SVG}rect"))
+    assert left > 6 * len("nextn.shared_head_head")
+
+
 class Page(HTMLParser):
     """What a page may load, and its ids."""
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+from importlib.metadata import files
+
 import pytest
 
 from oallama.errors import OallamaError
-from oallama.server import command
+from oallama.server import KNOWN, command
 
 
 def test_its_address_is_llama_cpp_servers() -> None:
@@ -35,6 +38,25 @@ def test_no_layers_on_gpus_is_the_cpu_alone() -> None:
     assert command(["--model", "m", "--n_gpu_layers", "0"])[-2:] == ["--device", "CPU"]
 
 
+def test_values_are_those_of_llama_cpp_server() -> None:
+    given = ["--n_threads", "-1", "--tensor_split", "0.5", "0.5", "--type_k", "8", "--rpc_servers", "a:1,b:2"]
+    wanted = ["--type-k", "q8_0", "--threads", "0", "--rpc", "a:1", "--rpc", "b:2"]
+    assert command(["--model", "m", *given])[-8:] == wanted
+
+
+def test_every_setting_of_llama_cpp_server_is_known() -> None:
+    """Of the installed one; its module needs packages that we do not, so its text is read."""
+    (found,) = (f for f in files("llama-cpp-python") or () if f.as_posix() == "llama_cpp/server/settings.py")
+    classes = [node for node in ast.parse(found.read_text()).body if isinstance(node, ast.ClassDef)]
+    names = {
+        line.target.id
+        for node in classes
+        for line in node.body
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
+    }
+    assert len(names) > 50 and names - KNOWN == set()
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -43,7 +65,9 @@ def test_no_layers_on_gpus_is_the_cpu_alone() -> None:
         (["--model"], "--model needs a value"),
         (["--model", "m", "--n_ctxx", "1"], "did you mean --n_ctx"),
         (["--model", "m", "--flash_attn", "maybe"], "takes true or false"),
-        (["--hf_model_repo_id", "a/b"], "oallama serve --hf a/b:FILE"),
+        (["--hf_model_repo_id", "a/b"], "oallama serve --hf OWNER/REPO:FILE"),
+        (["--model", "m", "--draft_model", "prompt-lookup-decoding"], "oallama serve MODEL --draft"),
+        (["--model", "m", "--type_k", "f16"], "takes a number of ggml's"),
     ],
 )
 def test_what_cannot_be_is_refused(arguments: list[str], words: str) -> None:

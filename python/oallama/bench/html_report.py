@@ -37,7 +37,7 @@ def _job(label: str, plan: PlacementPlan, results: Sequence[Result]) -> dict[str
         "label": label,
         "charts": [chart for chart in charts if chart["svg"]],
         "rounds": max((len(result.samples) for result in measured), default=0),
-        "versus": next((result.engine for result in results if result.baseline), "nothing"),
+        "versus": next((result.engine for result in results if result.baseline), ""),
         "notes": observations(results),
         "view": plan_view(plan),
     }

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from oallama.base.environment import DEBUG
-from oallama.engine.model_hub import PREFIX
+from oallama.engine.model_hub import HUB_NAME, PREFIX, hub_model
 from oallama.errors import OallamaError
 
 from . import (
@@ -35,6 +35,7 @@ from . import (
     version,
     weave,
 )
+from .config import giving_way
 
 USER_ERROR = 2
 
@@ -43,13 +44,19 @@ class _Group(TyperGroup):
     """Turns a user's mistake into one line and exit code 2, Ctrl-C into exit code 130.
 
     A command's name may have two words: `bench serve` comes before `bench` with an argument. `--hf NAME` stands for a
-    model's file in every command.
+    model's file in every command. Defaults of the user's file give way to options that exclude them.
     """
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         two_words = " ".join(args[:2])
-        args = with_hub_models(args)
-        return super().resolve_command(ctx, [two_words, *args[2:]] if two_words in self.commands else args)
+        name, command, rest = super().resolve_command(
+            ctx, [two_words, *args[2:]] if two_words in self.commands else args
+        )
+        if ctx.resilient_parsing or "--help" in rest:  # completion
+            return name, command, rest
+        if ctx.default_map and name in ctx.default_map:
+            ctx.default_map = {**ctx.default_map, name: giving_way(ctx.default_map[name], rest)}
+        return name, command, with_hub_models(rest)
 
     def invoke(self, ctx: Any) -> Any:
         if DEBUG.get():
@@ -64,7 +71,7 @@ class _Group(TyperGroup):
 
 
 def with_hub_models(args: list[str]) -> list[str]:
-    """`--hf NAME` and `--hf=NAME` as the argument `hf:NAME`; what follows `--` stays."""
+    """`--hf NAME`, `--hf=NAME` and `hf:OWNER/REPO..` as the downloaded file; what follows `--` stays."""
     found: list[str] = []
     rest = iter(args)
     for arg in rest:
@@ -74,7 +81,10 @@ def with_hub_models(args: list[str]) -> list[str]:
             arg = PREFIX + next(rest, "")
         elif arg.startswith("--hf="):
             arg = PREFIX + arg.removeprefix("--hf=")
-        found.append(arg)
+        elif not HUB_NAME.fullmatch(arg):
+            found.append(arg)
+            continue
+        found.append(str(hub_model(arg)))
     return found
 
 

@@ -8,24 +8,30 @@
     ["bench serve"]
     rate = 2.0
 
-Keys are names of options without the dashes. What is given on the command line counts more.
+Keys are names of options without the dashes. What is given on the command line counts more, and a default gives way
+where an option is given that excludes it.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from oallama.base.printing import say_once
 from oallama.errors import OallamaError
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+# Parameters, and options beside which they are refused.
+_EXCLUDED_BY = {"vram": {"--plan", "--no-plan", "--hot", "--cpu"}, "margin": {"--plan", "--no-plan"}}
 
 
 def config_file() -> Path:
@@ -37,15 +43,16 @@ def default_map(group: Any) -> dict[str, Any]:
     """What click takes in place of options that are not given, by command; empty without a file.
 
     Raises:
-        OallamaError: the file cannot be read, is no TOML, or has a key that no command knows.
+        OallamaError: the file is no TOML, or has a key that no command knows, or a value that does not fit its option.
     """
     path = config_file()
     try:
         content = tomllib.loads(path.read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
-    except OSError as error:
-        raise OallamaError(f"cannot read {path}: {error.strerror}") from None
+    except OSError as error:  # of another user, for one
+        say_once(f"no defaults are taken from {path}: {error.strerror}")
+        return {}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise OallamaError(f"{path} is no TOML: {error}") from None
     commands = dict(_commands(group))
@@ -59,10 +66,23 @@ def default_map(group: Any) -> dict[str, Any]:
         options = _options(command)
         own = tables.get(name, {})
         _check(path, f"option of {name}", own, options)
-        values = {options[key]: value for key, value in {**of_all, **own}.items() if key in options}
+        wrong = [key for key, value in own.items() if not _fits(options[key], value)]
+        if wrong:
+            kind = "true or false" if options[wrong[0]].is_flag else "a value that is neither true nor false"
+            raise OallamaError(f"{path}: {wrong[0]!r} of {name} takes {kind}, got {own[wrong[0]]!r}")
+        fitting = {key: value for key, value in of_all.items() if key in options and _fits(options[key], value)}
+        values = {options[key].name: _value(options[key], value) for key, value in {**fitting, **own}.items()}
         if values:
             _place(found, name, values, group)
     return found
+
+
+def giving_way(values: Mapping[str, Any], args: Sequence[str]) -> dict[str, Any]:
+    """The defaults of a command, by parameter, less those that its arguments exclude."""
+    given = {arg.partition("=")[0] for arg in args}
+    on_cpu = "--device=CPU" in args or ("--device", "CPU") in pairwise(args)
+    excluded = {name for name, others in _EXCLUDED_BY.items() if on_cpu or given & others}
+    return {name: value for name, value in values.items() if name not in excluded}
 
 
 def _commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
@@ -74,14 +94,23 @@ def _commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
             yield before + name, command
 
 
-def _options(command: Any) -> dict[str, str]:
-    """Of a command: the parameter by the option's name without dashes."""
+def _options(command: Any) -> dict[str, Any]:
+    """Options of a command by their names without dashes."""
     return {
-        name.lstrip("-"): parameter.name or ""
+        name.lstrip("-"): parameter
         for parameter in command.params
         for name in parameter.opts
         if name.startswith("--") and name != "--help"
     }
+
+
+def _fits(option: Any, value: object) -> bool:
+    """Commands may have options of one name that are a switch here and a number there."""
+    return isinstance(value, bool) == bool(option.is_flag)
+
+
+def _value(option: Any, value: object) -> object:
+    return [value] if option.multiple and not isinstance(value, list) else value
 
 
 def _check(path: Path, what: str, given: Mapping[str, object], known: Mapping[str, object]) -> None:

@@ -13,7 +13,6 @@ from oallama.base.printing import say
 from oallama.data.plan import HOST
 from oallama.engine import device_list
 from oallama.engine.load_settings import FLASH_ATTN, KV_TYPES, Settings
-from oallama.engine.model_hub import model_path
 from oallama.engine.rpc import LocalRpcServer, share_processor
 from oallama.engine.runtime import quiet
 from oallama.errors import OallamaError
@@ -24,14 +23,8 @@ from oallama.planning.speculation import LONGEST
 
 DEFAULT_CTX = 4096
 
-
-def found_model(given: Path | None) -> Path | None:
-    """The file itself, where a name on Hugging Face is given."""
-    return None if given is None else model_path(str(given))
-
-
 MODEL_HELP = "GGUF file; or --hf OWNER/REPO:FILE in its place."
-Model = Annotated[Path, typer.Argument(callback=found_model, help=MODEL_HELP, show_default=False)]
+Model = Annotated[Path, typer.Argument(help=MODEL_HELP, show_default=False)]
 Planner = Annotated[
     str, typer.Option(help=f"{', '.join(PLANNERS)}; auto: the fastest, {', '.join(ON_REQUEST)} left out.")
 ]

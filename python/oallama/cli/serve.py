@@ -29,7 +29,7 @@ from ..serving.hot_cold import HotCold, serve_hot_cold
 from .drafts import plan_pair
 from .groups import grouped
 from .loading import make_plan
-from .options import MODEL_HELP, Connection, Drafts, Hardware, Kernels, Placing, Sizes, found_model, settings
+from .options import MODEL_HELP, Connection, Drafts, Hardware, Kernels, Placing, Sizes, settings
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def serve(
     context: typer.Context,
     model: Annotated[
         Path | None,
-        typer.Argument(callback=found_model, help=MODEL_HELP, show_default=False),
+        typer.Argument(help=MODEL_HELP, show_default=False),
     ] = None,
     *,
     several: Guests,
@@ -86,6 +86,8 @@ def serve(
     With --hot and --cold: several models by name, each in a process of its own; on the CPU, unless --device says
     "hot=CUDA0,cold=CUDA1", or one device for all.
     """
+    if several.hot is not None and model is not None and str(model).startswith("-"):
+        model, context.args = None, [str(model), *context.args]  # the first argument after --
     limits = Limits(door.queue, door.drain)
     address = Address(door.host, door.port).changed_by(context.args)
     if several.hot is not None:
@@ -124,9 +126,16 @@ def serve(
         wanted = _planned_settings(made, sizes, parallel, kernels.threads)
         n = guesses_of(made)
         given_plan.check_plan(made, model, replace(wanted, heads="loaded" if n else ""))
+        if pooling and made.context.n_outputs_max:
+            raise OallamaError("the plan has no room for embeddings; make one with `oallama plan --all-logits`")
         draft = Heads(n) if n else None
     else:
         wanted = settings(sizes, kernels, parallel or 1)
+        if pooling not in ("", "last"):  # llama-server computes a text in one micro-batch
+            n_ctx = autoplan.resolve(wanted, autoplan.read_graph(model, wanted).n_ctx_train).n_ctx
+            longest = n_ctx // wanted.n_seq_max
+            sizes = replace(sizes, batch=sizes.batch or longest, ubatch=sizes.ubatch or longest)
+            wanted = settings(sizes, kernels, parallel or 1)
         choices = replace(sizes.choices(), device=chosen, profile=hardware.profile, margin=hardware.margin)
         choices = replace(choices, all_logits=bool(pooling))
         if drafts.option:

@@ -98,7 +98,7 @@ def quiet() -> None:
     """Keep llama.cpp's log off the terminal (OALLAMA_DEBUG=1 shows it)."""
     log = llama_cpp()._logger
     log.set_verbose(debugging())
-    # It takes ggml's warnings for errors, which are always shown: its numbers are those of an older ggml.
+    # Its table takes ggml's warnings for errors, and shows them. Errors of ggml end in messages of ours.
     log.GGML_LOG_LEVEL_TO_LOGGING_LEVEL[_GGML_WARNING] = logging.WARNING
 
 

@@ -13,7 +13,10 @@ from .space import Space
 
 @dataclass(frozen=True)
 class TensorSeconds:
-    """Seconds by device, of all operators that read the weight. decode: of one token, prefill: of a micro-batch."""
+    """Seconds by device, of all operators that read the weight.
+
+    decode: of a step, in which each of the plan's sequences gets a token. prefill: of a micro-batch.
+    """
 
     decode: Mapping[str, float]
     prefill: Mapping[str, float]
@@ -22,7 +25,8 @@ class TensorSeconds:
 def tensor_seconds(space: Space, plan: PlacementPlan) -> dict[str, TensorSeconds]:
     """Of every weight that operators multiply with, by name, in the context of one of the space's plans."""
     costs = space.builder_of(plan).costs
-    decode, prefill = _pass(costs, 1, True), _pass(costs, plan.context.n_ubatch, False)
+    decode = _pass(costs, plan.planner["params"].get("n_parallel", 1), True)
+    prefill = _pass(costs, plan.context.n_ubatch, False)
     return {name: TensorSeconds(decode[name], prefill.get(name, {})) for name in decode}
 
 

@@ -78,7 +78,10 @@ def _caches(plan: PlacementPlan) -> Iterator[MapCell]:
     for layer, home in enumerate(plan.layers[:-1]):
         if home and layer in loaded:
             name, share = f"{KV_CACHE} of layer {layer}", float(home != HOST)
-            yield MapCell(name, layer, KV_CACHE, home, home, share, (name, f"with its attention on {home}"))
+            where = f"with its attention on {home}"
+            if plan.stream_caches and home == HOST:
+                where = f"on {HOST}, copied for attention on {plan.devices[0]}"
+            yield MapCell(name, layer, KV_CACHE, home, home, share, (name, where))
 
 
 def _cell(name: str, tensor: TensorPlacement, said: _Facts) -> MapCell:
@@ -102,7 +105,8 @@ class _Facts:
     def of(self, name: str, tensor: TensorPlacement, share: float) -> tuple[str, ...]:
         lines = [f"{name}, {tensor.type}, {format_bytes(tensor.nbytes)}", self._where(tensor, share)]
         if times := self._times.get(name):
-            lines.append(f"one token: {_times(times.decode)}")
+            n = self._plan.planner["params"].get("n_parallel", 1)
+            lines.append(f"{'one token' if n == 1 else f'a token of each of {n}'}: {_times(times.decode)}")
             if times.prefill:
                 lines.append(f"{self._plan.context.n_ubatch} tokens: {_times(times.prefill)}")
         if name in self._ranks:

@@ -12,7 +12,7 @@ from .style import COLOURS
 from .templates import render
 
 _MOST, _LEAST = 960, 520  # the width
-_LEFT, _RIGHT, _TOP = 84, 12, 8
+_LEFT, _RIGHT, _TOP = 84, 12, 8  # what labels take on the left, at least
 _ROW, _CELL_HEIGHT = 22, 18
 _MOST_CELL, _GAP = 34.0, 1.5
 _TITLE = 26
@@ -36,27 +36,28 @@ class _At:
 
 def placement_svg(drawn: PlacementMap, *, title: str = "", standalone: bool = True) -> Markup:
     """standalone: a file of its own, with a title and a ground; else for a page, which has both and shows facts."""
+    left = max(_LEFT, round(12 + _LETTER * max(map(len, drawn.labels))))
     top = _TOP + (_TITLE if standalone and title else 0)
-    step = min(_MOST_CELL, (_MOST - _LEFT - _RIGHT) / max(1, drawn.n_layers))
-    width = round(max(_LEAST, _LEFT + drawn.n_layers * step + _RIGHT))
+    step = min(_MOST_CELL, (_MOST - left - _RIGHT) / max(1, drawn.n_layers))
+    width = round(max(_LEAST, left + drawn.n_layers * step + _RIGHT))
     w = round(step - _GAP, 2)
     ys = {row: top + i * _ROW for i, row in enumerate(drawn.rows)}
     inside = [
-        _At(c, round(_LEFT + c.column * step, 2), ys[c.row], w, _CELL_HEIGHT, c.column, drawn.rows.index(c.row))
+        _At(c, round(left + c.column * step, 2), ys[c.row], w, _CELL_HEIGHT, c.column, drawn.rows.index(c.row))
         for c in drawn.cells
         if c.column is not None
     ]
     axis_y = top + len(drawn.rows) * _ROW + 10
-    outside, y = _outside(drawn, axis_y + 12)
-    legend, below = _legend(drawn, y + _ROW + 8, width)
+    outside, y = _outside(drawn, axis_y + 12, left)
+    legend, below = _legend(drawn, y + _ROW + 8, left, width)
     every = -(-drawn.n_layers // 16) if drawn.n_layers > 16 else 1
-    ticks = [{"layer": i, "x": round(_LEFT + i * step + w / 2, 2)} for i in range(0, drawn.n_layers, every)]
+    ticks = [{"layer": i, "x": round(left + i * step + w / 2, 2)} for i in range(0, drawn.n_layers, every)]
     number = {device: i % len(COLOURS) for i, device in enumerate(d for d in drawn.devices if d != HOST)}
     return render(
         "placement.svg",
         width=width,
         height=below + 6,
-        left=_LEFT,
+        left=left,
         size=Markup(f'width="{width}" height="{below + 6}"' if standalone else f'style="max-width:{width}px"'),
         label=f"Where the weights of {drawn.n_layers} layers are: {', '.join(drawn.devices)}",
         standalone=standalone,
@@ -72,10 +73,10 @@ def placement_svg(drawn: PlacementMap, *, title: str = "", standalone: bool = Tr
     )
 
 
-def _outside(drawn: PlacementMap, y: float) -> tuple[list[_At], float]:
+def _outside(drawn: PlacementMap, y: float, left: float) -> tuple[list[_At], float]:
     """What belongs to no layer, in a line of its own."""
     found: list[_At] = []
-    x = float(_LEFT)
+    x = left
     for cell in drawn.cells:
         if cell.column is None:
             x += _LETTER * len(cell.row) + 8 if found else 0
@@ -84,16 +85,16 @@ def _outside(drawn: PlacementMap, y: float) -> tuple[list[_At], float]:
     return found, y
 
 
-def _legend(drawn: PlacementMap, y: float, width: float) -> tuple[list[dict[str, object]], float]:
+def _legend(drawn: PlacementMap, y: float, left: float, width: float) -> tuple[list[dict[str, object]], float]:
     """Entries in lines that fit, and where the last line ends."""
     accelerator = next((d for d in drawn.devices if d != HOST), HOST)
     entries: list[dict[str, object]] = []
-    x = float(_LEFT)
+    x = left
     for home in drawn.homes:
         text = _SPLIT if home == "split" else _WORDS.get(home, home)
         need = 22 + _LETTER * len(text) + 18
         if entries and x + need > width - _RIGHT:
-            x, y = float(_LEFT), y + _ROW
+            x, y = left, y + _ROW
         share = {"split": 0.6}.get(home, float(home in drawn.devices and home != HOST))
         device = accelerator if home == "split" else home
         entries.append({"cell": MapCell("", None, KV_CACHE, home, device, share, ()), "x": x, "y": y, "text": text})

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
 from rich.text import Text
 
-from ..data.operators import kind_of
+from ..data.operators import kind_of, layer_of
 from ..data.plan import HOST, PlacementPlan, TensorPlacement
 
 # Kinds of matrices in the order a layer computes them; others follow in the order of the plan.
@@ -60,10 +60,18 @@ def span(values: Sequence[int] | Sequence[str]) -> str:
 
 
 def drawn(plan: PlacementPlan) -> dict[str, TensorPlacement]:
-    """Matrices a planner decides on; without affinities (baselines) everything that is not a norm or a bias."""
-    if any(tensor.affinity is not None for tensor in plan.tensors.values()):
-        return {name: tensor for name, tensor in plan.tensors.items() if tensor.affinity is not None}
-    return {name: tensor for name, tensor in plan.tensors.items() if not _is_small(kind_of(name))}
+    """Matrices a planner decides on; where it weighed none (baselines, MTP heads) all but norms and biases."""
+    weighed = {layer_of(name) for name, tensor in plan.tensors.items() if tensor.affinity is not None}
+    return {
+        name: tensor
+        for name, tensor in plan.tensors.items()
+        if tensor.affinity is not None or (_is_alone(layer_of(name), weighed) and not _is_small(kind_of(name)))
+    }
+
+
+def _is_alone(layer: int | None, weighed: Set[int | None]) -> bool:
+    """Whether nothing of this layer was weighed; of what belongs to no layer: nothing at all."""
+    return not weighed if layer is None else layer not in weighed
 
 
 def _is_small(kind: str) -> bool:

@@ -107,7 +107,7 @@
         end ||= event.choices?.[0]?.finish_reason ?? "";
       }
       if (!end) throw new Error("the server ended before the answer did");
-      if (end === "length") add("assistant failed", "the context is full");
+      if (end === "length") add("assistant failed", "cut: the context is full, or the server's limit of tokens reached");
     } catch (error) {
       if (error.name !== "AbortError") {
         shown.box.classList.add("failed");
