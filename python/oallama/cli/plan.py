@@ -110,7 +110,7 @@ class Shown:
     ] = False
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan (JSON) to this file.")] = None
     html: Annotated[Path | None, typer.Option("--html", help="Write a report with pictures to this file.")] = None
-    svg: Annotated[Path | None, typer.Option("--svg", help="Write the map of all weights to this file.")] = None
+    svg: Annotated[Path | None, typer.Option("--svg", help="Write the map of all matrices to this file.")] = None
     format: Annotated[str, typer.Option(help=f"What to print: {', '.join(FORMATS)}.")] = "table"
     json: Annotated[bool, typer.Option("--json", help="Same as --format json.")] = False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from ..planning.tensor_seconds import TensorSeconds
 
 KV_CACHE = "KV cache"
+_DIGITS = 9  # of seconds per GB: matrices of one shape take the same
 OUTSIDE = ("token_embd.weight", "output.weight")  # of all layers
 
 
@@ -99,8 +101,8 @@ class _Facts:
         self._plan, self._times = plan, times
         self._accelerator = next((device for device in plan.devices if device != HOST), "")
         saved = {name: self._saved(name) for name in times if name in plan.tensors} if self._accelerator else {}
-        self._ranks = {name: i for i, name in enumerate(sorted(saved, key=lambda name: -saved[name]), start=1)}
         self._saved_s = saved
+        self._equal = Counter(round(s, _DIGITS) for s in saved.values())
 
     def of(self, name: str, tensor: TensorPlacement, share: float) -> tuple[str, ...]:
         lines = [f"{name}, {tensor.type}, {format_bytes(tensor.nbytes)}", self._where(tensor, share)]
@@ -109,9 +111,9 @@ class _Facts:
             lines.append(f"{'one token' if n == 1 else f'a token of each of {n}'}: {_times(times.decode)}")
             if times.prefill:
                 lines.append(f"{self._plan.context.n_ubatch} tokens: {_times(times.prefill)}")
-        if name in self._ranks:
-            there = f"on {self._accelerator}, rank {self._ranks[name]} of {len(self._ranks)}"
-            lines.append(f"saves {seconds(max(0.0, self._saved_s[name]))} of the request per GB {there}")
+        if name in self._saved_s:
+            saved = seconds(max(0.0, self._saved_s[name]))
+            lines.append(f"saves {saved} of the request per GB on {self._accelerator}, {self._rank(name)}")
         if tensor.affinity is not None:
             lines.append(f"OATO's affinity {tensor.affinity:.2f}")
         return tuple(lines)
@@ -136,6 +138,12 @@ class _Facts:
         times = self._times[name]
         gained = (n_generate - 1) * self._gain(times.decode) + batches * self._gain(times.prefill)
         return 1e9 * gained / max(1, self._plan.tensors[name].nbytes)
+
+    def _rank(self, name: str) -> str:
+        own = round(self._saved_s[name], _DIGITS)
+        before = sum(count for saved, count in self._equal.items() if saved > own)
+        others = f" with {self._equal[own] - 1} others" if self._equal[own] > 1 else ""
+        return f"rank {before + 1} of {self._equal.total()}{others}"
 
     def _gain(self, times: Mapping[str, float]) -> float:
         return times[HOST] - times[self._accelerator] if times else 0.0

@@ -132,6 +132,9 @@ class EchoClient:
             if not hmac.compare_digest(_receive(self._tcp, _DIGEST), _proof(token, b"echo", challenge, ours)):
                 raise OallamaError(f"what answers at {where} does not know the token")
             self._session = bytes(_receive(self._tcp, _SESSION))
+        except TimeoutError:
+            self._tcp.close()
+            raise OallamaError(f"what answered at {where} was silent for {timeout_s:g} s") from None
         except OSError:
             self._tcp.close()
             raise OallamaError(f"what answers at {where} is no probe of ours, or has another token") from None
