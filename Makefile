@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # setup and engine build in one folder
-.PHONY: help setup engine demo check test test-long test-all baseline lint bench bundle clean
+.PHONY: help setup engine demo check test test-long test-all baseline lint bench bundle index clean
 
 MODEL ?=
 VRAM ?=
@@ -69,6 +69,9 @@ lint: engine ## formatters, linters, types, the patch series
 
 bundle: setup ## one archive for a GPU host without network
 	@scripts/bundle.sh
+
+index: ## package index of the wheels in dist/, for any web server: build/index
+	@python3 scripts/index.py
 
 clean: ## what was built; keeps .venv, models and the download of llama.cpp
 	rm -rf build dist

@@ -39,4 +39,16 @@ oallama_backend(CUDA   "NVIDIA GPUs"           ${has_cuda})
 oallama_backend(VULKAN "Vulkan devices"        ${has_vulkan})
 oallama_backend(RPC    "remote and loopback devices" ON)
 
+# Modules load on every machine and take what it has; linked backends are built in less time.
+set(OALLAMA_CPU NATIVE CACHE STRING "CPU kernels: NATIVE (of this machine, linked) or ALL (of all, backends are modules)")
+set_property(CACHE OALLAMA_CPU PROPERTY STRINGS NATIVE ALL)
+if (NOT OALLAMA_CPU MATCHES "^(NATIVE|ALL)$")
+    message(FATAL_ERROR "OALLAMA_CPU must be NATIVE or ALL, not '${OALLAMA_CPU}'")
+endif()
+if (OALLAMA_CPU STREQUAL "ALL")
+    set(GGML_BACKEND_DL ON CACHE BOOL "" FORCE)
+    set(GGML_CPU_ALL_VARIANTS ON CACHE BOOL "" FORCE)
+    set(GGML_NATIVE OFF CACHE BOOL "" FORCE)
+endif()
+
 option(OALLAMA_TOOLS "llama.cpp's programs (llama-server and others) and libmtmd; `make demo` needs none of them" ON)

@@ -20,6 +20,11 @@ if (OALLAMA_COMM)
     install(TARGETS oallama_comm oallama_ranks LIBRARY DESTINATION oallama/lib COMPONENT oallama)
 endif()
 
+# The module llama_cpp: its C API must match the pinned llama.cpp.
+install(DIRECTORY ${OALLAMA_UPSTREAM}/python/ DESTINATION oallama/bindings COMPONENT oallama)
+
+include(licences)
+
 # The tokenizers of the model maker.
 file(GLOB vocabularies ${OALLAMA_UPSTREAM}/models/ggml-vocab-*.gguf)
 install(FILES ${vocabularies} DESTINATION oallama/vocab COMPONENT oallama)

@@ -1,4 +1,7 @@
-"""LlamaIndex's LlamaCPP on oallama's engine: pip install oallama llama-index-llms-llama-cpp
+"""LlamaIndex's LlamaCPP on oallama's engine.
+
+pip install oallama llama-index-core
+pip install --no-deps llama-index-llms-llama-cpp    # oallama brings the llama-cpp-python that it asks for
 
 python examples/llamaindex_llama.py model.gguf "The capital of France is"
 """

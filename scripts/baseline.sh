@@ -1,12 +1,24 @@
 #!/usr/bin/env bash
 # Builds unpatched llama.cpp from the same pin into build/baseline/bin: the libraries, what a plan is judged against. As
 # the engine is built (cmake/llama_cpp.cmake), with CUDA where the engine has it. A no-op when up to date.
+#
+# usage: scripts/baseline.sh [all | wheel | cuda-wheel]     into build/baseline-NAME/bin:
+#        all: CPU kernels of all instruction sets as modules, for a wheel's engine
+#        wheel, cuda-wheel: the CPU as llama-cpp-python's own workflows build it for these (bench/their_wheel.py)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 llama_cpp=third_party/llama.cpp
-build=build/baseline
-log=build/baseline.log
+kind=${1:-}
+build=build/baseline${kind:+-$kind}
+case $kind in
+    "") cpu=() ;;
+    all) cpu=(-DGGML_NATIVE=OFF -DGGML_BACKEND_DL=ON -DGGML_CPU_ALL_VARIANTS=ON) ;;
+    wheel) cpu=(-DGGML_NATIVE=OFF) ;;
+    cuda-wheel) cpu=(-DGGML_NATIVE=OFF -DGGML_AVX2=OFF -DGGML_FMA=OFF -DGGML_F16C=OFF) ;;
+    *) echo "baseline: error: unknown kind $kind; expected all, wheel, cuda-wheel or nothing" >&2 && exit 1 ;;
+esac
+log=$build.log
 export PATH="$PWD/.venv/bin:$PATH:/usr/local/cuda/bin"
 export CCACHE_BASEDIR="$PWD" CCACHE_NOHASHDIR=1 # as in setup.sh
 
@@ -16,7 +28,7 @@ python $llama_cpp/upstream.py fetch >/dev/null
 # The engine's compilers: ccache tells gcc from cc.
 mapfile -t options < <(sed -nE 's/^(CMAKE_C(XX)?_COMPILER):[A-Z]+=(.+)/-D\1=\3/p' build/engine/CMakeCache.txt 2>/dev/null)
 # Without Vulkan: upstream's does not compile with the Vulkan headers of Debian 12.
-options+=(-DOALLAMA_BASELINE=ON -DCMAKE_BUILD_TYPE=Release -DGGML_RPC=ON -DGGML_VULKAN=OFF)
+options+=("${cpu[@]}" -DOALLAMA_BASELINE=ON -DCMAKE_BUILD_TYPE=Release -DGGML_RPC=ON -DGGML_VULKAN=OFF)
 if [ "${OALLAMA_CUDA:-AUTO}" != OFF ] && command -v nvcc >/dev/null && nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then
     options+=(-DGGML_CUDA=ON "-DCMAKE_CUDA_COMPILER=$(command -v nvcc)")
 else

@@ -27,9 +27,8 @@ requirements() {
 import importlib.metadata as metadata
 from packaging.requirements import Requirement
 
-on_host = {"numpy", "scipy", "huggingface-hub", "llama-cpp-python"}
+on_host = {"numpy", "scipy", "huggingface-hub"}
 todo = [Requirement(text) for text in ("oallama[test,cluster]", "scikit-build-core", "pybind11", "ninja")]
-todo += [Requirement(text) for text in metadata.requires("llama-cpp-python")]
 seen = set()
 while todo:
     requirement = todo.pop()
@@ -51,7 +50,7 @@ PYTHON
 }
 
 fetch_wheels() {
-    local names sdist version=${BUNDLE_PYTHON:-3.12}
+    local names version=${BUNDLE_PYTHON:-3.12}
     names=$(requirements | sort -u) || fail "cannot list what oallama needs; run: make setup"
     if [ "$(cat $wheels/.requirements 2>/dev/null)" = "$version $names" ]; then
         return
@@ -65,9 +64,6 @@ fetch_wheels() {
         --platform manylinux_2_27_x86_64 --platform manylinux_2_24_x86_64 --platform manylinux_2_17_x86_64 \
         --platform manylinux2014_x86_64 --platform manylinux_2_12_x86_64 --platform manylinux2010_x86_64 \
         --platform manylinux_2_5_x86_64 --platform manylinux1_x86_64 $names
-    sdist=$(.venv/bin/python $llama_cpp/upstream.py sdist)
-    CMAKE_ARGS='-DLLAMA_BUILD=OFF -DLLAVA_BUILD=OFF' .venv/bin/python -m pip wheel --quiet --no-deps \
-        --no-build-isolation --wheel-dir $wheels "$sdist"
     echo "$version $names" >$wheels/.requirements
 }
 

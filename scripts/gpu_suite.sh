@@ -126,7 +126,6 @@ for path in sys.path:
     if path.endswith(("site-packages", "dist-packages")):
         print(f"import site; site.addsitedir({path!r})")
 PYTHON
-    $python -m pip install --no-deps llama-cpp-python
 }
 
 weave_cuda() { PYTHONPATH=tests $python bench/weave_cuda.py "$@"; }

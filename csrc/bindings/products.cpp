@@ -3,9 +3,9 @@
 #include "bench_backend.h"
 #include "bench_cases.h"
 #include "bindings.h"
+#include "cpu_functions.h"
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
-#include "ggml-cpu.h"
 #include "skipped_experts.h"
 #include "thin_products.h"
 
@@ -33,7 +33,10 @@ const char * kernel_of(const ggml_tensor * op) {
     if (!ggml_backend_buffer_is_host(op->src[0]->buffer)) {
         return "repacked";
     }
-    return oa_products_takes(op) ? oa_products_kernel() : oa_thin_takes(op) ? "thin" : "ggml";
+    if (OA_OF_CPU(oa_products_takes)(op)) {
+        return OA_OF_CPU(oa_products_kernel)();
+    }
+    return OA_OF_CPU(oa_thin_takes)(op) ? "thin" : "ggml";
 }
 
 py::dict multiply(const Bytes & weight, const std::string & type_name, const Values & columns,
@@ -63,9 +66,8 @@ py::dict multiply(const Bytes & weight, const std::string & type_name, const Val
     ggml_build_forward_expand(graph, op);
 
     ggml_backend_buffer_ptr weights = placed(rows, op, repacked);
-    ggml_backend_ptr        backend(ggml_backend_cpu_init());
+    ggml_backend_ptr        backend = oa_make_backend(oa_require_device("CPU"), n_threads);
     ggml_backend_buffer_ptr memory(ggml_backend_alloc_ctx_tensors(ctx.get(), backend.get()));
-    ggml_backend_cpu_set_n_threads(backend.get(), n_threads);
     ggml_backend_tensor_set(rows, weight.data(), 0, size_t(nbytes));
     ggml_backend_tensor_set(values, columns.data(), 0, ggml_nbytes(values));
     if (ids) {
@@ -74,7 +76,7 @@ py::dict multiply(const Bytes & weight, const std::string & type_name, const Val
     ggml_backend_tensor_memset(op, 0xff, 0, ggml_nbytes(op)); // NaN: what is not written shows
     py::array_t<float> out({ int64_t(columns.shape(0)), n_used, n_rows });
     py::dict           made;
-    const char *       refusal = oa_thin_refusal(op) ? oa_products_refusal(op) : nullptr;
+    const char *       refusal = OA_OF_CPU(oa_thin_refusal)(op) ? OA_OF_CPU(oa_products_refusal)(op) : nullptr;
     made["refusal"]            = refusal ? py::cast(std::string(refusal)) : py::none();
     made["kernel"]             = std::string(kernel_of(op));
     {
@@ -103,10 +105,11 @@ void register_products(py::module_ & m) {
         "expert are skipped, as those below zero are.\n"
         "Returns out (f32 [tokens, columns or used, rows]), kernel (what computed it) and refusal (why there is no\n"
         "kernel, or None).");
-    m.def("products_use", &oa_products_use, py::arg("instruction_set"),
-          "Take one instruction set for our products (\"base\", \"avx2\", \"avx-vnni\", \"avx512\"; \"\" for the best\n"
-          "of this CPU). Returns False where the CPU lacks it.");
     m.def(
-        "thin_has", [](const std::string & type) { return oa_thin_has(oa_parse_type(type)); }, py::arg("type"),
-        "Whether this CPU has kernels of ours for products of such a weight with few columns.");
+        "products_use", [](const char * set) { return OA_OF_CPU(oa_products_use)(set); }, py::arg("instruction_set"),
+        "Take one instruction set for our products (\"base\", \"avx2\", \"avx-vnni\", \"avx512\"; \"\" for the best\n"
+        "of this CPU). Returns False where the CPU lacks it.");
+    m.def(
+        "thin_has", [](const std::string & type) { return OA_OF_CPU(oa_thin_has)(oa_parse_type(type)); },
+        py::arg("type"), "Whether this CPU has kernels of ours for products of such a weight with few columns.");
 }

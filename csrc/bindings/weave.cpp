@@ -1,6 +1,7 @@
 // Both sides of a channel of csrc/weave on numpy buffers, and what a process's contexts do with channels.
 #include "bindings.h"
 #include "clock.h"
+#include "cpu_functions.h"
 #include "guest_hooks.h"
 #include "receiver_of_process.h"
 #include "sender.h"
@@ -99,7 +100,7 @@ py::array_t<float> attend(Sender & sender, uint32_t layer,
     return out;
 }
 
-py::dict receiver_stats(const Receiver & receiver) {
+py::dict receiver_stats(const GuestReceiver & receiver) {
     const ReceiverStats stats = receiver.stats();
     py::dict            d;
     d["n_tasks"]     = stats.n_tasks;
@@ -129,18 +130,19 @@ Polls polls_of(const std::string & name) {
 }
 
 void register_receiver(py::module_ & m) {
-    py::class_<Receiver, std::shared_ptr<Receiver>>(m, "WeaveReceiver")
+    py::class_<GuestReceiver, std::shared_ptr<GuestReceiver>>(m, "WeaveReceiver")
         .def(py::init([](const std::string & path, size_t quota_nbytes, size_t task_nbytes, size_t result_nbytes,
                          uint32_t n_slots, uint32_t n_idle, const std::string & polls, int64_t part) {
-                 return std::make_shared<Receiver>(path, ReceiverOptions{ quota_nbytes, task_nbytes, result_nbytes,
-                                                                          n_slots, n_idle, polls_of(polls), part });
+                 const ReceiverOptions options{ quota_nbytes, task_nbytes,     result_nbytes, n_slots,
+                                                n_idle,       polls_of(polls), part };
+                 return OA_OF_CPU(oa::weave::make_receiver)(path, options);
              }),
              py::arg("path"), py::arg("quota_nbytes"), py::arg("task_nbytes"), py::arg("result_nbytes"),
              py::arg("n_slots"), py::arg("n_idle"), py::arg("polls"), py::arg("part"), release_gil())
-        .def("poll", &Receiver::poll, release_gil())
+        .def("poll", &GuestReceiver::poll, release_gil())
         .def(
             "poll_seconds",
-            [](Receiver & receiver, int n_polls) {
+            [](GuestReceiver & receiver, int n_polls) {
                 const double begin = oa_now();
                 for (int i = 0; i < n_polls; ++i) {
                     receiver.poll();
@@ -148,10 +150,12 @@ void register_receiver(py::module_ & m) {
                 return (oa_now() - begin) / n_polls;
             },
             py::arg("n_polls"), release_gil(), "Mean seconds of a poll that finds nothing.")
-        .def("drain", &Receiver::drain, py::arg("wanted"))
+        .def("drain", &GuestReceiver::drain, py::arg("wanted"))
         .def("stats", &receiver_stats);
     m.def(
-        "weave_set_receiver", [](std::shared_ptr<Receiver> receiver) { set_receiver(std::move(receiver)); },
+        "weave_set_receiver",
+        [](std::shared_ptr<GuestReceiver> receiver) { OA_OF_CPU(oa::weave::set_receiver)
+                                                      (std::move(receiver)); },
         py::arg("receiver").none(true), release_gil(),
         "Threads of this process's CPU graphs serve it; None: nobody's.");
 }

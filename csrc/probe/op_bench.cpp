@@ -1,5 +1,6 @@
 #include "op_bench.h"
 
+#include "cpu_functions.h"
 #include "own_attention.h"
 #include "own_products.h"
 
@@ -86,7 +87,7 @@ bool oa_repacks(const std::string & device, const oa_mul_mat_spec & spec) {
 
 bool oa_tiles(const std::string & device, const std::string & type) {
     const bool computes = ggml_backend_dev_type(oa_require_device(device)) == GGML_BACKEND_DEVICE_TYPE_CPU;
-    return computes && oa_products_has(oa_parse_type(type));
+    return computes && OA_OF_CPU(oa_products_has)(oa_parse_type(type));
 }
 
 bool oa_attends(const std::string & device, const oa_attention_spec & spec) {
@@ -95,7 +96,7 @@ bool oa_attends(const std::string & device, const oa_attention_spec & spec) {
     if (spec.kernel == "oallama") {
         // A server of ours on another host computes it on its CPU; whether it does, its times tell.
         const bool computes = ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_CPU || sends_graphs(dev);
-        if (!computes || !spec.flash || oa_attend_refusal(ggml_graph_node(built.repeats.graph, -1))) {
+        if (!computes || !spec.flash || OA_OF_CPU(oa_attend_refusal)(ggml_graph_node(built.repeats.graph, -1))) {
             return false;
         }
     }

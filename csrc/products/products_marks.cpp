@@ -1,5 +1,6 @@
 #include "products_marks.h"
 
+#include "cpu_functions.h"
 #include "own_products.h"
 #include "tensor_flags.h"
 #include "weight_stream.h"
@@ -23,7 +24,7 @@ void oa_products_mark(ggml_cgraph * graph) {
             continue;
         }
         ggml_tensor * twin = oa_twin(node->src[0]);
-        if (twin && oa_products_refusal(node)) {
+        if (twin && OA_OF_CPU(oa_products_refusal)(node)) {
             ggml_build_forward_expand(graph, twin); // a leaf, as the weight is
             node->src[0] = twin;
         } else {

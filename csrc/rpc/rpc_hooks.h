@@ -14,7 +14,7 @@
 
 // Reads --listen and --isolate and takes them out of argv, refuses what is not safe, and supervises where wanted.
 // Returns the exit status of the program, or -1: go on and serve (with upstream's rules, or as a worker).
-int oa_rpc_server_main(int * argc, char ** argv);
+extern "C" int oa_rpc_server_main(int * argc, char ** argv);
 
 // ---- transport -----------------------------------------------------------------------------------------------------
 

@@ -213,7 +213,7 @@ bool oa_rpc_may_listen(const char * host) {
     return true;
 }
 
-int oa_rpc_server_main(int * argc, char ** argv) {
+extern "C" int oa_rpc_server_main(int * argc, char ** argv) {
     try {
         const options wanted = take_options(argc, argv);
         if (asks_for_help(*argc, argv)) {

@@ -1,13 +1,15 @@
-# Both sides of a channel join ggml-cpu, whose attention the receiver calls, those on a GPU ggml-cuda; the hot model's
-# cache and graph join llama.
-set(OALLAMA_WEAVE_SOURCES
+# A channel's sender joins ggml-base, its receiver ggml-cpu, whose attention it calls, those on a GPU ggml-cuda; the hot
+# model's cache and graph join llama.
+set(OALLAMA_WEAVE_SENDER_SOURCES
     ${OALLAMA_CSRC}/base/futex.cpp
+    ${OALLAMA_CSRC}/weave/cpu/sender.cpp
+    ${OALLAMA_CSRC}/weave/region.cpp)
+set(OALLAMA_WEAVE_SOURCES
     ${OALLAMA_CSRC}/weave/cpu/attention.cpp
+    ${OALLAMA_CSRC}/weave/cpu/cpu_functions.cpp
     ${OALLAMA_CSRC}/weave/cpu/receiver.cpp
     ${OALLAMA_CSRC}/weave/cpu/receiver_of_process.cpp
-    ${OALLAMA_CSRC}/weave/cpu/sender.cpp
-    ${OALLAMA_CSRC}/weave/cpu/store.cpp
-    ${OALLAMA_CSRC}/weave/region.cpp)
+    ${OALLAMA_CSRC}/weave/cpu/store.cpp)
 set(OALLAMA_WEAVE_GUEST_SOURCES
     ${OALLAMA_CSRC}/weave/guests/guest_cache.cpp
     ${OALLAMA_CSRC}/weave/guests/guest_channels.cpp

@@ -12,7 +12,8 @@ import pytest
 
 from support.paths import ROOT
 
-PACKAGES = ("langchain-community>=0.3", "llama-index-llms-llama-cpp>=0.4")
+PACKAGES = ("langchain-community>=0.3", "llama-index-core>=0.12")
+WITHOUT_ITS_PACKAGES = "llama-index-llms-llama-cpp>=0.4"  # llama-cpp-python, which pip would compile
 
 
 @pytest.fixture(scope="module")
@@ -24,9 +25,10 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     own = subprocess.check_output([program, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], text=True)
     here = sysconfig.get_path("purelib")
     Path(own.strip(), "below.pth").write_text(f"import site; site.addsitedir({here!r})\n")
-    installed = subprocess.run([program, "-m", "pip", "install", "-q", *PACKAGES], capture_output=True, text=True)
-    if installed.returncode:
-        pytest.skip(f"the packages cannot be installed: {installed.stderr.strip().splitlines()[-1]}")
+    for packages in (PACKAGES, ("--no-deps", WITHOUT_ITS_PACKAGES)):
+        installed = subprocess.run([program, "-m", "pip", "install", "-q", *packages], capture_output=True, text=True)
+        if installed.returncode:
+            pytest.skip(f"the packages cannot be installed: {installed.stderr.strip().splitlines()[-1]}")
     return program
 
 

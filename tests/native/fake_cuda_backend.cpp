@@ -7,7 +7,6 @@
 // OALLAMA_FAKE_WITHOUT: ggml's name of an operator that they do not have. OALLAMA_FAKE_LOG: a file that takes a line
 // for every layer whose guests' rows are sent, with their number.
 #include "ggml-backend-impl.h"
-#include "ggml-cpu.h"
 #include "ggml-impl.h"
 #include "guest_op.h"
 #include "weave_hooks_cuda.h"
@@ -133,8 +132,10 @@ ggml_guid_t guid() {
 }
 
 ggml_backend_t make_backend(ggml_backend_dev_t dev, const char *) {
-    auto * made = new FakeBackend{ ggml_backend_cpu_init(), nullptr };
-    ggml_backend_cpu_set_n_threads(made->cpu, 1);
+    auto *       made = new FakeBackend{ ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr), nullptr };
+    auto * const set_n_threads = reinterpret_cast<ggml_backend_set_n_threads_t>(ggml_backend_reg_get_proc_address(
+        ggml_backend_dev_backend_reg(ggml_backend_get_device(made->cpu)), "ggml_backend_set_n_threads"));
+    set_n_threads(made->cpu, 1);
     cudaStreamCreateWithFlags(&made->stream, cudaStreamNonBlocking);
     ggml_backend_i interface = {};
     interface.get_name       = backend_name;

@@ -10,6 +10,7 @@
 // ThreadSanitizer's.
 #include "ggml-cpu.h"
 #include "ggml.h"
+#include "receiver.h"
 #include "receiver_of_process.h"
 #include "sender.h"
 

@@ -25,6 +25,6 @@ def backend(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command += [f"-I{place}" for place in places()]
     sources = [path for path in host_sources() if path.parent.name == "cuda"]
     command += map(str, (NATIVE / "fake_cuda_backend.cpp", NATIVE / "weave_cuda_fake.cpp", *sources))
-    command += [f"-L{lib}", "-lggml-base", "-lggml-cpu", "-lggml", f"-Wl,-rpath,{lib}", "-o", str(library)]
+    command += [f"-L{lib}", "-lggml-base", "-lggml", f"-Wl,-rpath,{lib}", "-o", str(library)]
     subprocess.run(command, check=True)
     return library

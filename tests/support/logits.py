@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from oallama.engine.runtime import with_bindings
 from support.processes import ran
 
 ARCHITECTURES = ("llama", "minicpm3", "qwen2", "qwen3moe")
@@ -36,7 +38,7 @@ def compute_logits(
         job.setdefault("n_decode", 4)
         job["out"] = str(folder / f"{lib.name}-{i}.npy")
     given = "".join(json.dumps(job) + "\n" for job in jobs)
-    environment = {"LLAMA_CPP_LIB_PATH": str(lib), **(env or {})}
+    environment = {"LLAMA_CPP_LIB_PATH": str(lib), "PYTHONPATH": with_bindings(os.environ["PYTHONPATH"]), **(env or {})}
     result = ran(sys.executable, "-m", "support.logits_worker", input=given, env=environment)
     if log:
         log.write_text(result.stderr)

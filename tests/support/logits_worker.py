@@ -25,6 +25,9 @@ GGML = ctypes.CDLL(str(LIB / "libggml.so"))
 GGML.ggml_backend_dev_by_name.restype = ctypes.c_void_p
 GGML.ggml_backend_dev_by_name.argtypes = [ctypes.c_char_p]
 GGML.ggml_backend_register.argtypes = [ctypes.c_void_p]
+GGML.ggml_backend_reg_count.restype = ctypes.c_size_t
+if GGML.ggml_backend_reg_count() == 0:  # unpatched, with backends as modules: it does not look beside its libraries
+    GGML.ggml_backend_load_all_from_path(str(LIB).encode())
 
 
 @llama_cpp.llama_log_callback

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from oallama.cluster.ranks import mpi
+from oallama.engine.runtime import with_bindings
 from support.processes import ran
 
 RANK_WORKER = (sys.executable, "-m", "support.rank_worker")
@@ -31,6 +33,8 @@ def rank_logits(
     file.write_text("".join(json.dumps(job) + "\n" for job in jobs))
     program = [*RANK_WORKER, str(file)]
     command = mpi.mpirun([mpi.Host("localhost", n_ranks)], program, {"OALLAMA_RANK_THREADS": "1", **variables})
-    result = ran(*command, timeout=600, env={**mpi.environment(), "LLAMA_CPP_LIB_PATH": str(lib)})
+    environment = {**mpi.environment(), "LLAMA_CPP_LIB_PATH": str(lib)}
+    environment["PYTHONPATH"] = with_bindings(os.environ["PYTHONPATH"])
+    result = ran(*command, timeout=600, env=environment)
     assert "ranks add up in host memory" not in result.stderr  # refused on a GPU
     return [np.load(job["out"]) for job in jobs]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-from importlib.metadata import files
 
 import pytest
 
 from oallama.errors import OallamaError
 from oallama.server import KNOWN, command
+from support.paths import ROOT
 
 
 def test_its_address_is_llama_cpp_servers() -> None:
@@ -45,8 +45,8 @@ def test_values_are_those_of_llama_cpp_server() -> None:
 
 
 def test_every_setting_of_llama_cpp_server_is_known() -> None:
-    """Of the installed one; its module needs packages that we do not, so its text is read."""
-    (found,) = (f for f in files("llama-cpp-python") or () if f.as_posix() == "llama_cpp/server/settings.py")
+    """Its module needs packages that we do not, so its text is read."""
+    found = ROOT / "third_party" / "llama.cpp" / "patched" / "python" / "llama_cpp" / "server" / "settings.py"
     classes = [node for node in ast.parse(found.read_text()).body if isinstance(node, ast.ClassDef)]
     names = {
         line.target.id

@@ -106,7 +106,8 @@ def verify(sdist: Path, expected: str) -> None:
 
 
 def extract(sdist: Path, pin: dict, tree: Path, tests: Path) -> None:
-    """Unpacks what the pin lists: llama.cpp into tree, llama-cpp-python's own tests into tests."""
+    """Unpacks what the pin lists: llama.cpp into tree, llama-cpp-python's Python part into tree/python, its tests into
+    tests."""
     top = pin["sdist"].removesuffix(".tar.gz")
     sources = f"{top}/{pin['path']}/"
     package_tests = f"{top}/{pin['package_tests']}/"
@@ -120,6 +121,8 @@ def extract(sdist: Path, pin: dict, tree: Path, tests: Path) -> None:
                     continue
                 target = tree / path
                 unseen.difference_update(wanted)
+            elif any(within(member.name, f"{top}/{item}") for item in pin["package_python"]):
+                target = tree / "python" / member.name[len(top) + 1 :]
             elif member.name.startswith(package_tests):
                 target = tests / member.name[len(package_tests) :]
             else:

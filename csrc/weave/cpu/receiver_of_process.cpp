@@ -1,5 +1,6 @@
 #include "receiver_of_process.h"
 
+#include "receiver.h"
 #include "weave_hooks.h"
 
 #include <algorithm>
@@ -51,9 +52,13 @@ int64_t oa_weave_rows(int64_t n_rows, int64_t multiple, int64_t multiply_adds_pe
 
 namespace oa::weave {
 
-void set_receiver(std::shared_ptr<Receiver> wanted) {
+std::shared_ptr<GuestReceiver> make_receiver(const std::string & path, const ReceiverOptions & options) {
+    return std::make_shared<Receiver>(path, options);
+}
+
+void set_receiver(std::shared_ptr<GuestReceiver> wanted) {
     receiver.store(nullptr);
-    owner = std::move(wanted);
+    owner = std::static_pointer_cast<Receiver>(std::move(wanted));
     receiver.store(owner.get());
 }
 

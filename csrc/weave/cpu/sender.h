@@ -4,10 +4,10 @@
 // wrongly has failed: from then on every call says so at once, and the caller attaches anew. Calls do not overlap.
 #pragma once
 
-#include "attention.h"
 #include "guest_sender.h"
 #include "region.h"
 #include "ring.h"
+#include "rules.h"
 
 #include <string>
 #include <vector>

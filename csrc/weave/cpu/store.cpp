@@ -26,11 +26,6 @@ bool is_kept(uint32_t type, uint32_t width) {
 
 } // namespace
 
-size_t token_nbytes(const OpenTask & shape) {
-    return shape.n_layers * (ggml_row_size(ggml_type(shape.k_type), shape.k_width) +
-                             ggml_row_size(ggml_type(shape.v_type), shape.v_width));
-}
-
 Sequence::Sequence(const OpenTask & wanted) :
     made(wanted), k_row_(ggml_row_size(ggml_type(wanted.k_type), wanted.k_width)),
     v_row_(ggml_row_size(ggml_type(wanted.v_type), wanted.v_width)), k_nbytes_(up(k_row_ * wanted.max_tokens, page)),

@@ -5,6 +5,7 @@
 // counted in blocks of tokens against a quota. A place that is used again has another generation.
 #pragma once
 
+#include "ggml.h"
 #include "protocol.h"
 
 #include <atomic>
@@ -13,8 +14,11 @@
 
 namespace oa::weave {
 
-// Of K and V in all layers.
-size_t token_nbytes(const OpenTask & shape);
+// Bytes of a token's K and V in all layers.
+inline size_t token_nbytes(const OpenTask & shape) {
+    return shape.n_layers * (ggml_row_size(ggml_type(shape.k_type), shape.k_width) +
+                             ggml_row_size(ggml_type(shape.v_type), shape.v_width));
+}
 
 class Sequence {
   public:

@@ -3,6 +3,7 @@
 #include "guest_rows.h"
 #include "llama-hparams.h"
 #include "llama-impl.h"
+#include "store.h"
 
 #include <algorithm>
 #include <set>

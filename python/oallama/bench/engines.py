@@ -14,9 +14,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from oallama.base.environment import BACKEND_MAP
+from oallama.base.environment import BACKEND_MAP, MODULES
 from oallama.base.json_child import JsonChild
 
+from ..engine import runtime
 from ..errors import OallamaError
 from .machine import gpu_process_bytes, peak_rss_bytes
 from .results import Cell, ExpectedTimes, Loaded, Sample
@@ -98,6 +99,9 @@ class Worker:
         # OALLAMA_* of the caller must not reach an engine that was not given them: a baseline would not be one.
         env = {k: v for k, v in os.environ.items() if not k.startswith("OALLAMA_")}
         env |= {"LLAMA_CPP_LIB_PATH": str(lib_dir), "GGML_NO_BACKTRACE": "1"}
+        env["PYTHONPATH"] = runtime.with_bindings(env.get("PYTHONPATH"))
+        if (modules := MODULES.get()) and lib_dir == runtime.lib_dir().resolve():
+            env[MODULES.name] = modules
         if engine.backend_map is not None:
             table.write_text(engine.backend_map)
             env[BACKEND_MAP.name] = str(table)

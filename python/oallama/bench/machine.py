@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-PACKAGES = ("oallama", "llama_cpp_python", "numpy")
+PACKAGES = ("oallama", "numpy")
 GPU_QUERY = "name,memory.total,driver_version,pcie.link.gen.max,pcie.link.width.max,power.limit,clocks.max.sm"
 # Variables that change how an engine runs; a report without them could not be repeated.
 ENGINE_VARIABLES = ("GGML_", "CUDA_", "OMP_", "GOMP_", "OALLAMA_")

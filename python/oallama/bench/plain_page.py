@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 
+from ..engine.runtime import with_bindings
 from ..storyteller import demo_model
 from ..storyteller.exam import PAGE_END
 from .baselines import find_baseline_lib
@@ -28,6 +29,11 @@ def plain_page(n_threads: int) -> str:
     Raises:
         OallamaError: there is no unpatched llama.cpp.
     """
-    environment = {**os.environ, "LLAMA_CPP_LIB_PATH": str(find_baseline_lib()), "CUDA_VISIBLE_DEVICES": ""}
+    environment = {
+        **os.environ,
+        "LLAMA_CPP_LIB_PATH": str(find_baseline_lib()),
+        "PYTHONPATH": with_bindings(os.environ.get("PYTHONPATH")),
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     command = [sys.executable, "-c", _PROGRAM, str(demo_model()), START, str(n_threads)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout

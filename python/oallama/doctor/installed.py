@@ -6,6 +6,7 @@ import json
 import re
 from importlib import metadata
 from importlib.util import find_spec
+from pathlib import Path
 
 from oallama.engine import runtime
 from oallama.errors import OallamaError
@@ -33,11 +34,9 @@ def engine() -> Finding:
 
 def version() -> str:
     """Of oallama, llama-cpp-python and llama.cpp."""
-    found = [f"{name} {metadata.version(name)}" for name in ("oallama", "llama-cpp-python")]
-    pin = runtime.lib_dir().parent / "pin.json"
-    if pin.is_file():  # not with OALLAMA_LIB_DIR
-        found.append(f"llama.cpp {json.loads(pin.read_text())['llama_cpp_commit']}")
-    return ", ".join(found)
+    pin = json.loads(runtime.pin_file().read_text())
+    upstream = f"llama-cpp-python {pin['version']}, llama.cpp {pin['llama_cpp_commit']}"
+    return f"oallama {metadata.version('oallama')}, {upstream}"
 
 
 def backends() -> list[str]:
@@ -48,10 +47,17 @@ def backends() -> list[str]:
 def kernels() -> Finding:
     """Instruction sets that the CPU backend was built for."""
     found = cpu_features(runtime.llama_cpp().llama_print_system_info().decode())
+    module = cpu_module()
+    said = f"{module + ': ' if module else ''}{' '.join(found) or 'plain C++'}"
     if "AVX2" in found or "NEON" in found:
-        return Finding("CPU kernels", "ok", " ".join(found))
-    effect = "the CPU computes slowly: the engine uses neither AVX2 nor NEON"
-    return Finding("CPU kernels", "note", " ".join(found) or "plain C++", effect)
+        return Finding("CPU kernels", "ok", said)
+    return Finding("CPU kernels", "note", said, "the CPU computes slowly: the engine uses neither AVX2 nor NEON")
+
+
+def cpu_module() -> str:
+    """Which of several CPU backends this process has loaded, as "zen4"; empty where the engine has one for this CPU."""
+    found = re.search(r"/libggml-cpu-(\w+)\.so$", Path("/proc/self/maps").read_text(), re.MULTILINE)
+    return found[1] if found else ""
 
 
 def cpu_features(system_info: str) -> list[str]:
@@ -61,8 +67,8 @@ def cpu_features(system_info: str) -> list[str]:
 
 
 def has_backend(name: str) -> bool:
-    """Whether the engine was built with a backend of ggml, as "cuda"."""
-    return (runtime.lib_dir() / f"libggml-{name}.so").is_file()
+    """Whether the engine was built with a backend of ggml, as "cuda". Of "cpu" it may have one per instruction set."""
+    return any(runtime.lib_dir().glob(f"libggml-{name}.so")) or any(runtime.lib_dir().glob(f"libggml-{name}-*.so"))
 
 
 def rpc() -> Finding:

@@ -1,4 +1,4 @@
-"""Finds the engine's libraries and programs, and makes llama-cpp-python load our libllama.
+"""Finds the engine's libraries and programs, and llama-cpp-python's Python part, which it makes load our libllama.
 
 Nothing here computes; importing this module loads no native code.
 """
@@ -52,6 +52,21 @@ def program(name: str) -> Path:
     raise OallamaError(f"the program {name} is not built (looked beside {lib_dir()}): build it with `make setup`")
 
 
+def bindings_dir() -> Path:
+    """Folder of the module `llama_cpp`: llama-cpp-python of the pinned version, which comes with the engine."""
+    return _package_dir() / "bindings"
+
+
+def pin_file() -> Path:
+    """JSON file that says which llama-cpp-python and llama.cpp the engine was made from."""
+    return _package_dir() / "pin.json"
+
+
+def with_bindings(python_path: str | None = None) -> str:
+    """A PYTHONPATH by which a program without oallama imports that module, before `python_path`."""
+    return os.pathsep.join(filter(None, (str(bindings_dir()), python_path)))
+
+
 def _package_dir() -> Path:
     # In an editable install the Python files lie in the checkout and the built ones in site-packages: ask for _core.
     spec = importlib.util.find_spec("oallama._core")
@@ -65,8 +80,8 @@ def llama_cpp() -> ModuleType:
     """The module `llama_cpp` (llama-cpp-python) running on our libllama.
 
     Raises:
-        OallamaError: if it was imported before with another library, has another version than ours, or a CUDA library
-            that the engine needs is missing.
+        OallamaError: if it was imported before with another library, or a CUDA library that the engine needs is
+            missing.
     """
     loaded = sys.modules.get("llama_cpp.llama_cpp")
     if loaded is not None and Path(loaded._base_path).resolve() != lib_dir().resolve():

