@@ -73,12 +73,14 @@ try() {
     rm -rf $root/index $root/home/oallama $root/opt/venv
     cp -r build/index $root/index
     cp scripts/smoke.py $root/smoke.py
+    # It trusts whom this machine trusts.
     cp /etc/resolv.conf $root/etc/resolv.conf
-    [ ! -e /etc/pip.conf ] || cp /etc/pip.conf $root/etc/pip.conf
+    cp /etc/ssl/certs/ca-certificates.crt $root/etc/ssl/certs/
     mountpoint -q $root/proc || mount -t proc proc $root/proc
     mountpoint -q $root/dev || mount --rbind /dev $root/dev
     trap 'umount $root/proc; umount -R -l $root/dev' EXIT
-    env -i PATH=/usr/bin:/bin HOME=/root LANG=C.UTF-8 chroot $root python3 /smoke.py --index file:///index/simple/
+    chroot $root /usr/bin/env -i PATH=/usr/bin:/bin HOME=/root LANG=C.UTF-8 \
+        PIP_CERT=/etc/ssl/certs/ca-certificates.crt python3 /smoke.py --index file:///index/simple/
 }
 
 mkdir -p build/release
