@@ -47,11 +47,11 @@ run() {
 }
 
 : >"$log"
-if [ "$(cat $build/.options 2>/dev/null)" != "${options[*]}" ]; then
+if [ "$(cat "$build/.options" 2>/dev/null)" != "${options[*]}" ]; then
     echo "baseline: building unpatched llama.cpp (the first time about 1 minute with ccache, 4 without; 2 cores)"
     # --fresh: an option that is no longer given must not live on in the cache.
-    run cmake --fresh -S . -B $build -G Ninja "${options[@]}"
-    echo "${options[*]}" >$build/.options
+    run cmake --fresh -S . -B "$build" -G Ninja "${options[@]}"
+    echo "${options[*]}" >"$build/.options"
 fi
-run ninja -C $build llama
-[ -e $build/bin/libllama.so ] || { echo "baseline: error: no $build/bin/libllama.so; see $log" >&2; exit 1; }
+run ninja -C "$build" llama
+[ -e "$build/bin/libllama.so" ] || { echo "baseline: error: no $build/bin/libllama.so; see $log" >&2; exit 1; }

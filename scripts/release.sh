@@ -70,7 +70,7 @@ try() {
     compgen -G 'dist/oallama-*.whl' >/dev/null || fail "no wheel in dist; first: scripts/release.sh build audit"
     bare_root
     python scripts/index.py
-    rm -rf $root/index $root/home/oallama $root/opt/venv
+    rm -rf $root/index $root/opt/venv $root/root/.cache
     cp -r build/index $root/index
     cp scripts/smoke.py $root/smoke.py
     # It trusts whom this machine trusts.

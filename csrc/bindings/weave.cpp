@@ -154,8 +154,10 @@ void register_receiver(py::module_ & m) {
         .def("stats", &receiver_stats);
     m.def(
         "weave_set_receiver",
-        [](std::shared_ptr<GuestReceiver> receiver) { OA_OF_CPU(oa::weave::set_receiver)
-                                                      (std::move(receiver)); },
+        [](std::shared_ptr<GuestReceiver> receiver) {
+            const auto set = OA_OF_CPU(oa::weave::set_receiver);
+            set(std::move(receiver));
+        },
         py::arg("receiver").none(true), release_gil(),
         "Threads of this process's CPU graphs serve it; None: nobody's.");
 }
