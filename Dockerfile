@@ -13,7 +13,8 @@ RUN python3 -m venv /build
 WORKDIR /src
 COPY . .
 RUN /build/bin/pip wheel . --no-deps --wheel-dir /wheels -C cmake.define.OALLAMA_CPU=ALL \
-        -C cmake.define.OALLAMA_CUDA=OFF -C cmake.define.OALLAMA_VULKAN=ON && \
+        -C cmake.define.OALLAMA_CUDA=OFF -C cmake.define.OALLAMA_VULKAN=ON \
+        -C cmake.define.OALLAMA_NOTICES=vulkan-headers:/usr/share/doc/libvulkan-dev/copyright && \
     touch /wheels/more.txt
 
 # ---- the wheel: every x86-64 CPU, and NVIDIA's GPUs from Turing (sm_75) on. CUDA's libraries come from NVIDIA's wheels. ----
@@ -34,8 +35,10 @@ FROM wheel-${KIND} AS wheel
 
 # ---- the image -----------------------------------------------------------------------------------------------------------
 FROM ${BASE}
+# mesa-vulkan-drivers for GPUs of AMD and Intel, with --device /dev/dri. NVIDIA's container toolkit brings its own.
+ARG PACKAGES=""
 RUN apt-get update && \
-    apt-get install -y --no-install-recommends ca-certificates libgomp1 libvulkan1 python3-venv && \
+    apt-get install -y --no-install-recommends ca-certificates libgomp1 libvulkan1 python3-venv ${PACKAGES} && \
     rm -rf /var/lib/apt/lists/*
 COPY --from=wheel /wheels /wheels
 RUN python3 -m venv /opt/oallama && \
@@ -47,8 +50,5 @@ USER oallama
 ENV PATH=/opt/oallama/bin:$PATH
 VOLUME ["/models", "/home/oallama/.cache"]
 EXPOSE 8080
-# Of `oallama serve`; the first start measures the machine for minutes.
-HEALTHCHECK --start-period=10m --interval=30s --timeout=10s CMD ["python3", "-c", \
-    "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8080/health', timeout=5)"]
 ENTRYPOINT ["oallama"]
 CMD ["--help"]

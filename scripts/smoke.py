@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Callable
@@ -91,8 +92,13 @@ def main() -> None:
     venv, bin_ = arguments.folder, arguments.folder / "bin"
     shutil.rmtree(venv, ignore_errors=True)
     timed("environment", lambda: run(sys.executable, "-m", "venv", venv))
-    pip = (bin_ / "pip", "install", "--quiet", "--no-cache-dir", "--only-binary", ":all:", "--extra-index-url")
-    timed("install", lambda: run(*pip, arguments.index, "oallama", *arguments.extra.split()))
+    pip = (bin_ / "pip", "install", "--quiet", "--no-cache-dir", "--only-binary", ":all:")
+    # The newest of both indexes would be taken: so our wheel is fetched first, and installed as a file.
+    with tempfile.TemporaryDirectory() as folder:
+        fetch = (bin_ / "pip", "download", "--quiet", "--no-deps", "--dest", folder, "--index-url", arguments.index)
+        run(*fetch, "oallama")
+        (wheel,) = Path(folder).iterdir()
+        timed("install", lambda: run(*pip, wheel, *arguments.extra.split()))
     timed("first token", lambda: run(bin_ / "python", "-c", FIRST_TOKEN))
     timed("again", lambda: run(bin_ / "python", "-c", FIRST_TOKEN))
     timed("version", lambda: run(bin_ / "oallama", "--version"))

@@ -11,9 +11,20 @@ from collections import Counter
 from pathlib import Path
 
 # Shortest names that show that a part of the build is there.
-NEEDED = ("oallama/_core", "oallama/lib/libllama.so", "oallama/lib/libggml-rpc.so", "oallama/lib/libggml-cpu-",
-          "oallama/bin/llama-server", "oallama/bin/ggml-rpc-server", "oallama/bindings/llama_cpp/llama.py",
-          "oallama/licenses/llama.cpp-LICENSE", "oallama/storyteller/storyteller-F16.gguf")  # fmt: skip
+NEEDED = (
+    "oallama/_comm",
+    "oallama/_core",
+    "oallama/bin/ggml-rpc-server",
+    "oallama/bin/llama-server",
+    "oallama/bindings/llama_cpp/llama.py",
+    "oallama/lib/libggml-cpu-",
+    "oallama/lib/libggml-rpc.so",
+    "oallama/lib/libggml-vulkan.so",
+    "oallama/lib/libllama.so",
+    "oallama/licenses/libgomp",
+    "oallama/licenses/llama.cpp-LICENSE",
+    "oallama/storyteller/storyteller-F16.gguf",
+)
 SHOWN = 1 << 20  # bytes from which a file has a line of its own
 
 

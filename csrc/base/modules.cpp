@@ -17,6 +17,18 @@ std::string folder_of_libggml() {
     return path.substr(0, path.rfind('/'));
 }
 
+// ggml also loads GGML_BACKEND_PATH, after each folder: what has been loaded before stays what it is.
+void load() {
+    ggml_backend_load_all_from_path(folder_of_libggml().c_str());
+    const char *       given = std::getenv("OALLAMA_MODULES");
+    std::istringstream more(given ? given : "");
+    for (std::string folder; std::getline(more, folder, ':');) {
+        if (!folder.empty()) { // ggml takes an empty one for the current folder
+            ggml_backend_load_all_from_path(folder.c_str());
+        }
+    }
+}
+
 } // namespace
 
 bool oa_load_modules() {
@@ -24,13 +36,8 @@ bool oa_load_modules() {
     static thread_local bool loading = false; // loading asks the registry, which calls this
     if (!loading) {
         std::call_once(once, [] {
-            loading                  = true;
-            const char *       given = std::getenv("OALLAMA_MODULES");
-            std::istringstream more(given ? given : "");
-            for (std::string folder; std::getline(more, folder, ':');) {
-                ggml_backend_load_all_from_path(folder.c_str());
-            }
-            ggml_backend_load_all_from_path(folder_of_libggml().c_str());
+            loading = true;
+            load();
             loading = false;
         });
     }

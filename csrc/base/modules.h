@@ -3,8 +3,8 @@
 #pragma once
 
 #ifdef GGML_BACKEND_DL
-// Loads the backends beside libggml, once, and those in the folders of OALLAMA_MODULES (separated by colons). Of the
-// CPU backends the one that this CPU profits from most. Called whenever the registry is asked. Returns true.
+// Loads the backends beside libggml, once, of the CPU's the one that this CPU profits from most; then those in the
+// folders of OALLAMA_MODULES (separated by colons). Called whenever the registry is asked. Returns true.
 bool oa_load_modules();
 #else
 inline bool oa_load_modules() {

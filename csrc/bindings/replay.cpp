@@ -5,8 +5,6 @@
 #include "llama-arch.h"
 #include "ranks.h"
 
-#include <dlfcn.h>
-
 void register_replay(py::module_ & m) {
     m.def("replay", &oa_replay_run, py::arg("path") = "", py::arg("n_threads") = 0, release_gil(),
           "Repeat rank 0's calls until its program ends. path: this host's copy of the model. Returns why it stopped "
@@ -19,10 +17,6 @@ void register_replay(py::module_ & m) {
         [](const std::string & name) { return llm_arch_supports_sm_tensor(llm_arch_from_string(name)); },
         py::arg("name"), "Whether llama.cpp says that it can split tensors of this architecture's models.");
     m.def(
-        "load_backend",
-        [](const std::string & path) {
-            // The registry loads GGML_BACKEND_PATH itself where backends are modules.
-            return dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD) || ggml_backend_load(path.c_str());
-        },
+        "load_backend", [](const std::string & path) { return ggml_backend_load(path.c_str()) != nullptr; },
         py::arg("path"), "Load a library as a ggml backend; false if it refuses (it says why on stderr).");
 }

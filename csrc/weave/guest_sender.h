@@ -15,6 +15,9 @@ struct SenderOptions {
     uint32_t base       = 0;   // of the numbers of tasks
 };
 
+// Bytes of a token's K and V in all layers, by which receivers count.
+size_t token_nbytes(const OpenTask & shape);
+
 class GuestSender {
   public:
     virtual ~GuestSender() = default;

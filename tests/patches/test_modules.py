@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -85,11 +86,14 @@ def test_the_best_module_for_this_cpu_is_loaded(modules: list[Path]) -> None:
 
 @pytest.mark.engine
 def test_modules_of_another_folder(modules: list[Path], tmp_path: Path) -> None:
-    """OALLAMA_MODULES comes first: its CPU backend is the device CPU."""
-    (tmp_path / "more").mkdir()
-    (tmp_path / "more" / "libggml-cpu.so").symlink_to(modules[-1])
-    said = ran_python(LOADED, env={"OALLAMA_MODULES": str(tmp_path / "more")}).stdout
-    assert str(modules[-1]) in said or str(tmp_path / "more") in said
+    """OALLAMA_MODULES adds backends; an empty entry does not mean the current folder."""
+    more = tmp_path / "more" / "libggml-blas.so"
+    here = tmp_path / "here" / "libggml-blas.so"
+    for path in (more, here):
+        path.parent.mkdir()
+        shutil.copy(modules[0].with_name("libggml-rpc.so"), path)
+    said = ran_python(LOADED, env={"OALLAMA_MODULES": f":{more.parent}:"}, cwd=here.parent).stdout.split()
+    assert str(more) in said and str(here) not in said and str(modules[0]) in said
 
 
 @pytest.mark.engine

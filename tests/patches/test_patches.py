@@ -51,7 +51,7 @@ def layout(tmp_path: Path) -> pinned.Layout:
     files = {"vendor/x/src/a.c": SOURCE, "vendor/x/src/b.c": "b\n", "vendor/x/docs/no.md": "", "tests/test_x.py": ""}
     digest = make_sdist(layout.download / "pkg-1.tar.gz", files)
     pin = {"package": "pkg", "version": "1", "sdist": "pkg-1.tar.gz", "sha256": digest, "llama_cpp_commit": "0"}
-    pin |= {"path": "vendor/x", "extract": ["src"], "exclude": [], "package_tests": "tests"}
+    pin |= {"path": "vendor/x", "extract": ["src"], "exclude": [], "package_tests": "tests", "package_python": []}
     layout.pin_file.write_text(json.dumps(pin))
     set_series(layout, {"0001-hook.patch": hook_patch()})
     return layout

@@ -1,6 +1,7 @@
 #include "sender.h"
 
 #include "clock.h"
+#include "ggml.h"
 
 #include <algorithm>
 #include <cstring>
@@ -27,6 +28,11 @@ const char * words(Status status) {
 }
 
 } // namespace
+
+size_t token_nbytes(const OpenTask & shape) {
+    return shape.n_layers * (ggml_row_size(ggml_type(shape.k_type), shape.k_width) +
+                             ggml_row_size(ggml_type(shape.v_type), shape.v_width));
+}
 
 Sender::Sender(const std::string & path, const SenderOptions & options) :
     options_(options), path_(path), region_(Region::attach(path)), ring_(region_, region_.header().n_slots) {

@@ -2,6 +2,7 @@
 
 #include "ggml-cpu.h"
 #include "ggml.h"
+#include "guest_sender.h"
 
 #include <sys/mman.h>
 

@@ -5,7 +5,6 @@
 // counted in blocks of tokens against a quota. A place that is used again has another generation.
 #pragma once
 
-#include "ggml.h"
 #include "protocol.h"
 
 #include <atomic>
@@ -13,12 +12,6 @@
 #include <vector>
 
 namespace oa::weave {
-
-// Bytes of a token's K and V in all layers.
-inline size_t token_nbytes(const OpenTask & shape) {
-    return shape.n_layers * (ggml_row_size(ggml_type(shape.k_type), shape.k_width) +
-                             ggml_row_size(ggml_type(shape.v_type), shape.v_width));
-}
 
 class Sequence {
   public:

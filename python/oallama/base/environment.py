@@ -45,7 +45,7 @@ BACKEND_MAP = Variable("OALLAMA_BACKEND_MAP", "path of a table, or several with 
 LIB_DIR = Variable("OALLAMA_LIB_DIR", "folder", "the installed one", "python/oallama/engine/runtime.py",
     "`libllama.so` and `libggml*.so` are taken from there.")
 MODULES = Variable("OALLAMA_MODULES", "folders, separated by `:`", "unset", "csrc/base/modules.cpp",
-    "More folders with backends for an engine whose backends are modules, as that of a wheel.")
+    "Folders with more backends, for an engine whose backends are modules, as that of a wheel.")
 BASELINE_DIR = Variable("OALLAMA_BASELINE_DIR", "folder", "`build/baseline/bin`", "python/oallama/bench/baselines.py",
     "Unpatched llama.cpp for comparisons.")
 DEBUG = Variable("OALLAMA_DEBUG", "any text", "unset", "python/oallama/cli/app.py",

@@ -56,7 +56,7 @@ def kernels() -> Finding:
 
 def cpu_module() -> str:
     """Which of several CPU backends this process has loaded, as "zen4"; empty where the engine has one for this CPU."""
-    found = re.search(r"/libggml-cpu-(\w+)\.so$", Path("/proc/self/maps").read_text(), re.MULTILINE)
+    found = re.search(r"/libggml-cpu-([\w.]+)\.so$", Path("/proc/self/maps").read_text(), re.MULTILINE)
     return found[1] if found else ""
 
 

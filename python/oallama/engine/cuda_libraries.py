@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from oallama.base.printing import say
 from oallama.errors import OallamaError
 
 BACKEND = "libggml-cuda.so"
@@ -32,12 +33,20 @@ def make_loadable(lib_dir: Path) -> None:
 
     Their folders are appended to LD_LIBRARY_PATH, for the programs that this process starts.
 
+    Where backends are modules (docs/wheels.md), a library that is nowhere costs the GPU and is said.
+
     Raises:
-        OallamaError: if a library is nowhere; the message says what to install.
+        OallamaError: if a library is nowhere and the engine needs it; the message says what to install.
     """
     backend = lib_dir / BACKEND
-    if backend.is_file():
+    if not backend.is_file():
+        return
+    try:
         _load(backend, set())
+    except OallamaError as error:
+        if not any(lib_dir.glob("libggml-cpu-*.so")):
+            raise
+        say(f"no NVIDIA GPU: {error}")
 
 
 def _load(library: Path, tried: set[str]) -> None:

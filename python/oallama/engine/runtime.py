@@ -57,6 +57,11 @@ def bindings_dir() -> Path:
     return _package_dir() / "bindings"
 
 
+def is_ours(folder: str) -> bool:
+    """Whether a folder is that of the engine's libraries."""
+    return Path(folder).resolve() == lib_dir().resolve()
+
+
 def pin_file() -> Path:
     """JSON file that says which llama-cpp-python and llama.cpp the engine was made from."""
     return _package_dir() / "pin.json"

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from oallama.base.environment import QUICK_PROFILE
+from oallama.base.environment import MODULES, QUICK_PROFILE
 from oallama.base.jsonfile import read_json_object, write_text_atomic
 from oallama.engine import device_list, native, runtime
 from oallama.engine.device_list import Device
@@ -100,7 +100,9 @@ def engine_version() -> str:
 
     Kept in the cache folder as long as their sizes and times are the same: with CUDA they are hundreds of megabytes.
     """
-    paths = (*sorted(runtime.lib_dir().glob("libggml*.so")), Path(native.core().__file__ or ""))
+    folders = (runtime.lib_dir(), *(Path(folder) for folder in (MODULES.get() or "").split(":") if folder))
+    libraries = [path for folder in folders for path in sorted(folder.glob("libggml*.so"))]
+    paths = (*libraries, Path(native.core().__file__ or ""))
     found = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     mark = hashlib.sha256(json.dumps(found).encode()).hexdigest()[:16]
     file = cache_dir() / "engines.json"
