@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from oallama.base.moved import keep_old_names
+from oallama.base.processor import refuse_old_processor
 from oallama.engine.upstream_import import take_ours
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ take_ours()
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
+        refuse_old_processor()
         return getattr(import_module(_HOMES[name]), name)
     if name == "__version__":
         from importlib.metadata import version

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import pytest
 from oallama.engine import runtime
 from support.logits import AMX, ARCHITECTURES, compute_logits, nmse
 from support.paths import ROOT
-from support.processes import ran_python
+from support.processes import ran, ran_python
 
 CSRC = ROOT / "csrc"
 UPSTREAM_MODULES = ROOT / "build" / "baseline-all" / "bin"  # scripts/baseline.sh all
@@ -120,3 +122,25 @@ def test_modules_compute_as_upstreams(modules: list[Path], tiny: Callable[..., P
             assert np.isfinite(a).all() and np.array_equal(a, b), f"{module.name} {job}"
         first = first or ours
         assert all(nmse(a, b) < 1e-2 for a, b in zip(ours, first, strict=True)), module.name
+
+
+# As qemu knows them, and what is loaded for them.
+PROCESSORS = {"Nehalem": "sse42", "SandyBridge": "sandybridge", "IvyBridge": "ivybridge", "Haswell": "haswell"}
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_older_processors_get_their_module(processor: str, modules: list[Path], tiny: Callable[..., Path]) -> None:
+    """Looking at modules for newer ones does them no harm."""
+    qemu = shutil.which("qemu-x86_64-static") or shutil.which("qemu-x86_64")
+    if qemu is None:
+        pytest.skip("no qemu (apt-get install qemu-user-static)")
+    program = (
+        "import sys; from oallama import Llama; from oallama.doctor.installed import cpu_module\n"
+        "llm = Llama(sys.argv[1], n_ctx=64, n_threads=1, verbose=False)\n"
+        "llm.eval([400, 401])\n"
+        "print(cpu_module())"
+    )
+    path = os.pathsep.join(filter(None, sys.path))
+    command = [qemu, "-cpu", processor, Path(sys.executable).resolve(), "-c", program, tiny("llama")]
+    assert ran(*command, env={"PYTHONPATH": path}).stdout.split()[-1] == PROCESSORS[processor]

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..base.printing import print_in_ascii
+from ..base.processor import refuse_old_processor
+from ..errors import OallamaError
 
 __all__ = ["main"]
 
@@ -23,6 +25,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print_in_ascii()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a job in the background ignores it
         signal.signal(signal.SIGINT, _interrupt)
+    try:
+        refuse_old_processor()
+    except OallamaError as error:
+        sys.exit(f"error: {error}")
     try:
         _imported_app()(arguments, prog_name="oallama")
     except KeyboardInterrupt:
