@@ -80,6 +80,12 @@ def test_what_another_gpu_lacks(tmp_path: Path, vulkan: bool, remedy: str) -> No
     assert (found.name, found.state) == ("AMD GPU", "missing") and found.remedy.startswith(remedy)
 
 
+def test_a_gpu_beside_a_wheel_without_vulkans_loader(tmp_path: Path) -> None:
+    found = only([*gpus(machine(tmp_path, AMD), [], cuda=False, vulkan=True, vulkan_loader=False)])
+    assert (found.state, found.found) == ("missing", "no libvulkan.so.1")
+    assert found.remedy == "apt-get install libvulkan1 mesa-vulkan-drivers"
+
+
 def test_without_a_gpu_nothing_needs_mending(tmp_path: Path) -> None:
     """An NVIDIA network card is none."""
     found = only([*gpus(machine(tmp_path, NETWORK), [], cuda=False, vulkan=True)])

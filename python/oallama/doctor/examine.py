@@ -25,7 +25,9 @@ def examine() -> list[Finding]:
     return [
         installed.engine(),
         installed.kernels(),
-        *gpus(root, devices, installed.has_backend("cuda"), installed.has_backend("vulkan")),
+        *gpus(
+            root, devices, installed.has_backend("cuda"), installed.has_backend("vulkan"), installed.has_vulkan_loader()
+        ),
         installed.rpc(),
         installed.programs(),
         installed.packages(),

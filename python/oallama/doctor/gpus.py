@@ -14,11 +14,15 @@ from .finding import Finding
 VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
 _DISPLAY = "0x03"  # PCI classes of display controllers begin so
 _BUILD_CUDA = "install NVIDIA's CUDA toolkit, then: make setup"
+_VULKAN_DRIVERS = "apt-get install libvulkan1 mesa-vulkan-drivers"
 _VULKAN = "apt-get install libvulkan1 mesa-vulkan-drivers libvulkan-dev glslc spirv-headers && make setup"
 
 
-def gpus(root: Path, devices: Sequence[Device], cuda: bool, vulkan: bool) -> Iterator[Finding]:
-    """root: of the file system. devices: of this process. cuda, vulkan: whether the engine has these backends."""
+def gpus(
+    root: Path, devices: Sequence[Device], cuda: bool, vulkan: bool, vulkan_loader: bool = True
+) -> Iterator[Finding]:
+    """root: of the file system. devices: of this process. cuda, vulkan: whether the engine has these backends.
+    vulkan_loader: whether the library is there through which Vulkan's drivers are found."""
     used = [d for d in devices if d.type in ACCELERATOR_TYPES]
     for device in used:
         size = format_bytes(device.memory_total)
@@ -28,7 +32,7 @@ def gpus(root: Path, devices: Sequence[Device], cuda: bool, vulkan: bool) -> Ite
     if ("NVIDIA" in present or driver) and not any(d.backend.startswith("CUDA") for d in used):
         yield _unused_nvidia(driver, cuda)
     elif present - {"NVIDIA"} and not used:
-        yield _unused_other(sorted(present - {"NVIDIA"}), vulkan)
+        yield _unused_other(sorted(present - {"NVIDIA"}), vulkan, vulkan_loader)
     elif not used:
         effect = "models run on the CPU alone; devices of other hosts can help (--rpc)"
         yield Finding("GPU", "note", "none", effect)
@@ -63,8 +67,10 @@ def _unused_nvidia(driver: str, cuda: bool) -> Finding:
     return Finding("NVIDIA GPU", "broken", found, effect, "nvidia-smi")
 
 
-def _unused_other(vendors: Sequence[str], vulkan: bool) -> Finding:
+def _unused_other(vendors: Sequence[str], vulkan: bool, vulkan_loader: bool) -> Finding:
     name = f"{' and '.join(vendors)} GPU"
+    if vulkan and not vulkan_loader:
+        return Finding(name, "missing", "no libvulkan.so.1", "the GPU is not used", _VULKAN_DRIVERS)
     if vulkan:
         return Finding(name, "missing", "Vulkan finds no device", "the GPU is not used", "vulkaninfo --summary")
     return Finding(name, "missing", "engine built without Vulkan", "the GPU is not used", _VULKAN)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import re
 from importlib import metadata
@@ -69,6 +70,15 @@ def cpu_features(system_info: str) -> list[str]:
 def has_backend(name: str) -> bool:
     """Whether the engine was built with a backend of ggml, as "cuda". Of "cpu" it may have one per instruction set."""
     return any(runtime.lib_dir().glob(f"libggml-{name}.so")) or any(runtime.lib_dir().glob(f"libggml-{name}-*.so"))
+
+
+def has_vulkan_loader() -> bool:
+    """Whether the system has the library that the Vulkan backend needs."""
+    try:
+        ctypes.CDLL("libvulkan.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def rpc() -> Finding:
