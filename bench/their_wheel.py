@@ -101,21 +101,20 @@ def _engines(
     engines = rivals.engines(wanted, (), bool(budget), stack, everything=False)
     ours = [engine for engine in engines if engine.backend_map is not None]
     stock = [engine for engine in engines if engine.backend_map is None and (engine.params.devices or not budget)]
-    theirs = [
-        replace(engine, name=f"{name}: {engine.placement} -fa {engine.params.flash_attn}", lib_dir=lib, baseline=False)
-        for name, lib in libs.items()
-        for engine in stock
-    ]
-    bare = [
-        replace(
-            engine,
-            name=f"ours without a plan: {engine.placement} -fa {engine.params.flash_attn}",
-            lib_dir=runtime.lib_dir(),
-            baseline=False,
-        )
-        for engine in stock
-    ]
-    return [*theirs, *bare, *(replace(engine, name="ours", baseline=True) for engine in ours)]
+
+    def on(lib: Path, group: str, engine: Engine) -> Engine:
+        """What an engine does, by another library; each has a device of its own."""
+        params = engine.params
+        if params.rpc_servers:
+            params = replace(params, rpc_servers=(stack.enter_context(LocalRpcServer(register=False)).endpoint,))
+        name = f"{group}: {engine.placement} -fa {params.flash_attn}"
+        return replace(engine, name=name, lib_dir=lib, params=params, baseline=False)
+
+    groups = {**libs, "ours without a plan": runtime.lib_dir()}
+    if budget:  # the CPU alone comes in both forms of attention already
+        stock = [replace(e, params=replace(e.params, flash_attn=form)) for e in stock for form in ("on", "off")]
+    copies = [on(lib, group, engine) for group, lib in groups.items() for engine in stock]
+    return [*copies, *(replace(engine, name="ours", baseline=True) for engine in ours)]
 
 
 def _compared(results: list[Result]) -> dict[str, Any]:
@@ -123,11 +122,11 @@ def _compared(results: list[Result]) -> dict[str, Any]:
     found: dict[str, Any] = {"engines": {}, "times": {}}
     for result in results:
         medians = {metric: result.summary(metric) for metric in METRICS}
-        found["engines"][result.engine] = {m: round(s.median, 5) for m, s in medians.items() if s}
+        found["engines"][result.engine] = {m: round(s.p50, 5) for m, s in medians.items() if s}
     (ours,) = (result for result in results if result.engine == "ours")
     for group in (*THEIRS, "ours without a plan"):
         of_group = [result for result in results if result.engine.startswith(f"{group}: ") and result.samples]
-        best = min(of_group, key=lambda result: result.summary("e2e_s").median)  # type: ignore[union-attr]
+        best = min(of_group, key=lambda result: result.summary("e2e_s").p50)  # type: ignore[union-attr]
         ratios = {metric: speedup(best.values(metric), ours.values(metric)) for metric in METRICS}
         found["times"][group] = {"best": best.engine, **{m: r.to_json() for m, r in ratios.items() if r}}
     return found

@@ -15,11 +15,21 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-REPOSITORY = Path(__file__).resolve().parents[3]
 PACKAGES = ("oallama", "numpy")
 GPU_QUERY = "name,memory.total,driver_version,pcie.link.gen.max,pcie.link.width.max,power.limit,clocks.max.sm"
 # Variables that change how an engine runs; a report without them could not be repeated.
 ENGINE_VARIABLES = ("GGML_", "CUDA_", "OMP_", "GOMP_", "OALLAMA_")
+
+
+def _checkout() -> Path:
+    """Where this package lies in a checkout; for an installed one that of the program that runs, if it is in one."""
+    own = Path(__file__).resolve().parents[3]
+    of_program = Path(sys.argv[0]).resolve().parent.parent  # bench/*.py
+    return of_program if not (own / _PIN).exists() and (of_program / _PIN).exists() else own
+
+
+_PIN = "third_party/llama.cpp/pin.json"
+REPOSITORY = _checkout()
 
 
 def describe(argv: list[str] | None = None) -> dict[str, Any]:
@@ -54,7 +64,7 @@ def portable(argument: str) -> str:
 
 def repository() -> dict[str, Any]:
     """Commit, dirty flag and pin; None each when oallama does not run from a checkout."""
-    pin_file = REPOSITORY / "third_party/llama.cpp/pin.json"
+    pin_file = REPOSITORY / _PIN
     if not pin_file.exists():  # installed: a repository around site-packages would be somebody else's
         return {"commit": None, "dirty": None, "pin": None}
     pin = json.loads(pin_file.read_text())
