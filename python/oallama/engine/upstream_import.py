@@ -42,13 +42,13 @@ class _Finder(MetaPathFinder):
         if fullname != NAME:
             return None
         given = os.environ.get(runtime.LIBRARY_VARIABLE)
-        if given and not runtime.is_ours(given):
-            return None  # with the llama-cpp-python that goes with that library
         try:
             runtime.lib_dir()
             folder = runtime.bindings_dir()
         except OallamaError:
             return None  # nothing is built
+        if given and not runtime.is_ours(given) and (own := PathFinder.find_spec(fullname, path, target)):
+            return own  # the llama-cpp-python that goes with that library
         found = PathFinder.find_spec(fullname, [str(folder)], target)
         if found is not None and found.loader is not None and not given:
             found.loader = _Loader(found.loader)
