@@ -88,8 +88,8 @@ fetch_wheels
 stage=$(mktemp -d build/bundle-XXXXXX)
 trap 'rm -rf "$stage"' EXIT
 mkdir "$stage/oallama"
-# Files in git and those about to be: what is tried on a GPU is often not committed yet.
-git ls-files -z --cached --others --exclude-standard | while IFS= read -r -d '' path; do
+# Files in git and those about to be: what is tried on a GPU is often not committed yet. Older results and pictures stay.
+git ls-files -z --cached --others --exclude-standard -- . ':!bench/results' ':!docs/pictures' | while IFS= read -r -d '' path; do
     if [ -e "$path" ]; then printf '%s\0' "$path"; fi
 done | tar -c --null -T - | tar -x -C "$stage/oallama"
 trimmed upstream
