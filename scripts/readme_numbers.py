@@ -26,6 +26,7 @@ MACHINES = {"Intel(R) Xeon(R) Processor": "Xeon", "AMD EPYC": "EPYC"}
 CPU = "llama.cpp CPU"
 EXPERTS = ("2026-11-25-experts", "2026-11-26-experts-epyc", "2026-11-25-experts-link")
 STOCK = ("layers", "fewer-layers", "fit", "cpu-moe", "cpu-ffn")  # as in bench/cells_tables.py
+WHEELS = {"CPU": "wheel", "CUDA": "cuda-wheel"}  # llama-cpp-python's
 Lines = list[dict[str, Any]]
 
 
@@ -233,6 +234,12 @@ def at_depth(lines: Lines, time: str, rival: str) -> str:
     return "; ".join(f"{model.replace(':', ' ')} {', '.join(each)}" for model, each in found.items())
 
 
+def against_wheels(lines: Lines, setting: str) -> str:
+    (times,) = (line["times"] for line in lines if line["setting"] == setting)
+    both = ((name, *(times[key][t]["value"] for t in ("ttft_s", "tpot_s"))) for name, key in WHEELS.items())
+    return "; ".join(f"{name}: TTFT {ttft:.2f}x, TPOT {tpot:.2f}x" for name, ttft, tpot in both)
+
+
 FASTER = "request time against the best of llama.cpp's `-ngl` and `--fit`"
 BUFFER = "compute buffer of a 128k-vocabulary llama at a micro-batch of 512: llama.cpp's, ours"
 # Words of a row, its files in bench/results (without .jsonl), and what makes a text of their lines.
@@ -284,6 +291,9 @@ ROWS: list[tuple[str, tuple[str, ...], Callable[..., str]]] = [
     ("faults of receivers: wrong tokens, hangs; noticed after at most", ("2026-11-23-weave-soak",), soak),
     ("OATO alone, both devices on the same two cores, TPOT against `-ngl`: it loses",
      ("2026-11-21-loopback-rpc-50pct",), oato),
+    ("the wheel against llama-cpp-python's CPU wheel, and its CUDA wheel's CPU part; CPU alone",
+     ("2026-11-26-their-wheel",), partial(against_wheels, setting="CPU")),
+    ("the same, half of it by RPC", ("2026-11-26-their-wheel",), partial(against_wheels, setting="50%")),
     ("fresh clone: `make demo`; again; `make check`; `make test`", ("2026-11-24-fresh-clone",), clone),
     ("one layer's attention on the CPU, our kernels against the faster of ggml's two forms: f16 cache",
      ("2026-11-24-attention", "2026-11-25-attention-xeon-huge"), partial(attention, cache="f16")),
