@@ -2,7 +2,7 @@
 # Builds the wheel for other machines into dist/, and tries it where there is no compiler. docs/wheels.md.
 #
 # usage: scripts/release.sh [build|audit|try]...     default: all three, in this order
-#   build   CPU kernels of all instruction sets, Vulkan and RPC as modules, into build/release: 20 minutes on 2 cores
+#   build   CPU kernels of all instruction sets, Vulkan and RPC as modules, into build/release
 #   audit   auditwheel: which glibc it needs; brings libgomp along; into dist/, with a list of its contents
 #   try     installs it from an index (make index) in a bare Debian 12 (debootstrap, as root) and uses it
 #
@@ -88,11 +88,10 @@ try() {
 }
 
 mkdir -p build/release
-for step in "${@:-build audit try}"; do
-    for name in $step; do
-        case $name in
-            build | audit | try) $name ;;
-            *) fail "unknown step $name; expected build, audit or try" ;;
-        esac
-    done
+[ $# -gt 0 ] || set -- build audit try
+for step in "$@"; do
+    case $step in
+        build | audit | try) $step ;;
+        *) fail "unknown step $step; expected build, audit or try" ;;
+    esac
 done

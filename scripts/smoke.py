@@ -74,7 +74,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Installs oallama and uses it.")
     parser.add_argument("--index", required=True, help="URL of a package index that has oallama")
     parser.add_argument("--folder", type=Path, default=Path("/opt/venv"), help="of the new environment")
-    parser.add_argument("--extra", default="", help="more for pip install, separated by spaces")
     arguments = parser.parse_args()
     tools = [tool for tool in BUILD_TOOLS if shutil.which(tool)]
     print(f"machine: {Path('/etc/os-release').read_text().splitlines()[0]}, Python {sys.version.split()[0]}, "
@@ -98,7 +97,7 @@ def main() -> None:
         fetch = (bin_ / "pip", "download", "--quiet", "--no-deps", "--dest", folder, "--index-url", arguments.index)
         run(*fetch, "oallama")
         (wheel,) = Path(folder).iterdir()
-        timed("install", lambda: run(*pip, wheel, *arguments.extra.split()))
+        timed("install", lambda: run(*pip, wheel))
     timed("first token", lambda: run(bin_ / "python", "-c", FIRST_TOKEN))
     timed("again", lambda: run(bin_ / "python", "-c", FIRST_TOKEN))
     timed("version", lambda: run(bin_ / "oallama", "--version"))

@@ -19,6 +19,7 @@ PACKAGES = ("oallama", "numpy")
 GPU_QUERY = "name,memory.total,driver_version,pcie.link.gen.max,pcie.link.width.max,power.limit,clocks.max.sm"
 # Variables that change how an engine runs; a report without them could not be repeated.
 ENGINE_VARIABLES = ("GGML_", "CUDA_", "OMP_", "GOMP_", "OALLAMA_")
+_PIN = "third_party/llama.cpp/pin.json"
 
 
 def _checkout() -> Path:
@@ -28,7 +29,6 @@ def _checkout() -> Path:
     return of_program if not (own / _PIN).exists() and (of_program / _PIN).exists() else own
 
 
-_PIN = "third_party/llama.cpp/pin.json"
 REPOSITORY = _checkout()
 
 
