@@ -70,12 +70,14 @@ def modules() -> list[Path]:
     return sorted((path for path in found if scores[path]), key=lambda path: -scores[path])
 
 
-def folder_with(libraries: Path, module: str, folder: Path) -> Path:
-    """`libraries` with one CPU backend only."""
-    folder.mkdir()
+def folder_with(libraries: Path, module: str, root: Path) -> Path:
+    """A folder below root with `libraries`, but one CPU backend only; libgomp of a wheel lies where they look."""
+    folder = root / "oallama" / "lib"
+    folder.mkdir(parents=True)
     for path in libraries.glob("*.so*"):
         if not path.name.startswith("libggml-cpu-") or path.name.startswith(module):
             (folder / path.name).symlink_to(path.resolve())
+    (root / "oallama.libs").symlink_to(libraries.parents[1] / "oallama.libs")
     return folder
 
 
@@ -122,6 +124,8 @@ def test_modules_compute_as_upstreams(modules: list[Path], tiny: Callable[..., P
             assert np.isfinite(a).all() and np.array_equal(a, b), f"{module.name} {job}"
         first = first or ours
         assert all(nmse(a, b) < 1e-2 for a, b in zip(ours, first, strict=True)), module.name
+    # The comparison can fail: the last one has no FMA, and rounds otherwise than the first.
+    assert not all(np.array_equal(a, b) for a, b in zip(ours, first, strict=True))
 
 
 # As qemu knows them, and what is loaded for them.
