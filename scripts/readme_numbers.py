@@ -240,6 +240,11 @@ def against_wheels(lines: Lines, setting: str) -> str:
     return "; ".join(f"{name}: TTFT {ttft:.2f}x, TPOT {tpot:.2f}x" for name, ttft, tpot in both)
 
 
+def bare_root(lines: Lines) -> str:
+    of = lines[-1]["median_s"]
+    return f"{lines[-1]['wheel_bytes'] / 1e6:.0f} MB; {of['install']:.0f} s; {of['first token']:.1f} s"
+
+
 FASTER = "request time against the best of llama.cpp's `-ngl` and `--fit`"
 BUFFER = "compute buffer of a 128k-vocabulary llama at a micro-batch of 512: llama.cpp's, ours"
 # Words of a row, its files in bench/results (without .jsonl), and what makes a text of their lines.
@@ -291,6 +296,7 @@ ROWS: list[tuple[str, tuple[str, ...], Callable[..., str]]] = [
     ("faults of receivers: wrong tokens, hangs; noticed after at most", ("2026-11-23-weave-soak",), soak),
     ("OATO alone, both devices on the same two cores, TPOT against `-ngl`: it loses",
      ("2026-11-21-loopback-rpc-50pct",), oato),
+    ("the wheel; `pip install` of it in a bare Debian 12; the first token", ("2026-11-26-bare-root",), bare_root),
     ("the wheel against llama-cpp-python's CPU wheel, and its CUDA wheel's CPU part; CPU alone",
      ("2026-11-26-their-wheel",), partial(against_wheels, setting="CPU")),
     ("the same, half of it by RPC", ("2026-11-26-their-wheel",), partial(against_wheels, setting="50%")),
