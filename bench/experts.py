@@ -1,19 +1,19 @@
 """Decode of a mixture whose experts are on two devices: plans that divide experts against plans of whole weights.
 
 python bench/experts.py [--out FILE.jsonl] [--routing zipf:1.8,zipf:0] [--shares 20,40,60] [--layers 5] [--type F16]
-    [--tokens 40] [--rounds 5] [--link RATE]
+    [--tokens 40] [--rounds 5] [--link RATE] [--device CUDA0] [--threads 1]
 
 The model has layers of Qwen3-30B-A3B and a chosen routing (docs/experts.md; "+" stands for its comma). Routing "demo"
 is the demo mixture with its own routing, reading its own kind of text; layers and type are then the model's. A loopback
-RPC server of all cores is the accelerator; the host has one thread. In F16 both have the same kernels. shares: percent
-of the experts' bytes that the budget holds beside all else. Plans of that budget: `experts`, by the most used ones, and
-`slots`, by those used last; `exact`, whole weights; llama.cpp's --n-cpu-moe of the first and of the last layers.
-`chosen` marks the one that the planner "auto" takes of these, `same_as` those that are equal and measured once. Each
-plan is loaded anew in each round, and rounds are interleaved. All read the same tokens, which the model generated once
-at temperature 0.8: a prompt of 64, some that fill slots, then those that are timed. One JSON line per routing, share
-and plan: TPOT and TTFT in seconds, medians of the rounds, the same predicted, expected and measured hits of the experts
-on the device, and how many times faster the chosen plan is, with intervals. --link: what loopback may carry (tc's rate,
-as 8gbit) in a network namespace of its own; needs root.
+RPC server of all cores is the accelerator, unless --device names one. In F16 it has the kernels of the host. shares:
+percent of the experts' bytes that the budget holds beside all else. Plans of that budget: `experts`, by the most used
+ones, and `slots`, by those used last; `exact`, whole weights; llama.cpp's --n-cpu-moe of the first and of the last
+layers. `chosen` marks the one that the planner "auto" takes of these, `same_as` those that are equal and measured once.
+Each plan is loaded anew in each round, and rounds are interleaved. All read the same tokens, which the model generated
+once at temperature 0.8: a prompt of 64, some that fill slots, then those that are timed. One JSON line per routing,
+share and plan: TPOT and TTFT in seconds, medians of the rounds, the same predicted, expected and measured hits of the
+experts on the device, and how many times faster the chosen plan is, with intervals. --link: what loopback may carry
+(tc's rate, as 8gbit) in a network namespace of its own; needs root.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,8 +61,12 @@ TRACED = 512  # generated tokens of the trace
 
 
 def measured(args: Any) -> Iterator[dict[str, Any]]:
-    with tempfile.TemporaryDirectory() as folder, LocalRpcServer(threads=len(os.sched_getaffinity(0))) as server:
-        os.environ["XDG_CACHE_HOME"] = folder  # traces of models that are gone
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        device = args.device
+        if not device:
+            server = stack.enter_context(LocalRpcServer(threads=len(os.sched_getaffinity(0))))
+            device = server.devices[0]
+            os.environ["XDG_CACHE_HOME"] = folder  # traces of models that are gone
         for routing in (text.replace("+", ",") for text in args.routing):
             line = {"routing": routing, "link": args.link or "loopback"}
             if routing == DEMO:
@@ -74,7 +79,7 @@ def measured(args: Any) -> Iterator[dict[str, Any]]:
                 make_model(path, shape="qwen3-30b-a3b", file_type=args.type, overrides=overrides, routing=routing)
             read = traced(path, held_out_text() if routing == DEMO else None, WARM + args.tokens)
             for share in args.shares:
-                found = of_share(path, server.devices[0], share, read, args)
+                found = of_share(path, device, share, read, args)
                 yield from (line | {"share": share} | plan for plan in found)
 
 
@@ -112,7 +117,7 @@ def generated(llm: Llama, prompt: list[int], n_tokens: int) -> list[int]:
 
 
 def of_share(path: Path, device: str, share: int, read: list[int], args: Any) -> Iterator[dict[str, Any]]:
-    settings = Settings(n_ctx=512, n_threads=1)
+    settings = Settings(n_ctx=512, n_threads=args.threads)
     graph = autoplan.read_graph(path, settings)
     experts = sum(t.nbytes for t in graph.tensors if "_exps" in t.name)
     percent = 100 * (1 - (1 - share / 100) * experts / graph.weights_bytes)
@@ -130,7 +135,7 @@ def of_share(path: Path, device: str, share: int, read: list[int], args: Any) ->
     for number in range(args.rounds):
         note(f"{share} %: round {number + 1}")
         for name in list(rounds)[:: 1 if number % 2 else -1]:
-            rounds[name].append(timed(path, plans[name], read))
+            rounds[name].append(timed(path, plans[name], read, args.threads))
     rounds = {name: rounds[same] for name, same in same_as.items()}
     for name, plan in plans.items():
         expected, layers = plan.predicted.experts, [place.layer for place in layer_experts(plan)]
@@ -161,8 +166,8 @@ class Times:
     hits: float | None
 
 
-def timed(path: Path, plan: PlacementPlan, tokens: list[int]) -> Times:
-    llm = Llama(str(path), plan=plan, n_ctx=512, n_threads=1, verbose=False, verify=False)
+def timed(path: Path, plan: PlacementPlan, tokens: list[int], n_threads: int) -> Times:
+    llm = Llama(str(path), plan=plan, n_ctx=512, n_threads=n_threads, verbose=False, verify=False)
     try:
         llm.eval(tokens[:PROMPT])  # the first one also waits for pages of the mapped file
         llm.reset()
@@ -215,6 +220,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--link", default="", help="what loopback may carry, as 8gbit")
+    parser.add_argument("--device", default="", help="ggml's name of the accelerator (default: a loopback RPC server)")
+    parser.add_argument("--threads", type=int, default=1, help="of the host (default: %(default)s)")
     args = parser.parse_args()
     if args.link and not os.environ.get(NARROWED):
         narrow(args.link)

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# The first thirty minutes on a GPU host without network, in three calls of under 9.5 minutes (docs/gpu.md says how).
+# Tests and measurements on a GPU host without network, in calls of under 9.5 minutes (docs/gpu.md says how).
 #
-# usage: scripts/gpu_suite.sh 1|2|3 [STAGE ...]    a call: its stages in order, or those named
+# usage: scripts/gpu_suite.sh 1|2|3|4 [STAGE ...]  a call: its stages in order, or those named
 #        scripts/gpu_suite.sh --rehearse           every stage of all calls, with tiny models and the CPU for the GPU
 #        scripts/gpu_suite.sh --limits             calls, stages and seconds of the table below
 #
-# A call looks for what it needs and says what it found: the engine that is here; else that of an earlier call, as brought
-# back (build/gpu-suite/carried/engine.tar.xz.*); else it builds it from the bundle (build/oallama-bundle.tar.xz).
+# A call looks for what it needs and says what it found: the engine that is here; else the carried one, of
+# scripts/gpu_engine.sh or of call 1 (build/gpu-suite/carried/engine.tar.xz.*); else it builds it from the bundle
+# (build/oallama-bundle.tar.xz). GPU_SUITE_SECONDS: a call's, where less is left.
 # What a stage leaves of its time goes to the next. Results: one archive in $OUT (default ./gpu-out), written again after
 # every stage: summary.jsonl, STAGE.jsonl, STAGE.log, the profile. Ends with 1 if a stage failed.
 # OALLAMA_CUDA=OFF tries the way of a real call on a machine without a GPU: bundle, build, parts, engine of the parts.
@@ -21,22 +22,26 @@ stages='
 1 pack 90
 2 ready 25
 2 models 55
-2 tests 90
-2 stock 50 | --model 8b-Q4_K_M.gguf --model 8b-F16.gguf | --repeats 3 | --repeats 1 --n-prompt 32 --n-generate 4
-2 profile 160 | --model 8b-F16.gguf --model 8b-Q4_K_M.gguf | --model 32b-shapes.gguf:33792 | --model 32b-shapes.gguf:512 --ctx 256 --task-seconds 0.01
-2 ledger 40 | --model 8b-Q4_K_M.gguf --repeats 1 | | --ctx 512 --cases 100%:on
-2 predicted 90 | --model 8b-F16.gguf --model 8b-Q4_K_M.gguf | --repeats 3 | --repeats 1 --prompts 32,64 --n-generate 4
-2 virtual 35 | --model 8b-Q4_K_M.gguf | --repeats 3 | --repeats 1 --prompts 32,64 --n-generate 4
-3 ready 25
-3 models 60
-3 oato 205 | | --make MODELS | --model 8b-F16.gguf --repeats 1 --prompts 32,64 --n-generate 4 --budgets 50%
-3 deep 110 | --model 32b-Q4_K_M.gguf --states MODELS | --repeats 3 | --repeats 1 --depths 256 --vram 24MiB --n-prompt 32 --n-generate 4
-3 streams 50 | --model 8b-F16.gguf | --repeats 2 | --repeats 1 --prompts 32,128
-3 weave 40 | --model 8b-Q4_K_M.gguf | --repeats 3 | --repeats 1 --n-prompt 32 --n-generate 8
-3 ranks 30
-3 memcheck 25 | --model tiny.gguf
+2 tests 110
+2 profile 80 | --model 8b-F16.gguf --model 32b-shapes.gguf:16896 --model 30b-a3b-shapes.gguf:512 --task-seconds 0.15 | | --ctx 256 --task-seconds 0.01
+2 look 25
+2 weave 40 | --model 8b-Q4_K_M.gguf | --repeats 3 | --repeats 1 --n-prompt 32 --n-generate 8
+2 streams 40 | --model 8b-F16.gguf | --repeats 3 --prompts 128,512,2048 | --repeats 1 --prompts 32,128
+2 stock 30 | --model 8b-Q4_K_M.gguf | --repeats 3 | --repeats 1 --n-prompt 32 --n-generate 4
+2 ranks 20
+3 ready 20
+3 models 50
+3 oato 130
+3 experts 70
+3 deep 60 | --model 32b-Q4_K_M.gguf --states MODELS --keep | --repeats 3 --depths 16384 | --repeats 1 --depths 256 --vram 24MiB --n-prompt 32 --n-generate 4
+3 memcheck 20 | --model tiny.gguf
+4 ready 20
+4 models 40
+4 ledger 40 | --model 8b-Q4_K_M.gguf --repeats 1 | | --ctx 512 --cases 100%:on
+4 predicted 90 | --model 8b-F16.gguf --model 8b-Q4_K_M.gguf | --repeats 3 | --repeats 1 --prompts 32,64 --n-generate 4
+4 virtual 35 | --model 8b-Q4_K_M.gguf | --repeats 3 | --repeats 1 --prompts 32,64 --n-generate 4
 '
-call_seconds=560
+call_seconds=${GPU_SUITE_SECONDS:-560}
 part_bytes=15000000 # of the engine; 16 MiB come back at most
 max_parts=4
 
@@ -126,6 +131,15 @@ for path in sys.path:
     if path.endswith(("site-packages", "dist-packages")):
         print(f"import site; site.addsitedir({path!r})")
 PYTHON
+    link_cuda
+}
+
+# CUDA's libraries of the host's wheels, where ours look for them (cmake/cuda_runpath.cmake).
+link_cuda() {
+    local there
+    there=$(python3 -c 'import importlib.util as u; print([*u.find_spec("nvidia").submodule_search_locations][0])' 2>/dev/null) ||
+        return 0
+    ln -sfn "$there" "$(echo .venv/lib/python3*/site-packages)/nvidia"
 }
 
 weave_cuda() { PYTHONPATH=tests $python bench/weave_cuda.py "$@"; }
@@ -163,17 +177,25 @@ stage_engine() {
     [ ! -e "$work/kernels/libweave_cuda.so" ] || mv "$work/kernels/libweave_cuda.so" "$work/"
 }
 
-# The engine in parts that come back, so that a machine that was given back costs no second build.
+# The engine in parts that come back, so that a machine that was given back costs no second build. Without .venv's Python,
+# which is made anew, and without packages that the host brings (as in bundle.sh).
 stage_pack() {
-    local list=(.venv BUNDLE.json "$work/root" "$work/libweave_cuda.so" "$llama_cpp/patched/ggml/include") there=() path
-    engine_is_here
+    local list=(.venv BUNDLE.json "$work/root" "$work/libweave_cuda.so" "$llama_cpp/patched/ggml/include" build/baseline/bin)
+    local there=() path name level skip=(--exclude=__pycache__ --exclude='.venv/bin/python*' --exclude=.venv/pyvenv.cfg)
+    for name in pip numpy numpy.libs scipy scipy.libs huggingface_hub cmake; do
+        skip+=("--exclude=.venv/lib/python*/site-packages/$name" "--exclude=.venv/lib/python*/site-packages/$name-*")
+    done
+    [ -n "${GPU_SUITE_PACK_ONLY:-}" ] || engine_is_here
     pwd >"$work/root"
     [ -z "$rehearse" ] || list=("$work/root" .venv/lib/python*/site-packages/oallama)
     for path in "${list[@]}"; do
         [ ! -e "$path" ] || there+=("$path")
     done
     rm -f "$OUT"/engine.tar.xz.*
-    tar -c --exclude=__pycache__ "${there[@]}" | xz -T0 "$(pick -6 -0)" | split -b $part_bytes -d - "$OUT/engine.tar.xz."
+    # With unpatched llama.cpp the window is as long as two libggml-cuda.so: the second one costs little.
+    level=$(pick -6 -0)
+    [ ! -e build/baseline/bin/libggml-cuda.so ] || level=--lzma2=preset=6,dict=192MiB
+    tar -c "${skip[@]}" "${there[@]}" | xz -T0 "$level" | split -b $part_bytes -d - "$OUT/engine.tar.xz."
     local parts=("$OUT"/engine.tar.xz.*)
     say "the engine in ${#parts[@]} parts, $(cat "${parts[@]}" | wc -c) bytes"
     [ ${#parts[@]} -le $max_parts ] || { say "more parts than come back: build again in the next call"; return 1; }
@@ -187,11 +209,12 @@ stage_pack() {
     fi
 }
 
-# ---- calls 2 and 3 -------------------------------------------------------------------------------------------------
+# ---- calls 2 to 4 ---------------------------------------------------------------------------------------------------
 
 unpack_engine() {
     local into=$1 was
     mkdir -p "$into"
+    [ -n "$rehearse" ] || make_venv
     cat "$carried"/engine.tar.xz.* | tar -xJ -C "$into"
     was=$(cat "$into/$work/root")
     [ "$was" = "$PWD" ] || grep -rlIZ --include='*.py' --include='*.pth' --include='pyvenv.cfg' "$was" "$into/.venv" |
@@ -234,7 +257,9 @@ make_one() {
 stage_models() {
     mkdir -p "$models"
     local pids=() pid failed=0 wanted=("tiny tiny Q8_0 llama" "8b-F16 llama3-8b F16 llama" "8b-Q4_K_M llama3-8b Q4_K_M llama")
-    [ "$call" != 3 ] || wanted+=("32b-Q4_K_M qwq-32b Q4_K_M qwen2")
+    if [ "$call" = 3 ]; then
+        wanted=("${wanted[@]:0:2}" "32b-Q4_K_M qwq-32b Q4_K_M qwen2")
+    fi
     say "models in $models: $(find "$models" -name '*.gguf' -printf '%f ')"
     for one in "${wanted[@]}"; do
         # shellcheck disable=SC2086 # four words
@@ -254,20 +279,55 @@ stage_tests() {
     [ -z "$rehearse" ] || options+=(--collect-only)
     [ -e build/baseline/bin/libllama.so ] || options+=(-k "not unpatched")
     [ ! -e "$work/libweave_cuda.so" ] || export OALLAMA_WEAVE_CUDA=$PWD/$work/libweave_cuda.so
-    $python -m pytest tests/engine/test_cuda.py tests/cluster/test_device_ranks.py tests/weave/test_weave_cuda.py "${options[@]}"
+    local files=(tests/engine/test_cuda.py tests/cluster/test_device_ranks.py tests/weave/test_weave_cuda.py)
+    # What fails beside others is tried again alone.
+    $python -m pytest "${files[@]}" "${options[@]}" -n 8 || $python -m pytest "${files[@]}" "${options[@]}" --last-failed
 }
 
-# The shapes of 32B, too, in a file without weights: call 3 shall not measure them.
+# Shapes of call 3's models, too, in files without weights: it shall not measure them.
 stage_profile() {
-    local shapes=$models/32b-shapes.gguf
-    # shellcheck disable=SC2046 # several arguments
-    [ -e "$shapes" ] || .venv/bin/oallama make-model "$shapes" --type Q4_K_M \
-        $(pick '--shape qwq-32b --sparse' '--arch qwen2 --shape tiny')
+    local name shape arch kind
+    while read -r name shape kind arch; do
+        # shellcheck disable=SC2046 # several arguments
+        [ -e "$models/$name.gguf" ] || .venv/bin/oallama make-model "$models/$name.gguf" --type "$kind" --sparse \
+            $(pick "--shape $shape" "--arch $arch --shape tiny") </dev/null
+    done <<<"32b-shapes qwq-32b Q4_K_M qwen2
+30b-a3b-shapes qwen3-30b-a3b Q4_K_M qwen3moe"
     measure profiling
 }
 
+# What a user sees first, and a trace of a plan at half of the weights.
+stage_look() {
+    local where=(--device "$device")
+    [ -z "$rehearse" ] || where=(--local-rpc)
+    .venv/bin/oallama --version
+    .venv/bin/oallama devices
+    .venv/bin/oallama doctor || say "doctor ended with $?"
+    .venv/bin/oallama trace "$models/8b-F16.gguf" "${where[@]}" --vram 50% --ctx 1024 --no-verify --n-prompt 128 --n-generate 4 \
+        -o "$results/trace.json"
+}
+
+# All planners at half of the weights, the important ones at a quarter and at three.
+stage_oato() {
+    local cells=(--model "$models/8b-F16.gguf" --device "$device" --out "$results/oato.jsonl" --keep)
+    local rounds=(--repeats 5 --prompts "32,128,512" --n-generate 24)
+    [ -z "$rehearse" ] || rounds=(--repeats 1 --prompts "32,64" --n-generate 4)
+    $python bench/gpu/oato.py "${cells[@]}" "${rounds[@]}" --budgets 50%
+    $python bench/gpu/oato.py "${cells[@]}" "${rounds[@]}" --budgets 25%,75% --planners auto,layers,fit
+}
+
+stage_experts() {
+    local cells=(--type Q4_K_M --out "$results/experts.jsonl")
+    if [ -n "$rehearse" ]; then
+        cells+=(--layers 1 --routing zipf:1.8 --shares 40 --rounds 1 --tokens 4)
+    else
+        cells+=(--device "$device" --threads "$(nproc)" --layers 24 --routing zipf:1.8 --shares 40 --rounds 5 --tokens 32)
+    fi
+    TMPDIR=$models $python bench/experts.py "${cells[@]}"
+}
+
 stage_deep() {
-    rm -f "$models"/8b-*-layers-*.gguf # of oato; caches of 32k tokens need the room
+    rm -f "$models"/8b-*.gguf # caches of many tokens need the room
     measure deep
 }
 
@@ -348,13 +408,13 @@ case ${1:-} in
     --rehearse)
         export GPU_SUITE_REHEARSE=1 GPU_SUITE_WORK=build/gpu-rehearsal
         rm -rf build/gpu-rehearsal
-        for call in 1 2 3; do
+        for call in 1 2 3 4; do
             OUT=$PWD/build/gpu-rehearsal/out bash scripts/gpu_suite.sh $call || true
         done
         $python bench/gpu/table.py build/gpu-rehearsal/results/*.jsonl >build/gpu-rehearsal/table.md
         $python bench/gpu/check.py build/gpu-rehearsal/results
         ;;
-    1 | 2 | 3)
+    1 | 2 | 3 | 4)
         for name in "${@:2}"; do
             grep -q "^$1 $name " <<<"$stages" || { say "call $1 has no stage '$name'; see --limits" >&2; exit 2; }
         done

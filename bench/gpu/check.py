@@ -15,7 +15,7 @@ from typing import Any
 
 from common import ROOT
 
-# Kinds of lines ("what") by stage. Those of `ranks` are bench/device_allreduce.py's, without a kind.
+# Kinds of lines ("what") by stage. Those of bench/device_allreduce.py and bench/experts.py have none.
 KINDS: dict[str, tuple[str, ...]] = {
     "preflight": ("preflight",),
     "stock": ("llama-bench",),
@@ -24,6 +24,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "predicted": ("plan", "predicted"),
     "virtual": ("virtual",),
     "oato": ("plan", "oato"),
+    "experts": (),
     "deep": ("plan", "deep"),
     "streams": ("link", "streams", "stream rate"),
     "weave": ("polls",),
@@ -32,11 +33,10 @@ KINDS: dict[str, tuple[str, ...]] = {
 }
 NEEDS_A_GPU = {
     "engine": "the build for CUDA (OALLAMA_CUDA=OFF tries its steps by hand); bench/weave_cuda.py --build: parsed only",
-    "ready": "building in call 2 or 3; a carried engine is packed and unpacked by pack",
+    "ready": "building in a later call; a carried engine is packed and unpacked by pack",
     "tests": "-m cuda: collected only",
     "weave": "bench/weave_cuda.py --library: parsed only; polls run on the CPU's receiver",
     "memcheck": "compute-sanitizer: its command runs without it",
-    "oato": "the choice of the number of layers: tests/unit/test_gpu_suite.py",
 }
 
 

@@ -1,6 +1,6 @@
 """A model larger than its budget at long depths: TTFT and TPOT of our plan against llama.cpp's --fit.
 
-python bench/gpu/deep.py --model FILE.gguf [--vram 16GiB] [--depths 8192,16384,32768] [--out FILE.jsonl]
+python bench/gpu/deep.py --model FILE.gguf [--vram 16GiB] [--depths 8192,16384,32768] [--keep] [--out FILE.jsonl]
 
 Engines fill their caches in turn and share them by file where the form is the same. One JSON line per plan, then one
 per depth, engine and round.
@@ -9,12 +9,13 @@ per depth, engine and round.
 from __future__ import annotations
 
 import tempfile
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from common import Log, arguments
-from loads import add_plans, context_of, measured, planning_device
+from loads import add_plans, context_of, kept, measured, planning_device
 
 from oallama.bench.script import numbers
 from oallama.engine.load_settings import Settings
@@ -23,10 +24,14 @@ from oallama.loading import autoplan
 from oallama.planning import Workload
 
 
-def load(name: str, plan: Any, depth: int, states: Path, options: Any) -> dict[str, Any]:
+def folder_of(states: Path, depth: int) -> Path:
     folder = states / str(depth)
     folder.mkdir(exist_ok=True)
-    n = options.n_prompt
+    return folder
+
+
+def load(name: str, plan: Any, depth: int, states: Path, options: Any) -> dict[str, Any]:
+    n, folder = options.n_prompt, folder_of(states, depth)
     return {"name": name, **measured(plan, options.model, options, (n,), depth=depth, at=n, states=folder)}
 
 
@@ -36,6 +41,7 @@ def main() -> None:
     parser.add_argument("--depths", type=numbers, default=(8192, 16384, 32768))
     parser.add_argument("--n-prompt", type=int, default=512)
     parser.add_argument("--n-generate", type=int, default=32)
+    parser.add_argument("--keep", action="store_true", help="one load of each engine for all rounds of a depth")
     parser.add_argument("--states", type=Path, help="folder for filled caches (default: of the system)")
     options = parser.parse_args()
     device = planning_device(options.device)
@@ -43,9 +49,20 @@ def main() -> None:
         jobs = {}
         for depth in options.depths:
             line = {"model": options.model.stem, "vram": options.vram, "depth": depth}
-            for name, plan in add_plans(log, *plans_for(depth, device, options), **line).items():
+            found = add_plans(log, *plans_for(depth, device, options), **line)
+            if options.keep:
+                with ExitStack() as stack:
+                    n = options.n_prompt
+                    load_of = {"depth": depth, "at": n, "states": folder_of(Path(states), depth)}
+                    staying = {
+                        name: kept(plan, options.model, options, (n,), stack, **load_of) for name, plan in found.items()
+                    }
+                    log.rounds("deep", staying, options.repeats, **line, kept=True)
+                continue
+            for name, plan in found.items():
                 jobs[f"{depth} {name}"] = partial(load, name, plan, depth, Path(states), options)
-        log.rounds("deep", jobs, options.repeats, model=options.model.stem, vram=options.vram)
+        if jobs:
+            log.rounds("deep", jobs, options.repeats, model=options.model.stem, vram=options.vram)
 
 
 def plans_for(depth: int, device: str, options: Any) -> tuple[dict[str, Any], dict[str, str]]:

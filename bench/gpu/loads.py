@@ -5,7 +5,7 @@ A device is a name of ggml's ("CUDA0"), or "RPC": a loopback RPC server, which s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
@@ -17,6 +17,7 @@ from common import Log
 from oallama.bench import Engine, LoadParams
 from oallama.bench.engines import Worker
 from oallama.bench.planned import planned
+from oallama.bench.results import Sample
 from oallama.data.plan import HOST, PlacementPlan
 from oallama.engine import runtime
 from oallama.engine.rpc import LocalRpcServer
@@ -46,13 +47,13 @@ def engine_of(plan: PlacementPlan, device: str, params: LoadParams, stack: ExitS
     """The patched engine obeying a plan, or without a map in llama.cpp's own placement for a stock plan."""
     name = plan.planner["name"]
     used = any(d != HOST for d in plan.devices)
-    placed = on_device(device, params, stack) if used else replace(params, devices=())
+    there = on_device(device, params, stack) if used else replace(params, devices=())
     if name not in ("layers", "fewer-layers", "fit"):
-        return planned(plan, runtime.lib_dir(), placed, name)
+        return planned(plan, runtime.lib_dir(), there, name)
     chosen, context = plan.planner["params"], plan.context
     overrides = tuple((pattern, HOST) for pattern, _ in chosen.get("overrides", ()))
     flags = replace(
-        placed, n_ctx=context.n_ctx, flash_attn=context.flash_attn, n_gpu_layers=int(chosen["n_gpu_layers"]),
+        there, n_ctx=context.n_ctx, flash_attn=context.flash_attn, n_gpu_layers=int(chosen["n_gpu_layers"]),
         override_tensor=overrides,
     )  # fmt: skip
     return Engine(name, runtime.lib_dir(), flags)
@@ -78,25 +79,67 @@ def one_load(
     Returns load_s, first_ttft_s (of the first prompt after the load, `at` tokens), ttft_s by prompt, tpot_s, tokens
     (of that run), device_bytes, devices. Raises OallamaError.
     """
-    at = at if at is not None else sorted(prompts)[len(prompts) // 2]
-    n_ctx = context_of(depth + max(prompts) + n_generate)
-    with Worker(engine, 300, 300) as worker:
-        loaded = worker.load(model, engine.params.resolved(n_ctx))
-        before, folder = prompt_of(depth), None if states is None else str(states)
-        first = worker.run(-1, before, prompt_of(at), 2, folder)
-        ttft, tpot, tokens = {}, None, ()
-        for n in prompts:
-            sample = worker.run(0, before, prompt_of(n), n_generate if n == at else 2, folder)
-            ttft[n] = sample.ttft_s
-            if n == at:
-                tpot, tokens = sample.tpot_s, sample.tokens
-        worker.observe(loaded)
-        loaded.memory = worker.unload()
-    return {
-        "load_s": loaded.load_s[0], "first_ttft_s": first.ttft_s, "ttft_s": ttft, "tpot_s": tpot, "prompt": at,
-        "n_generate": n_generate, "depth": depth, "tokens": list(tokens), "device_bytes": loaded.device_bytes(),
-        "gpu_process_bytes": loaded.gpu_process_bytes, "flash_attn": engine.params.flash_attn,
-    }  # fmt: skip
+    with Running(engine, model, prompts, n_generate, depth=depth, at=at, states=states) as running:
+        return running.sample() | running.end()
+
+
+class Running:
+    """An engine that is loaded and has run a first prompt: for several samples. Arguments and errors are one_load's."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        model: Path,
+        prompts: Sequence[int],
+        n_generate: int,
+        *,
+        depth: int = 0,
+        at: int | None = None,
+        states: Path | None = None,
+    ) -> None:
+        self._engine, self._prompts, self._n_generate, self._depth = engine, prompts, n_generate, depth
+        self._at = at if at is not None else sorted(prompts)[len(prompts) // 2]
+        self._folder = None if states is None else str(states)
+        self._worker = Worker(engine, 300, 300)
+        try:
+            n_ctx = context_of(depth + max(prompts) + n_generate)
+            self._loaded = self._worker.load(model, engine.params.resolved(n_ctx))
+            self._first_ttft_s = self._run(self._at, 2).ttft_s
+        except BaseException:
+            self._worker.stop()
+            raise
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._worker.stop()
+
+    def _run(self, n_prompt: int, n_generate: int) -> Sample:
+        return self._worker.run(0, prompt_of(self._depth), prompt_of(n_prompt), n_generate, self._folder)
+
+    def sample(self) -> dict[str, Any]:
+        """Every prompt once."""
+        ttft: dict[int, float] = {}
+        for n in self._prompts:
+            run = self._run(n, self._n_generate if n == self._at else 2)
+            ttft[n] = run.ttft_s
+            if n == self._at:
+                behind = run
+        return {
+            "load_s": self._loaded.load_s[0], "first_ttft_s": self._first_ttft_s, "ttft_s": ttft,
+            "tpot_s": behind.tpot_s, "prompt": self._at, "n_generate": self._n_generate, "depth": self._depth,
+            "tokens": list(behind.tokens), "flash_attn": self._engine.params.flash_attn,
+        }  # fmt: skip
+
+    def end(self) -> dict[str, Any]:
+        """The process's memory at its end."""
+        self._worker.observe(self._loaded)
+        self._loaded.memory = self._worker.unload()
+        return {
+            "device_bytes": self._loaded.device_bytes(),
+            "gpu_process_bytes": self._loaded.gpu_process_bytes,
+        }
 
 
 def predicted(plan: PlacementPlan) -> dict[str, Any]:
@@ -127,9 +170,28 @@ def context_of(n_tokens: int) -> int:
 def measured(plan: PlacementPlan, model: Path, options: Any, prompts: Sequence[int], **load: Any) -> dict[str, Any]:
     """One load of a plan's engine on --device; `load` is for one_load."""
     with ExitStack() as stack:
-        params = LoadParams(load_mode="none", n_threads=options.threads)
-        engine = engine_of(plan, options.device, params, stack)
+        engine = placed(plan, options, stack)
         return one_load(engine, model, prompts, options.n_generate, **load)
+
+
+def kept(
+    plan: PlacementPlan, model: Path, options: Any, prompts: Sequence[int], stack: ExitStack, **load: Any
+) -> Callable[[], dict[str, Any]]:
+    """As `measured`, of an engine that is loaded at the first call and stays until the stack is closed."""
+    running: list[Running] = []
+
+    def sample() -> dict[str, Any]:
+        if not running:
+            engine = placed(plan, options, stack)
+            running.append(stack.enter_context(Running(engine, model, prompts, options.n_generate, **load)))
+        return running[0].sample()
+
+    return sample
+
+
+def placed(plan: PlacementPlan, options: Any, stack: ExitStack) -> Engine:
+    """A plan's engine on --device."""
+    return engine_of(plan, options.device, LoadParams(load_mode="none", n_threads=options.threads), stack)
 
 
 def add_plans(

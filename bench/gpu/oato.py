@@ -1,22 +1,24 @@
 """The OATO paper's cells on this GPU: TTFT by prompt and TPOT under budgets, planners against llama.cpp's own ways.
 
 python bench/gpu/oato.py --make FOLDER [--layers 32,16,8] [--budgets 50%,25%,75%] [--repeats 5] [--out FILE.jsonl]
-python bench/gpu/oato.py --model FILE.gguf ..
+python bench/gpu/oato.py --model FILE.gguf [--keep] [--planners auto,layers,fit] ..
 
 Planners: paper (Algorithm 1 literally), oato, exact, auto, divided, stream-all, layers (-ngl) and fit (--fit), all with
 fused attention. Every round loads each engine of each budget anew. Five loads of each take longer than a stage may, so
 the 8B shape has as many of --layers as all rounds have time for by prediction; the model is made in --make (with
 --model it is what it is). --fit is given the bytes of -ngl's budget. One JSON line per plan, then one per load.
+--keep: budget by budget, each engine is loaded once and stays for all rounds. --planners: only these.
 """
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from common import Log, arguments
-from loads import add_plans, context_of, distinct, measured, planning_device
+from loads import add_plans, context_of, distinct, kept, measured, planning_device
 
 from oallama.bench.script import numbers, words
 from oallama.engine.load_settings import Settings
@@ -107,6 +109,8 @@ def main() -> None:
     parser.add_argument("--budgets", type=words, default=["50%", "25%", "75%"])
     parser.add_argument("--prompts", type=numbers, default=(32, 64, 128, 256, 512))
     parser.add_argument("--n-generate", type=int, default=64)
+    parser.add_argument("--planners", type=words, help="(default: all)")
+    parser.add_argument("--keep", action="store_true", help="one load of each engine for all rounds")
     options = parser.parse_args()
     if (options.model is None) == (options.make is None):
         parser.error("give one of --model and --make")
@@ -117,9 +121,17 @@ def main() -> None:
         jobs = {}
         for budget in options.budgets:
             made = plans(model, budget, device, options)
-            for name, plan in add_plans(log, *made, model=model.stem, budget=budget).items():
+            found = add_plans(log, *made, model=model.stem, budget=budget)
+            found = {name: plan for name, plan in found.items() if name in (options.planners or found)}
+            if options.keep:
+                with ExitStack() as stack:
+                    staying = {name: kept(plan, model, options, options.prompts, stack) for name, plan in found.items()}
+                    log.rounds("oato", staying, options.repeats, model=model.stem, budget=budget, kept=True)
+                continue
+            for name, plan in found.items():
                 jobs[f"{budget} {name}"] = partial(load, model, budget, name, plan, options)
-        log.rounds("oato", jobs, options.repeats, model=model.stem)
+        if jobs:
+            log.rounds("oato", jobs, options.repeats, model=model.stem)
 
 
 if __name__ == "__main__":
