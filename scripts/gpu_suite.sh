@@ -41,7 +41,7 @@ stages='
 4 predicted 90 | --model 8b-F16.gguf --model 8b-Q4_K_M.gguf | --repeats 3 | --repeats 1 --prompts 32,64 --n-generate 4
 4 virtual 35 | --model 8b-Q4_K_M.gguf | --repeats 3 | --repeats 1 --prompts 32,64 --n-generate 4
 '
-call_seconds=${GPU_SUITE_SECONDS:-560}
+call_seconds=560 # at most
 part_bytes=15000000 # of the engine; 16 MiB come back at most
 max_parts=4
 
@@ -383,7 +383,7 @@ run_stage() {
 
 run_call() {
     local number name seconds
-    call=$1 saved=0 failed=0 deadline=$((SECONDS + call_seconds))
+    call=$1 saved=0 failed=0 deadline=$((SECONDS + ${GPU_SUITE_SECONDS:-$call_seconds}))
     shift
     while read -r number name seconds _; do
         [ "$number" = "$call" ] || continue
