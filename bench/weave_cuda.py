@@ -145,10 +145,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--library", type=Path, help="built before by --build")
     parser.add_argument("--build", type=Path, metavar="FOLDER", help="compile into this folder, and end")
+    parser.add_argument("--arch", default="native", help="to compile for, as sm_90 (default: the GPU's)")
     options = parser.parse_args()
     if options.build:
         options.build.mkdir(parents=True, exist_ok=True)
-        print(build(options.build))
+        print(build(options.build, arch=options.arch))
         return
     with tempfile.TemporaryDirectory() as folder:
         lib = load(options.library or build(Path(folder)))

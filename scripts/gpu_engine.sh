@@ -13,6 +13,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$(realpath -m "${GPU_ROOT:-build/gpu-root}")
 toolkit=$(realpath /usr/local/cuda)
 carried=build/gpu-suite/carried
+arch=${CUDA_ARCH:-90-real}
 llama_cpp=third_party/llama.cpp
 packages=python3.12,python3.12-dev,python3.12-venv,g++,make,git,ca-certificates,ccache,xz-utils,file
 
@@ -50,7 +51,7 @@ inside() {
 # The lent machine's processor is not known before: AVX-512 with VNNI and BF16, which the hosts of H100 and H200 have.
 settings() {
     local kernels=(SSE42 AVX AVX2 FMA F16C BMI2 AVX512 AVX512_VBMI AVX512_VNNI AVX512_BF16)
-    printf '%s ' -DCMAKE_CUDA_ARCHITECTURES="${CUDA_ARCH:-90-real}" -DGGML_CUDA_NCCL=OFF -DGGML_NATIVE=OFF
+    printf '%s ' -DCMAKE_CUDA_ARCHITECTURES="$arch" -DGGML_CUDA_NCCL=OFF -DGGML_NATIVE=OFF
     printf -- '-DGGML_%s=ON ' "${kernels[@]}"
 }
 
@@ -69,7 +70,7 @@ inside "
     export CMAKE_CUDA_COMPILER_LAUNCHER=ccache CMAKE_ARGS='$(settings)'
     scripts/setup.sh
     mkdir -p build/gpu-suite/kernels
-    PYTHONPATH=tests .venv/bin/python bench/weave_cuda.py --build build/gpu-suite/kernels
+    PYTHONPATH=tests .venv/bin/python bench/weave_cuda.py --build build/gpu-suite/kernels --arch sm_${arch%-real}
     mv build/gpu-suite/kernels/libweave_cuda.so build/gpu-suite/
     [ -z '${WITH_BASELINE:-}' ] || scripts/baseline.sh
     echo '{\"commit\": \"$(git rev-parse HEAD)\"}' >BUNDLE.json

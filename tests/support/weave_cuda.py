@@ -65,12 +65,21 @@ def host_sources() -> list[Path]:
     return [*WEAVE.glob("cuda/*.cpp"), ROOT / "csrc" / "base" / "graph_run.cpp", *NATIVE.glob("*_for_tests_cuda.cpp")]
 
 
-def build(folder: Path, *flags: str) -> Path:
-    """csrc/weave/cuda as a library for the GPU of this machine; takes some minutes. Raises CalledProcessError."""
+def build(folder: Path, *flags: str, arch: str = "native") -> Path:
+    """csrc/weave/cuda as a library for an architecture (sm_90; native: of the GPU here). Raises CalledProcessError."""
     library = folder / "libweave_cuda.so"
     sources = [*WEAVE.glob("cuda/*.cu"), *host_sources()]
     includes = [f"-I{path}" for path in places()]
-    options = ["-arch=native", "-std=c++17", "-O2", "-lineinfo", "-use_fast_math", "-Xcompiler", "-fPIC", "--threads=0"]
+    options = [
+        f"-arch={arch}",
+        "-std=c++17",
+        "-O2",
+        "-lineinfo",
+        "-use_fast_math",
+        "-Xcompiler",
+        "-fPIC",
+        "--threads=0",
+    ]
     compiler = nvcc()
     assert compiler is not None, "no nvcc"
     command = [compiler, *options, *includes, *flags, "-shared", *map(str, sources), "-lcuda", "-o", str(library)]
