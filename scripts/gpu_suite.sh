@@ -182,7 +182,8 @@ stage_engine() {
 stage_pack() {
     local list=(.venv BUNDLE.json "$work/root" "$work/libweave_cuda.so" "$llama_cpp/patched/ggml/include" build/baseline/bin)
     local there=() path name level skip=(--exclude=__pycache__ --exclude='.venv/bin/python*' --exclude=.venv/pyvenv.cfg)
-    for name in pip numpy numpy.libs scipy scipy.libs huggingface_hub cmake; do
+    for name in pip numpy numpy.libs scipy scipy.libs huggingface_hub hf_xet aiohttp pygments hypothesis cmake \
+        scikit_build_core pybind11; do
         skip+=("--exclude=.venv/lib/python*/site-packages/$name" "--exclude=.venv/lib/python*/site-packages/$name-*")
     done
     [ -n "${GPU_SUITE_PACK_ONLY:-}" ] || engine_is_here
@@ -194,7 +195,7 @@ stage_pack() {
     rm -f "$OUT"/engine.tar.xz.*
     # With unpatched llama.cpp the window is as long as two libggml-cuda.so: the second one costs little.
     level=$(pick -6 -0)
-    [ ! -e build/baseline/bin/libggml-cuda.so ] || level=--lzma2=preset=6,dict=192MiB
+    [ ! -e build/baseline/bin/libggml-cuda.so ] || level=--lzma2=preset=8,dict=192MiB
     tar -c "${skip[@]}" "${there[@]}" | xz -T0 "$level" | split -b $part_bytes -d - "$OUT/engine.tar.xz."
     local parts=("$OUT"/engine.tar.xz.*)
     say "the engine in ${#parts[@]} parts, $(cat "${parts[@]}" | wc -c) bytes"
