@@ -4,6 +4,7 @@
 # toolkit of this machine. Takes 50 minutes on two cores the first time (ccache). Needs root and debootstrap.
 #
 # usage: scripts/gpu_engine.sh            result: build/gpu-suite/carried/engine.tar.xz.*, of HEAD
+#        scripts/gpu_engine.sh --stamp    only the commit that results will name: after changes of Python files alone
 #
 # Environment: GPU_ROOT (the root, default build/gpu-root), CUDA_ARCH (default 90-real), WITH_BASELINE=1 (unpatched
 # llama.cpp beside it, for tests that compare the two).
@@ -55,6 +56,17 @@ settings() {
     printf -- '-DGGML_%s=ON ' "${kernels[@]}"
 }
 
+# Results name it; there is no .git on the lent machine.
+stamp() {
+    mkdir -p $carried
+    printf '{"commit": "%s", "changed_files": %s, "made": "%s"}\n' "$(git rev-parse HEAD)" \
+        "$(git status --porcelain | wc -l)" "$(date -u +%FT%TZ)" >$carried/BUNDLE.json
+}
+
+if [ "${1:-}" = --stamp ]; then
+    stamp
+    exit
+fi
 [ "$(id -u)" = 0 ] || fail "needs root, for a root of another system"
 command -v debootstrap >/dev/null || fail "needs debootstrap; as root: apt-get install debootstrap"
 [ -x "$toolkit/bin/nvcc" ] || fail "no nvcc in $toolkit"
@@ -73,9 +85,9 @@ inside "
     PYTHONPATH=tests .venv/bin/python bench/weave_cuda.py --build build/gpu-suite/kernels --arch sm_${arch%-real}
     mv build/gpu-suite/kernels/libweave_cuda.so build/gpu-suite/
     [ -z '${WITH_BASELINE:-}' ] || scripts/baseline.sh
-    echo '{\"commit\": \"$(git rev-parse HEAD)\"}' >BUNDLE.json
     OUT=\$PWD/build/gpu-suite/out GPU_SUITE_PACK_ONLY=1 scripts/gpu_suite.sh --stage 1 pack
 "
 rm -f $carried/engine.tar.xz.*
 cp "$root"/src/oallama/build/gpu-suite/out/engine.tar.xz.* $carried/
+stamp
 say "$(du -cb $carried/engine.tar.xz.* | tail -n 1 | cut -f 1) bytes in $carried"

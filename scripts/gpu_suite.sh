@@ -217,6 +217,7 @@ unpack_engine() {
     mkdir -p "$into"
     [ -n "$rehearse" ] || make_venv
     cat "$carried"/engine.tar.xz.* | tar -xJ -C "$into"
+    [ ! -e "$carried/BUNDLE.json" ] || cp "$carried/BUNDLE.json" "$into/"
     was=$(cat "$into/$work/root")
     [ "$was" = "$PWD" ] || grep -rlIZ --include='*.py' --include='*.pth' --include='pyvenv.cfg' "$was" "$into/.venv" |
         xargs -0 -r sed -i "s|$was|$PWD|g"
