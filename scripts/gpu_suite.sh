@@ -291,8 +291,8 @@ stage_profile() {
     local name shape arch kind
     while read -r name shape kind arch; do
         # shellcheck disable=SC2046 # several arguments
-        [ -e "$models/$name.gguf" ] || .venv/bin/oallama make-model "$models/$name.gguf" --type "$kind" --sparse \
-            $(pick "--shape $shape" "--arch $arch --shape tiny") </dev/null
+        [ -e "$models/$name.gguf" ] || .venv/bin/oallama make-model "$models/$name.gguf" --type "$kind" \
+            $(pick "--shape $shape --sparse" "--arch $arch --shape tiny") </dev/null
     done <<<"32b-shapes qwq-32b Q4_K_M qwen2
 30b-a3b-shapes qwen3-30b-a3b Q4_K_M qwen3moe"
     measure profiling
