@@ -12,6 +12,8 @@ using release_gil = py::call_guard<py::gil_scoped_release>;
 struct oa_graph_node;
 py::dict to_dict(const oa_graph_node & node);
 
+void hide_debug_messages(); // log.cpp
+
 void register_arenas(py::module_ & m);
 void register_attend(py::module_ & m);
 void register_backend_map(py::module_ & m);

@@ -6,6 +6,8 @@ PYBIND11_MODULE(_core, m) {
 
     m.attr("ENGINE_ID") = OALLAMA_ENGINE_ID; // of the sources: the same on all hosts of a cluster
 
+    hide_debug_messages();
+
     register_arenas(m);
     register_attend(m);
     register_backend_map(m);

@@ -123,7 +123,7 @@ void oa_stream_reader::pin_ahead(const std::vector<const ggml_tensor *> & weight
         return;
     }
     for (const ggml_tensor * weight : weights) {
-        if (OA_STREAM_FILE(weight) != 0 && !pool_.count(weight)) {
+        if (OA_STREAM_FILE(weight) != 0 && !is_pinned(weight) && !pool_.count(weight)) {
             ahead_.push_back(weight);
         }
     }
@@ -168,6 +168,10 @@ void oa_stream_reader::allocate_stages() {
     GGML_ASSERT(stages_ && "8 MiB for staging streamed weights");
 }
 
+bool oa_stream_reader::is_pinned(const ggml_tensor * weight) const {
+    return pinned_ && weight->buffer && ggml_backend_buffer_get_type(weight->buffer) == pinned_;
+}
+
 oa_stream_memory oa_stream_reader::memory() {
     const std::lock_guard<std::mutex> lock(mutex_);
     return memory_;
@@ -177,9 +181,10 @@ oa_stream_memory oa_stream_reader::memory() {
 
 void oa_stream_reader::start(const ggml_tensor * weight) {
     // Without a file the weight itself is copied: it is as the file would have it if the host can read it.
-    const bool in_memory = OA_STREAM_FILE(weight) == 0 && ggml_backend_buffer_is_host(weight->buffer);
-    bool       is_new    = false;
-    place_ptr  at;
+    const bool in_memory =
+        is_pinned(weight) || (OA_STREAM_FILE(weight) == 0 && ggml_backend_buffer_is_host(weight->buffer));
+    bool      is_new = false;
+    place_ptr at;
     if (in_memory) {
         at         = std::make_shared<place>();
         at->base   = static_cast<char *>(weight->data);

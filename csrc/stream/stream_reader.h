@@ -72,6 +72,7 @@ class oa_stream_reader {
     void      read_ahead();
     void      fill_pool();
     void      allocate_stages();
+    bool      is_pinned(const ggml_tensor * weight) const; // where it is: a file that is not mapped
     size_t    n_ready() const { return place_ ? place_->n_read : n_read_; }
     bool      has_failed() const { return !error_.empty() || (place_ && place_->failed); }
 

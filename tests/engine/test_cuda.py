@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from oallama import Llama
+from oallama.data.entries import padded_rows
 from oallama.engine import device_list, native, runtime
 from oallama.engine.load_settings import Settings
 from oallama.loading import autoplan, start
 from oallama.profiling.profiler import profile_machine
-from support.logits import ARCHITECTURES, MAX_NMSE, TOKENS, compute_logits, greedy_differences, nmse
+from support.logits import ARCHITECTURES, MAX_NMSE, NOISE, TOKENS, compute_logits, greedy_differences, nmse
 from support.made_profile import made_profile
 from support.placements import placed_jobs
 from support.rank_logits import ARCHITECTURES as RANK_ARCHITECTURES
@@ -36,12 +37,17 @@ pytestmark = [
 def test_mixes_with_cuda_keep_the_model(
     arch: str, file_type: str, tiny: Callable[..., Path], lib: Path, tmp_path: Path
 ) -> None:
+    """A GPU rounds differently: placements are as near to the CPU as all of the model on the GPU is."""
     path = tiny(arch, file_type)
-    jobs = [{"model": str(path), "n_gpu_layers": 0}, *placed_jobs(path, [DEVICE], [], tmp_path)]
-    reference, *placed = compute_logits(lib, jobs, tmp_path)
-    for job, result in zip(jobs[1:], placed, strict=True):
-        assert nmse(result, reference) <= MAX_NMSE, job["table"]
-        assert greedy_differences(result, reference) == 0, job["table"]
+    whole = [{"model": str(path), "n_gpu_layers": 0}, {"model": str(path), "devices": [DEVICE]}]
+    jobs = [*whole, *placed_jobs(path, [DEVICE], [], tmp_path)]
+    reference, on_gpu, *placed = compute_logits(lib, jobs, tmp_path)
+    assert nmse(on_gpu, reference) <= 2 * MAX_NMSE
+    nearest = max(MAX_NMSE, 2 * nmse(on_gpu, reference))
+    noise = max(NOISE, 6 * float(np.sqrt(np.mean((on_gpu - reference) ** 2))))
+    for job, result in zip(jobs[2:], placed, strict=True):
+        assert nmse(result, reference) <= nearest, job["table"]
+        assert greedy_differences(result, reference, noise) == 0, job["table"]
 
 
 @pytest.mark.parametrize("flash_attn", [0, 1])
@@ -96,7 +102,10 @@ def test_all_architectures_can_be_profiled(tiny: Callable[..., Path], tmp_path: 
     for arch in ARCHITECTURES:
         graph = autoplan.read_graph(tiny(arch), Settings(n_ctx=512))
         profile = profile_machine(graph, [DEVICE], depths=(64,), cache=tmp_path)
-        assert profile.attention_time(DEVICE, graph.attention[0], 1, 64).source == "measured"
+        shape, depth = graph.attention[0], padded_rows(64)
+        fused = profile.fuses(DEVICE, shape)
+        assert fused or arch == "minicpm3"
+        assert profile.attention_time(DEVICE, shape, 1, depth, flash=fused).source == "measured"
 
 
 @pytest.mark.parametrize("fusion", [False, True])

@@ -281,7 +281,7 @@ PINNED = """
 import json, sys
 from oallama import Llama
 from oallama.engine import native
-llm = Llama(sys.argv[1], plan=sys.argv[2], verbose=False)
+llm = Llama(sys.argv[1], plan=sys.argv[2], verbose=False, use_mmap=sys.argv[3:] != ["read"])
 for _ in range(2):  # the second time from the pool
     llm.reset()
     llm.eval(list(range(300, 340)))
@@ -313,6 +313,13 @@ def test_pinned_memory_up_to_its_limit(on_vulkan: tuple[Path, Path, int]) -> Non
     assert 0 < lanes[whole // 2]["pinned_nbytes"] <= whole // 2 and "beyond the limit" in lanes[whole // 2]["note"]
     assert lanes[0]["pinned_nbytes"] == 0
     assert len({json.dumps(logits) for _, logits in found.values()}) == 1 and np.std(found[0][1]) > 0.01
+
+
+def test_weights_that_are_read_into_pinned_memory_are_not_pinned_again(on_vulkan: tuple[Path, Path, int]) -> None:
+    path, plan, whole = on_vulkan
+    mapped, read = (json.loads(ran_python(PINNED, path, plan, *how, env=VULKAN).stdout) for how in ((), ("read",)))
+    assert mapped[0]["pinned_nbytes"] == whole and read[0]["pinned_nbytes"] == 0
+    assert mapped[1] == read[1] and np.std(read[1]) > 0.01
 
 
 PINNED_AHEAD = """

@@ -77,7 +77,9 @@ class CudaMemory:
         self.write(array)
 
     def write(self, array: np.ndarray) -> None:
+        """Complete when it returns: cudaMemcpy from ordinary memory is not, for streams like those of a group."""
         self.copy(self.address, array.ctypes.data, array.nbytes)
+        self.check(self.runtime.cudaDeviceSynchronize())
 
     def copy(self, to: int, source: int, n_bytes: int) -> None:
         n = ctypes.c_size_t(n_bytes)

@@ -54,9 +54,9 @@ def nmse(a: np.ndarray, b: np.ndarray) -> float:
     return float(((a - b) ** 2).sum() / (b**2).sum())
 
 
-def greedy_differences(a: np.ndarray, b: np.ndarray) -> int:
+def greedy_differences(a: np.ndarray, b: np.ndarray, noise: float = NOISE) -> int:
     """Rows whose best token differs although the reference's margin exceeds the noise."""
     best = np.sort(b, axis=1)
-    clear = best[:, -1] - best[:, -2] > NOISE
+    clear = best[:, -1] - best[:, -2] > noise
     assert clear.any(), "no row has a clear best token: the comparison would be empty"
     return int((a.argmax(axis=1) != b.argmax(axis=1))[clear].sum())
