@@ -7,7 +7,8 @@
 #
 # A call looks for what it needs and says what it found: the engine that is here; else the carried one, of
 # scripts/gpu_engine.sh or of call 1 (build/gpu-suite/carried/engine.tar.xz.*); else it builds it from the bundle
-# (build/oallama-bundle.tar.xz). GPU_SUITE_SECONDS: a call's, where less is left.
+# (build/oallama-bundle.tar.xz). GPU_SUITE_SECONDS: a call's, where less is left. GPU_SUITE_TESTS: pytest's
+# -k, of tests to run again.
 # What a stage leaves of its time goes to the next. Results: one archive in $OUT (default ./gpu-out), written again after
 # every stage: summary.jsonl, STAGE.jsonl, STAGE.log, the profile. Ends with 1 if a stage failed.
 # OALLAMA_CUDA=OFF tries the way of a real call on a machine without a GPU: bundle, build, parts, engine of the parts.
@@ -31,9 +32,10 @@ stages='
 2 ranks 20
 3 ready 20
 3 models 50
-3 oato 130
-3 experts 70
-3 deep 60 | --model 32b-Q4_K_M.gguf --states MODELS --keep | --repeats 3 --depths 16384 | --repeats 1 --depths 256 --vram 24MiB --n-prompt 32 --n-generate 4
+3 oato 120
+3 experts 90
+3 deep 75 | --model 32b-Q4_K_M.gguf --states MODELS --keep | --repeats 3 --depths 16384 | --repeats 1 --depths 256 --vram 24MiB --n-prompt 32 --n-generate 4
+3 budgets 75
 3 memcheck 20 | --model tiny.gguf
 4 ready 20
 4 models 40
@@ -280,6 +282,7 @@ stage_tests() {
     local options=(-v -m cuda --durations=15) # names, in case the limit cuts it
     [ -z "$rehearse" ] || options+=(--collect-only)
     [ -e build/baseline/bin/libllama.so ] || options+=(-k "not unpatched")
+    [ -z "${GPU_SUITE_TESTS:-}" ] || options+=(-k "$GPU_SUITE_TESTS")
     [ ! -e "$work/libweave_cuda.so" ] || export OALLAMA_WEAVE_CUDA=$PWD/$work/libweave_cuda.so
     local files=(tests/engine/test_cuda.py tests/cluster/test_device_ranks.py tests/weave/test_weave_cuda.py)
     # What fails beside others is tried again alone.
@@ -309,28 +312,24 @@ stage_look() {
         -o "$results/trace.json"
 }
 
-# All planners at half of the weights, the important ones at a quarter and at three.
-stage_oato() {
-    local cells=(--model "$models/8b-F16.gguf" --device "$device" --out "$results/oato.jsonl" --keep)
-    local rounds=(--repeats 5 --prompts "32,128,512" --n-generate 24)
+oato() {
+    local rounds=(--repeats 5 --prompts "32,128,512" --n-generate 16)
     [ -z "$rehearse" ] || rounds=(--repeats 1 --prompts "32,64" --n-generate 4)
-    $python bench/gpu/oato.py "${cells[@]}" "${rounds[@]}" --budgets 50%
-    $python bench/gpu/oato.py "${cells[@]}" "${rounds[@]}" --budgets 25%,75% --planners auto,layers,fit
+    $python bench/gpu/oato.py --model "$models/8b-F16.gguf" --device "$device" --keep "${rounds[@]}" "$@"
 }
+
+# All planners at half of the weights, then the important ones at a quarter and at three.
+stage_oato() { oato --budgets 50% --out "$results/oato.jsonl"; }
+stage_budgets() { oato --budgets 25%,75% --planners auto,layers,fit --out "$results/budgets.jsonl"; }
 
 stage_experts() {
     local cells=(--type Q4_K_M --out "$results/experts.jsonl")
     if [ -n "$rehearse" ]; then
         cells+=(--layers 1 --routing zipf:1.8 --shares 40 --rounds 1 --tokens 4)
     else
-        cells+=(--device "$device" --threads "$(nproc)" --layers 24 --routing zipf:1.8 --shares 40 --rounds 5 --tokens 32)
+        cells+=(--device "$device" --threads "$(nproc)" --layers 16 --routing zipf:1.8 --shares 40 --rounds 5 --tokens 24)
     fi
     TMPDIR=$models $python bench/experts.py "${cells[@]}"
-}
-
-stage_deep() {
-    rm -f "$models"/8b-*.gguf # caches of many tokens need the room
-    measure deep
 }
 
 stage_weave() {

@@ -24,6 +24,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "predicted": ("plan", "predicted"),
     "virtual": ("virtual",),
     "oato": ("plan", "oato"),
+    "budgets": ("plan", "oato"),
     "experts": (),
     "deep": ("plan", "deep"),
     "streams": ("link", "streams", "stream rate"),
