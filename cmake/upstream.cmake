@@ -66,9 +66,13 @@ if (TARGET ggml-rpc)
     set_source_files_properties(${OALLAMA_UPSTREAM}/vendor/hash/sha256/sha256.c TARGET_DIRECTORY ggml-rpc
         PROPERTIES COMPILE_OPTIONS -fvisibility=hidden)
 endif()
+if (GGML_VULKAN)
+    target_include_directories(ggml-vulkan PRIVATE ${OALLAMA_CSRC}/base)
+endif()
 if (GGML_CUDA)
     target_include_directories(ggml-cuda PRIVATE ${OALLAMA_HOOK_FOLDERS} ${OALLAMA_CSRC}/weave/cuda)
-    target_sources(ggml-cuda PRIVATE ${OALLAMA_CSRC}/observe/op_timer_cuda.cpp ${OALLAMA_WEAVE_CUDA_SOURCES})
+    target_sources(ggml-cuda PRIVATE ${OALLAMA_CSRC}/observe/op_timer_cuda.cpp ${OALLAMA_CSRC}/segments/choices_cuda.cu
+        ${OALLAMA_WEAVE_CUDA_SOURCES})
     include(cuda_runpath)
     find_package(CUDAToolkit REQUIRED)
     # Not CUDAToolkit_LIBRARY_DIR: it may be /usr/local/lib with a link to one of them.

@@ -9,8 +9,13 @@
 #include <string.h>
 
 // Of the operator's op_params; 13 is OA_PRODUCTS_PARAM. The mark: the weight's last expert is nothing. Its bytes are
-// zeros, so that devices whose kernels do not know the mark compute zeros.
+// zeros, for kernels that do not know the mark. A token may choose it more than once: many kernels of GPUs then write
+// one of its rows, so they zero the result before (patch 0026).
 #define OA_LAST_NOTHING_PARAM 14
+
+static inline bool oa_has_nothing(const struct ggml_tensor * node) {
+    return node->op_params[OA_LAST_NOTHING_PARAM] != 0;
+}
 
 // Which expert a token chose for a slot.
 static inline int32_t oa_choice(const struct ggml_tensor * node, int64_t slot, int64_t token) {
@@ -20,7 +25,7 @@ static inline int32_t oa_choice(const struct ggml_tensor * node, int64_t slot, i
 
 // Whether a choice is skipped. Numbers beyond the last expert are never skipped: kernels refuse them.
 static inline bool oa_skips(const struct ggml_tensor * node, int32_t id) {
-    return id < 0 || (node->op_params[OA_LAST_NOTHING_PARAM] && id == node->src[0]->ne[2] - 1);
+    return id < 0 || (oa_has_nothing(node) && id == node->src[0]->ne[2] - 1);
 }
 
 // Zeros the rows of skipped choices, each by one thread. Kernels never write them. A thread calls it behind its part of
