@@ -128,16 +128,9 @@ oa_stream_state oa_stream_lane::wait(const ggml_tensor * input, int split) {
     for (size_t i = next_submit_; i < items_.size() && items_[i].split == split; ++i) {
         if (items_[i].weight == input) {
             sleep_a_little();
-            const int64_t                since  = oa_trace_now();
-            const auto                   copied = [&] { return n_copied_ > base_ + int64_t(i) || !error_.empty(); };
+            const int64_t                since = oa_trace_now();
             std::unique_lock<std::mutex> lock(mutex_);
-            if (!copied() && next_submit_ + 2 > slots_.size()) {
-                // Frees the slot of the next copy, so that the copier goes on by itself when it is done with this one.
-                lock.unlock();
-                release(next_submit_ + 2 - slots_.size());
-                lock.lock();
-            }
-            changed_.wait(lock, copied);
+            changed_.wait(lock, [&] { return n_copied_ > base_ + int64_t(i) || !error_.empty(); });
             oa_trace_add(device(), "wait", input->name, 0, since);
             return error_.empty() ? OA_STREAM_READY : OA_STREAM_FAILED;
         }

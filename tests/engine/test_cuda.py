@@ -14,6 +14,7 @@ from oallama.engine import device_list, native, runtime
 from oallama.engine.load_settings import Settings
 from oallama.loading import autoplan, start
 from oallama.profiling.profiler import profile_machine
+from support.expert_slots import plan_of
 from support.logits import ARCHITECTURES, MAX_NMSE, NOISE, TOKENS, compute_logits, greedy_differences, nmse
 from support.made_profile import made_profile
 from support.placements import placed_jobs
@@ -47,7 +48,21 @@ def test_mixes_with_cuda_keep_the_model(
     noise = max(NOISE, 6 * float(np.sqrt(np.mean((on_gpu - reference) ** 2))))
     for job, result in zip(jobs[2:], placed, strict=True):
         assert nmse(result, reference) <= nearest, job["table"]
-        assert greedy_differences(result, reference, noise) == 0, job["table"]
+        if arch != "qwen3moe":  # rounding may make a router choose another expert
+            assert greedy_differences(result, reference, noise) == 0, job["table"]
+
+
+@pytest.mark.parametrize("file_type", ["F16", "Q8_0", "Q4_K_M"])
+@pytest.mark.parametrize("slots", [0, 5])
+def test_experts_on_both(slots: int, file_type: str, tiny: Callable[..., Path], lib: Path, tmp_path: Path) -> None:
+    """One token, a few and many at a time have kernels of their own; tokens choose experts of the host many times."""
+    path, file = tiny("qwen3moe", file_type), tmp_path / "experts.map"
+    file.write_text(plan_of(path, DEVICE, slots, (0, 2, 7)).to_backend_map())
+    wanted = [{"model": str(path), "n_gpu_layers": 0}, {"model": str(path), "devices": [DEVICE]}]
+    wanted += [{"model": str(path), "table": str(file), "devices": [DEVICE], "n_ubatch": n} for n in (1, 12, 64)]
+    reference, on_gpu, *divided = compute_logits(lib, wanted, tmp_path)
+    for job, result in zip(wanted[2:], divided, strict=True):
+        assert nmse(result, reference) <= max(MAX_NMSE, 2 * nmse(on_gpu, reference)), job["n_ubatch"]
 
 
 @pytest.mark.parametrize("flash_attn", [0, 1])
