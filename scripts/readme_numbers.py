@@ -1,9 +1,8 @@
 #!/usr/bin/env python3
 """The tables of numbers in README.md, made from bench/results: no number there is written by hand.
 
-scripts/readme_numbers.py            # prints them
-scripts/readme_numbers.py --write    # puts them into README.md, between the two comments
-scripts/readme_numbers.py --check    # exit code 1 when README.md has others; tests/unit/test_docs.py runs it
+scripts/readme_numbers.py                      # prints them
+scripts/readme_numbers.py [--write | --check]  # puts them into README.md; 1 when README.md has others
 """
 
 from __future__ import annotations
@@ -16,6 +15,8 @@ from functools import partial
 from itertools import chain, pairwise, product
 from pathlib import Path
 from typing import Any
+
+import readme_gpu
 
 from oallama.bench.attention_cells import table
 
@@ -42,7 +43,7 @@ def of_machine(lines: Lines, machine: str) -> Lines:
             for key, inner in value.items():
                 yield from [MACHINES[inner]] if key == "cpu" and isinstance(inner, str) else cpus(inner)
 
-    named = [set(cpus(line)) for line in lines]
+    named = [{readme_gpu.GPU} if readme_gpu.has_gpu(line) else set(cpus(line)) for line in lines]
     if set().union(*named) == {machine}:
         return lines
     return [line for line, cpu in zip(lines, named, strict=True) if cpu == {machine}]
@@ -61,8 +62,7 @@ def ratio(line: dict[str, Any]) -> float:
     return float(min(rivals or cpu_alone(line)) / chosen(line)["request_s"])
 
 
-def own_name(engine: str) -> str:
-    """Without its form of attention: newer cells have every rival in both."""
+def own_name(engine: str) -> str:  # without its form of attention: newer cells have every rival in both
     return engine.partition(" -fa ")[0]
 
 
@@ -317,10 +317,10 @@ ROWS: list[tuple[str, tuple[str, ...], Callable[..., str]]] = [
 
 def by_machine() -> Iterator[str]:
     """What was measured, a column for every machine."""
-    machines = (*MACHINES.values(), "NVIDIA GPU")
+    machines = (*MACHINES.values(), readme_gpu.GPU)
     yield "| what | " + " | ".join(machines) + " | where |"
     yield "|---" * (len(machines) + 2) + "|"
-    for what, files, measured in ROWS:
+    for what, files, measured in (*ROWS, *readme_gpu.ROWS):
         cells = []
         for machine in machines:
             lines = [of_machine(read(file), machine) for file in files]

@@ -1,0 +1,74 @@
+"""Rows of README.md's table of numbers that were measured on a GPU (scripts/readme_numbers.py)."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+from oallama.bench.stats import speedup
+
+Lines = list[dict[str, Any]]
+GPU = "NVIDIA GPU"
+
+
+def has_gpu(line: dict[str, Any]) -> bool:
+    machine = line.get("machine") or {}
+    return bool(machine.get("gpus") or machine.get("hardware", {}).get("gpus"))
+
+
+def loads(lines: Lines, name: str) -> Lines:
+    return [line for line in lines if line.get("name") == name and "ttft_s" in line]
+
+
+def against(lines: Lines, rival: str) -> str:
+    """TTFT by prompt, then TPOT: the rival's over that of `auto`."""
+    ours, theirs = loads(lines, "auto"), loads(lines, rival)
+    ttft = [
+        speedup([line["ttft_s"][n] for line in theirs], [line["ttft_s"][n] for line in ours]).value
+        for n in ours[0]["ttft_s"]
+    ]
+    tpot = speedup([line["tpot_s"] for line in theirs], [line["tpot_s"] for line in ours]).value
+    return f"TTFT {', '.join(f'{each:.2f}x' for each in ttft)}; TPOT {tpot:.2f}x"
+
+
+def predicted_tpot(*files: Lines) -> str:
+    """Predicted over measured TPOT of every plan that was run five or three times."""
+    found = []
+    for lines in files:
+        for plan in (line for line in lines if line["what"] == "plan"):
+            same = [
+                line for line in loads(lines, plan["name"])
+                if all(line.get(key) == plan.get(key) for key in ("budget", "depth") if key in plan)
+            ]  # fmt: skip
+            if same:
+                at = same[0]["depth"] + same[0]["prompt"]
+                nearest = min(plan["predicted_tpot_s"], key=lambda n: abs(int(n) - at))
+                measured = statistics.median(line["tpot_s"] for line in same)
+                found.append(100 * (plan["predicted_tpot_s"][nearest] / measured - 1))
+    return f"{min(found):+.0f} % to {max(found):+.0f} % in {len(found)} plans"
+
+
+def receiver(lines: Lines) -> str:
+    found = [line["ggml_s"] / statistics.median(line["receiver_s"]) for line in lines if line["what"] == "attention"]
+    return f"{min(found):.2f}x to {max(found):.2f}x"
+
+
+def device_sums(lines: Lines) -> str:
+    """Of two ranks, by bytes."""
+    times = {line["n_bytes"]: [statistics.median(line[way]) for way in ("staged_s", "device_s")]
+             for line in lines if line["ranks"] == 2}  # fmt: skip
+    return "; ".join(f"{n_bytes // 1024} KiB {host / device:.2f}x" for n_bytes, (host, device) in times.items())
+
+
+ROWS: list[tuple[str, tuple[str, ...], Callable[..., str]]] = [
+    ("32B Q4_K_M in 16 GiB of an H100, 16384 tokens deep, against `--fit`: 512 tokens more", ("2026-11-26-h100-deep",),
+     lambda lines: against(lines, "fit")),
+    ("8B F16 in 25 % of its bytes there, against `-ngl`: 32, 128 and 512 tokens; prompts lose",
+     ("2026-11-26-h100-budgets",), lambda lines: against(lines, "layers")),
+    ("error of predicted TPOT of these plans", ("2026-11-26-h100-deep", "2026-11-26-h100-budgets"), predicted_tpot),
+    ("attention of a weave's receiver on a GPU against ggml-cuda's: it loses", ("2026-11-26-h100-weave-cuda",),
+     receiver),
+    ("sums of two ranks in the memory of one GPU against staging in the host's", ("2026-11-26-h100-ranks",),
+     device_sums),
+]  # fmt: skip
