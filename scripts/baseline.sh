@@ -29,6 +29,7 @@ python $llama_cpp/upstream.py fetch >/dev/null
 mapfile -t options < <(sed -nE 's/^(CMAKE_C(XX)?_COMPILER):[A-Z]+=(.+)/-D\1=\3/p' build/engine/CMakeCache.txt 2>/dev/null)
 # Without Vulkan: upstream's does not compile with the Vulkan headers of Debian 12.
 options+=("${cpu[@]}" -DOALLAMA_BASELINE=ON -DCMAKE_BUILD_TYPE=Release -DGGML_RPC=ON -DGGML_VULKAN=OFF)
+[ "${OALLAMA_CUDA:-}" != ON ] || command -v nvcc >/dev/null || { echo "baseline: error: no nvcc" >&2; exit 1; }
 has_gpu() { nvidia-smi -L 2>/dev/null | grep -q '^GPU'; }
 cuda=${OALLAMA_CUDA:-AUTO}
 if command -v nvcc >/dev/null && { [ "$cuda" = ON ] || { [ "$cuda" = AUTO ] && has_gpu; }; }; then

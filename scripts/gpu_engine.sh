@@ -26,13 +26,15 @@ fail() {
 }
 
 make_root() {
-    [ ! -x "$root/usr/bin/python3.12" ] || return 0
+    [ ! -e "$root/.complete" ] || return 0
     say "Ubuntu 24.04 in $root"
     mkdir -p "$root"
+    # Debian 12 has no package with Ubuntu's keys.
     debootstrap --variant=minbase --no-check-gpg --components=main,universe --include=$packages \
         noble "$root" http://archive.ubuntu.com/ubuntu /usr/share/debootstrap/scripts/gutsy
     mkdir -p "$root$toolkit" "$root/src"
     ln -sfn "$toolkit" "$root/usr/local/cuda"
+    touch "$root/.complete"
 }
 
 # What runs in the root, with mounts of its own.
@@ -56,9 +58,11 @@ settings() {
     printf -- '-DGGML_%s=ON ' "${kernels[@]}"
 }
 
-# Results name it; there is no .git on the lent machine.
+# Results name it; there is no .git on the lent machine. Only the commit that the packed engine was built from, or one
+# with the same sources.
 stamp() {
-    mkdir -p $carried
+    git diff --quiet "$(cat $carried/ENGINE_COMMIT)" HEAD -- CMakeLists.txt cmake csrc $llama_cpp ||
+        fail "the packed engine has other sources than HEAD: run scripts/gpu_engine.sh"
     printf '{"commit": "%s", "changed_files": %s, "made": "%s"}\n' "$(git rev-parse HEAD)" \
         "$(git status --porcelain | wc -l)" "$(date -u +%FT%TZ)" >$carried/BUNDLE.json
 }
@@ -76,7 +80,7 @@ make_root
 git -C "$root/src/oallama" fetch -q "$PWD" HEAD
 git -C "$root/src/oallama" reset -q --hard FETCH_HEAD
 mkdir -p "$root/src/oallama/$llama_cpp/.download" $carried
-cp -rn $llama_cpp/.download/. "$root/src/oallama/$llama_cpp/.download/"
+cp -ru $llama_cpp/.download/. "$root/src/oallama/$llama_cpp/.download/"
 inside "
     export OALLAMA_CUDA=ON OALLAMA_VULKAN=OFF OALLAMA_RPC=ON OALLAMA_MPI=ON OALLAMA_EXTRAS=test,cluster
     export CMAKE_CUDA_COMPILER_LAUNCHER=ccache CMAKE_ARGS='$(settings)'
@@ -89,5 +93,6 @@ inside "
 "
 rm -f $carried/engine.tar.xz.*
 cp "$root"/src/oallama/build/gpu-suite/out/engine.tar.xz.* $carried/
+git -C "$root/src/oallama" rev-parse HEAD >$carried/ENGINE_COMMIT
 stamp
 say "$(du -cb $carried/engine.tar.xz.* | tail -n 1 | cut -f 1) bytes in $carried"

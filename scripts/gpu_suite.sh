@@ -21,24 +21,24 @@ stages='
 1 preflight 30
 1 engine 420
 1 pack 90
-2 ready 25
-2 models 55
-2 tests 110
-2 profile 80 | --model 8b-F16.gguf --model 32b-shapes.gguf:16896 --model 30b-a3b-shapes.gguf:512 --task-seconds 0.15 | | --ctx 256 --task-seconds 0.01
-2 look 25
+2 ready 10
+2 models 20
+2 tests 130
+2 profile 140 | --model 8b-F16.gguf --model 32b-shapes.gguf:16896 --model 30b-a3b-shapes.gguf:512 --task-seconds 0.15 | | --ctx 256 --task-seconds 0.01
+2 look 30
 2 weave 40 | --model 8b-Q4_K_M.gguf | --repeats 3 | --repeats 1 --n-prompt 32 --n-generate 8
-2 streams 40 | --model 8b-F16.gguf | --repeats 3 --prompts 128,512,2048 | --repeats 1 --prompts 32,128
-2 stock 30 | --model 8b-Q4_K_M.gguf | --repeats 3 | --repeats 1 --n-prompt 32 --n-generate 4
-2 ranks 20
-3 ready 20
-3 models 50
-3 oato 120
-3 experts 90
+2 streams 45 | --model 8b-F16.gguf | --repeats 3 --prompts 128,512,2048 | --repeats 1 --prompts 32,128
+2 stock 15 | --model 8b-Q4_K_M.gguf | --repeats 3 | --repeats 1 --n-prompt 32 --n-generate 4
+2 ranks 10
+3 ready 10
+3 models 20
+3 oato 170
+3 experts 80
 3 deep 75 | --model 32b-Q4_K_M.gguf --states MODELS --keep | --repeats 3 --depths 16384 | --repeats 1 --depths 256 --vram 24MiB --n-prompt 32 --n-generate 4
-3 budgets 75
-3 memcheck 20 | --model tiny.gguf
 4 ready 20
 4 models 40
+4 budgets 75
+4 memcheck 20 | --model tiny.gguf
 4 ledger 40 | --model 8b-Q4_K_M.gguf --repeats 1 | | --ctx 512 --cases 100%:on
 4 predicted 90 | --model 8b-F16.gguf --model 8b-Q4_K_M.gguf | --repeats 3 | --repeats 1 --prompts 32,64 --n-generate 4
 4 virtual 35 | --model 8b-Q4_K_M.gguf | --repeats 3 | --repeats 1 --prompts 32,64 --n-generate 4
@@ -281,12 +281,15 @@ stage_models() {
 stage_tests() {
     local options=(-v -m cuda --durations=15) # names, in case the limit cuts it
     [ -z "$rehearse" ] || options+=(--collect-only)
-    [ -e build/baseline/bin/libllama.so ] || options+=(-k "not unpatched")
-    [ -z "${GPU_SUITE_TESTS:-}" ] || options+=(-k "$GPU_SUITE_TESTS")
+    local chosen="(${GPU_SUITE_TESTS:-test})" failed=0
+    [ -e build/baseline/bin/libllama.so ] || chosen+=" and not unpatched"
+    options+=(-k "$chosen")
     [ ! -e "$work/libweave_cuda.so" ] || export OALLAMA_WEAVE_CUDA=$PWD/$work/libweave_cuda.so
     local files=(tests/engine/test_cuda.py tests/cluster/test_device_ranks.py tests/weave/test_weave_cuda.py)
-    # What fails beside others is tried again alone.
-    $python -m pytest "${files[@]}" "${options[@]}" -n 8 || $python -m pytest "${files[@]}" "${options[@]}" --last-failed
+    $python -m pytest "${files[@]}" "${options[@]}" -n 8 || failed=1
+    # What failed beside others is tried alone, to tell races from faults.
+    [ $failed = 0 ] || $python -m pytest "${files[@]}" "${options[@]}" --last-failed || true
+    return $failed
 }
 
 # Shapes of call 3's models, too, in files without weights: it shall not measure them.

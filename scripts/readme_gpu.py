@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from oallama.bench.stats import speedup
@@ -21,9 +22,12 @@ def loads(lines: Lines, name: str) -> Lines:
     return [line for line in lines if line.get("name") == name and "ttft_s" in line]
 
 
-def against(lines: Lines, rival: str) -> str:
-    """TTFT by prompt, then TPOT: the rival's over that of `auto`."""
-    ours, theirs = loads(lines, "auto"), loads(lines, rival)
+def against(lines: Lines, rival: str, **cell: Any) -> str:
+    """TTFT by prompt, then TPOT: the rival's over that of `auto`, in one cell."""
+    ours, theirs = (
+        [line for line in loads(lines, name) if all(line[key] == value for key, value in cell.items())]
+        for name in ("auto", rival)
+    )
     ttft = [
         speedup([line["ttft_s"][n] for line in theirs], [line["ttft_s"][n] for line in ours]).value
         for n in ours[0]["ttft_s"]
@@ -33,7 +37,7 @@ def against(lines: Lines, rival: str) -> str:
 
 
 def predicted_tpot(*files: Lines) -> str:
-    """Predicted over measured TPOT of every plan that was run five or three times."""
+    """Predicted over measured TPOT of every plan that was run."""
     found = []
     for lines in files:
         for plan in (line for line in lines if line["what"] == "plan"):
@@ -63,10 +67,12 @@ def device_sums(lines: Lines) -> str:
 
 ROWS: list[tuple[str, tuple[str, ...], Callable[..., str]]] = [
     ("32B Q4_K_M in 16 GiB of an H100, 16384 tokens deep, against `--fit`: 512 tokens more", ("2026-11-26-h100-deep",),
-     lambda lines: against(lines, "fit")),
+     partial(against, rival="fit", depth=16384)),
     ("8B F16 in 25 % of its bytes there, against `-ngl`: 32, 128 and 512 tokens; prompts lose",
-     ("2026-11-26-h100-budgets",), lambda lines: against(lines, "layers")),
-    ("error of predicted TPOT of these plans", ("2026-11-26-h100-deep", "2026-11-26-h100-budgets"), predicted_tpot),
+     ("2026-11-26-h100-budgets",), partial(against, rival="layers", budget="25%")),
+    ("error of predicted TPOT of these plans; of six at 50 % (one round)", ("2026-11-26-h100-deep",
+     "2026-11-26-h100-budgets", "2026-11-26-h100-oato"),
+     lambda *files: f"{predicted_tpot(*files[:2])}; {predicted_tpot(*files[2:])}"),
     ("attention of a weave's receiver on a GPU against ggml-cuda's: it loses", ("2026-11-26-h100-weave-cuda",),
      receiver),
     ("sums of two ranks in the memory of one GPU against staging in the host's", ("2026-11-26-h100-ranks",),

@@ -3,6 +3,7 @@
 #include "llama.h"
 
 #include <atomic>
+#include <cstdlib>
 
 namespace {
 
@@ -21,6 +22,9 @@ void print_without_debug(ggml_log_level level, const char * text, void *) {
 } // namespace
 
 void hide_debug_messages() {
+    if (std::getenv("OALLAMA_DEBUG")) {
+        return;
+    }
     ggml_log_callback listener = nullptr;
     void *            data     = nullptr;
     llama_log_get(&listener, &data);

@@ -5,7 +5,8 @@
 
 #include <cuda_runtime.h>
 
-// Zeros the result of such an operator: its kernels leave out the rows of nothing. Does nothing for others.
+// Zeros the result of such an operator: its kernels leave out the rows of nothing. Does nothing for others. A client's
+// ids that lie in the result (skipped_experts.h) are zeros then, and so are valid.
 void oa_zero_nothing_cuda(struct ggml_tensor * op, cudaStream_t stream);
 
 // In place of ggml_cuda_launch_mm_ids_helper; false: the operator is none of these.

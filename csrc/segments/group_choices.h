@@ -26,8 +26,9 @@ struct oa_choice_groups {
     bool            inverse;
 };
 
-// One expert, by a warp: ballot(f) has the bit of each of its 32 lanes for which f(lane) holds, each(mask, f) calls
-// f(lane) for those in mask. Nothing's choices get rows too, which are read but not multiplied.
+// Numbers are from 0 on: -1 is the host's (skipped_experts.h). One expert, by a warp: ballot(f) has the bit of each of
+// its 32 lanes for which f(lane) holds, each(mask, f) calls f(lane) for those in mask. Nothing's choices get rows too,
+// which are read but not multiplied.
 template <typename Warp>
 OA_ON_BOTH void oa_group_choices_of(const Warp & warp, const oa_choice_groups & g, int expert) {
     const int  n  = g.n_tokens * g.n_used;

@@ -61,6 +61,7 @@ def test_experts_on_both(slots: int, file_type: str, tiny: Callable[..., Path], 
     wanted = [{"model": str(path), "n_gpu_layers": 0}, {"model": str(path), "devices": [DEVICE]}]
     wanted += [{"model": str(path), "table": str(file), "devices": [DEVICE], "n_ubatch": n} for n in (1, 12, 64)]
     reference, on_gpu, *divided = compute_logits(lib, wanted, tmp_path)
+    assert nmse(on_gpu, reference) <= 2 * MAX_NMSE
     for job, result in zip(wanted[2:], divided, strict=True):
         assert nmse(result, reference) <= max(MAX_NMSE, 2 * nmse(on_gpu, reference)), job["n_ubatch"]
 

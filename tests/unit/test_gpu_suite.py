@@ -24,6 +24,7 @@ from support.processes import ran, ran_python
 
 SUITE = (ROOT / "scripts/gpu_suite.sh").read_text()
 BUNDLE = (ROOT / "scripts/bundle.sh").read_text()
+DOCUMENT = (ROOT / "docs/gpu.md").read_text()
 CALL_S, CARRIED_BYTES = 570, 64 << 20  # of the lending tool: what a call may take here, what travels
 RETURNED_FILES, RETURNED_BYTES = 8, 16 << 20  # each
 
@@ -47,6 +48,10 @@ def test_the_stages_of_a_call_fit_into_it() -> None:
     assert setting(SUITE, "call_seconds") < CALL_S
     for call, stages in limits().items():
         assert sum(stages.values()) <= setting(SUITE, "call_seconds") - 10, f"call {call}"
+    documented = re.findall(r"GPU_SUITE_SECONDS=(\d+) bash scripts/gpu_suite.sh (\d)", DOCUMENT)
+    assert len(documented) == 2
+    for seconds, call in documented:
+        assert sum(limits()[int(call)].values()) <= int(seconds), f"call {call}"
 
 
 def test_what_is_carried_is_below_the_limit() -> None:
