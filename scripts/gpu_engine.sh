@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the engine for a lent GPU here and packs it, for scripts/gpu_suite.sh there: a build there takes most of a short
 # lease. It is built in a root with that machine's system (Ubuntu 24.04: compiler, libraries, Python 3.12) and CUDA's
-# toolkit of this machine. Takes 50 minutes on two cores the first time (ccache). Needs root and debootstrap.
+# toolkit of this machine. Takes 35 minutes on two cores the first time, then five. Needs root and debootstrap.
 #
 # usage: scripts/gpu_engine.sh            result: build/gpu-suite/carried/engine.tar.xz.*, of HEAD
 #        scripts/gpu_engine.sh --stamp    only the commit that results will name: after changes of Python files alone
