@@ -5,7 +5,7 @@ python bench/experts.py [--out FILE.jsonl] [--routing zipf:1.8,zipf:0] [--shares
 
 The model has layers of Qwen3-30B-A3B and a chosen routing (docs/experts.md; "+" stands for its comma). Routing "demo"
 is the demo mixture with its own routing, reading its own kind of text; layers and type are then the model's. A loopback
-RPC server of all cores is the accelerator, unless --device names one. In F16 it has the kernels of the host. shares:
+RPC server of all cores is the accelerator, unless --device names one. Its F16 kernels are those of the host. shares:
 percent of the experts' bytes that the budget holds beside all else. Plans of that budget: `experts`, by the most used
 ones, and `slots`, by those used last; `exact`, whole weights; llama.cpp's --n-cpu-moe of the first and of the last
 layers. `chosen` marks the one that the planner "auto" takes of these, `same_as` those that are equal and measured once.

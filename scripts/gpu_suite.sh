@@ -8,7 +8,7 @@
 # A call looks for what it needs and says what it found: the engine that is here; else the carried one, of
 # scripts/gpu_engine.sh or of call 1 (build/gpu-suite/carried/engine.tar.xz.*); else it builds it from the bundle
 # (build/oallama-bundle.tar.xz). GPU_SUITE_SECONDS: a call's, where less is left. GPU_SUITE_TESTS: pytest's
-# -k, of tests to run again.
+# -k, of tests to run again. GPU_SUITE_PACK_ONLY=1: packing where there is no GPU to try the engine on (gpu_engine.sh).
 # What a stage leaves of its time goes to the next. Results: one archive in $OUT (default ./gpu-out), written again after
 # every stage: summary.jsonl, STAGE.jsonl, STAGE.log, the profile. Ends with 1 if a stage failed.
 # OALLAMA_CUDA=OFF tries the way of a real call on a machine without a GPU: bundle, build, parts, engine of the parts.

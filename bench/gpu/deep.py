@@ -10,29 +10,17 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from common import Log, arguments
-from loads import add_plans, context_of, kept, measured, planning_device
+from loads import add_plans, context_of, jobs, planning_device
 
 from oallama.bench.script import numbers
 from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.planning import Workload
-
-
-def folder_of(states: Path, depth: int) -> Path:
-    folder = states / str(depth)
-    folder.mkdir(exist_ok=True)
-    return folder
-
-
-def load(name: str, plan: Any, depth: int, states: Path, options: Any) -> dict[str, Any]:
-    n, folder = options.n_prompt, folder_of(states, depth)
-    return {"name": name, **measured(plan, options.model, options, (n,), depth=depth, at=n, states=folder)}
 
 
 def main() -> None:
@@ -46,23 +34,14 @@ def main() -> None:
     options = parser.parse_args()
     device = planning_device(options.device)
     with Log(options.out) as log, tempfile.TemporaryDirectory(dir=options.states) as states:
-        jobs = {}
         for depth in options.depths:
             line = {"model": options.model.stem, "vram": options.vram, "depth": depth}
             found = add_plans(log, *plans_for(depth, device, options), **line)
-            if options.keep:
-                with ExitStack() as stack:
-                    n = options.n_prompt
-                    load_of = {"depth": depth, "at": n, "states": folder_of(Path(states), depth)}
-                    staying = {
-                        name: kept(plan, options.model, options, (n,), stack, **load_of) for name, plan in found.items()
-                    }
-                    log.rounds("deep", staying, options.repeats, **line, kept=True)
-                continue
-            for name, plan in found.items():
-                jobs[f"{depth} {name}"] = partial(load, name, plan, depth, Path(states), options)
-        if jobs:
-            log.rounds("deep", jobs, options.repeats, model=options.model.stem, vram=options.vram)
+            folder = Path(states) / str(depth)
+            folder.mkdir()
+            with ExitStack() as stack:
+                loads = jobs(found, options.model, options, (options.n_prompt,), stack, depth=depth, states=folder)
+                log.rounds("deep", loads, options.repeats, **line, kept=options.keep)
 
 
 def plans_for(depth: int, device: str, options: Any) -> tuple[dict[str, Any], dict[str, str]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -64,27 +64,22 @@ def prompt_of(n: int) -> list[int]:
     return [300 + (i * 137 + i // 700) % 700 for i in range(n)]
 
 
-def one_load(
-    engine: Engine,
-    model: Path,
-    prompts: Sequence[int],
-    n_generate: int,
-    *,
-    depth: int = 0,
-    at: int | None = None,
-    states: Path | None = None,
-) -> dict[str, Any]:
-    """Load an engine, run a first prompt, then every prompt once; TPOT is taken behind the prompt of `at` tokens.
+def one_load(engine: Engine, model: Path, prompts: Sequence[int], n_generate: int, **load: Any) -> dict[str, Any]:
+    """Load an engine, run a first prompt, then every prompt once. `load` is for Running.
 
     Returns load_s, first_ttft_s (of the first prompt after the load, `at` tokens), ttft_s by prompt, tpot_s, tokens
-    (of that run), device_bytes, devices. Raises OallamaError.
+    (of that run), device_bytes, gpu_process_bytes. Raises OallamaError.
     """
-    with Running(engine, model, prompts, n_generate, depth=depth, at=at, states=states) as running:
+    with Running(engine, model, prompts, n_generate, **load) as running:
         return running.sample() | running.end()
 
 
 class Running:
-    """An engine that is loaded and has run a first prompt: for several samples. Arguments and errors are one_load's."""
+    """An engine that is loaded and has run a first prompt, for samples. TPOT is taken behind the prompt of `at` tokens.
+
+    at: default the middle one of `prompts`; depth: tokens in the cache before a prompt; states: folder of filled
+    caches. Raises OallamaError.
+    """
 
     def __init__(
         self,
@@ -174,19 +169,26 @@ def measured(plan: PlacementPlan, model: Path, options: Any, prompts: Sequence[i
         return one_load(engine, model, prompts, options.n_generate, **load)
 
 
-def kept(
-    plan: PlacementPlan, model: Path, options: Any, prompts: Sequence[int], stack: ExitStack, **load: Any
-) -> Callable[[], dict[str, Any]]:
-    """As `measured`, of an engine that is loaded at the first call and stays until the stack is closed."""
-    running: list[Running] = []
+def jobs(
+    plans: Mapping[str, PlacementPlan],
+    model: Path,
+    options: Any,
+    prompts: Sequence[int],
+    stack: ExitStack,
+    **load: Any,
+) -> dict[str, Callable[[], dict[str, Any]]]:
+    """For Log.rounds, one per plan: a load each; with --keep the first one's engine stays until the stack is closed."""
+    if not options.keep:
+        return {name: partial(measured, plan, model, options, prompts, **load) for name, plan in plans.items()}
+    running: dict[str, Running] = {}
 
-    def sample() -> dict[str, Any]:
-        if not running:
-            engine = placed(plan, options, stack)
-            running.append(stack.enter_context(Running(engine, model, prompts, options.n_generate, **load)))
-        return running[0].sample()
+    def sample(name: str) -> dict[str, Any]:
+        if name not in running:
+            engine = placed(plans[name], options, stack)
+            running[name] = stack.enter_context(Running(engine, model, prompts, options.n_generate, **load))
+        return running[name].sample()
 
-    return sample
+    return {name: partial(sample, name) for name in plans}
 
 
 def placed(plan: PlacementPlan, options: Any, stack: ExitStack) -> Engine:

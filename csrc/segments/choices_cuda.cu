@@ -24,7 +24,8 @@ __global__ void __launch_bounds__(32) group(const __grid_constant__ oa_choice_gr
 void oa_zero_nothing_cuda(ggml_tensor * op, cudaStream_t stream) {
     if (oa_has_nothing(op)) {
         GGML_ASSERT(ggml_is_contiguous(op));
-        GGML_ASSERT(cudaMemsetAsync(op->data, 0, ggml_nbytes(op), stream) == cudaSuccess);
+        const cudaError_t code = cudaMemsetAsync(op->data, 0, ggml_nbytes(op), stream);
+        GGML_ASSERT(code == cudaSuccess);
     }
 }
 

@@ -7,13 +7,11 @@ import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import check
 import common
 import maps
-import oato
 import preflight
 import pytest
 import stock
@@ -135,23 +133,6 @@ def test_a_stage_that_is_stopped_says_so(tmp_path: Path) -> None:
     first, end = (json.loads(text) for text in out.read_text().splitlines())
     assert first["what"] == "first"
     assert (end["complete"], end["unfinished"]) == (False, ["stopped at the limit of the stage"])
-
-
-@pytest.mark.engine
-def test_as_many_layers_as_there_is_time_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One plan a budget: 2.5 s of start, 10 s of loading and 5 s of tokens for 32 layers, five times three budgets."""
-    plan = SimpleNamespace(
-        to_backend_map=lambda: "", context="", tensors={"x": SimpleNamespace(nbytes=40e9)},
-        predicted=SimpleNamespace(ttft_s={32: 1.0}, tpot_s={32: 0.025}),
-    )  # fmt: skip
-    monkeypatch.setattr(oato, "plans", lambda *_: ({"auto": plan, "exact": plan}, {}))
-    options: Any = SimpleNamespace(
-        make=tmp_path, layers=(32, 16, 8), budgets=["25%", "50%", "75%"], prompts=(32, 64, 128, 512), n_generate=64,
-        repeats=5,
-    )  # fmt: skip
-    whole = 15 * (2.5 + 10 + 5 + 68 * 0.025)
-    chosen = [oato.choose_layers(options, "CUDA0", seconds / 0.8) for seconds in (whole + 1, whole - 1, 40, 1)]
-    assert chosen == [32, 16, 8, 8] and not list(tmp_path.iterdir())
 
 
 def test_variables_are_those_that_the_pinned_source_reads() -> None:
