@@ -4,6 +4,7 @@
 #include "trace.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdlib>
 #include <numeric>
@@ -14,11 +15,23 @@ namespace {
 // Any address but null tells the graph allocator that a tensor has its memory; a dry run computes nothing.
 void * const nowhere = reinterpret_cast<void *>(uintptr_t(1) << 12);
 
+// A second queue of the device, where an event that one queue records can be waited for by the other, from any thread.
+// ggml does not say where that is so. ggml-vulkan's events may be touched by one thread, and not across queues.
+ggml_backend_t copy_queue(ggml_backend_dev_t device) {
+    static constexpr std::array names = { "CUDA", "ROCm", "MUSA" };
+    const std::string           name  = ggml_backend_reg_name(ggml_backend_dev_backend_reg(device));
+    const char *                asked = std::getenv("OALLAMA_STREAM_QUEUE");
+    const bool wanted = asked ? std::atoi(asked) != 0 : std::find(names.begin(), names.end(), name) != names.end();
+    ggml_backend_dev_props props;
+    ggml_backend_dev_get_props(device, &props);
+    return wanted && props.caps.async && props.caps.events ? ggml_backend_dev_init(device, nullptr) : nullptr;
+}
+
 } // namespace
 
 oa_stream_lane::oa_stream_lane(ggml_backend_t backend, ggml_backend_buffer_type_t buft, int n_slots) :
-    backend_(backend), device_(ggml_backend_get_device(backend)), buft_(buft), wanted_slots_(size_t(n_slots)),
-    reader_(device_) {
+    backend_(backend), device_(ggml_backend_get_device(backend)), buft_(buft), queue_(copy_queue(device_)),
+    wanted_slots_(size_t(n_slots)), reader_(device_) {
     const char * jitter = std::getenv("OALLAMA_STREAM_JITTER");
     jitter_us_          = jitter ? std::atoi(jitter) : 0;
 }
@@ -32,6 +45,9 @@ oa_stream_lane::~oa_stream_lane() {
     changed_.notify_all();
     if (copier_.joinable()) {
         copier_.join();
+    }
+    if (queue_) {
+        ggml_backend_synchronize(queue_.get()); // copies ahead, from memory that goes now
     }
 }
 
@@ -84,6 +100,9 @@ bool oa_stream_lane::allocate() {
             s.bytes->buffer = buffer_.get();
             s.bytes->data   = at;
             s.free.reset(ggml_backend_event_new(device_));
+            if (queue_) {
+                s.full.reset(ggml_backend_event_new(device_));
+            }
             slots_.push_back(std::move(s));
             at += size;
         }
@@ -132,7 +151,13 @@ oa_stream_state oa_stream_lane::wait(const ggml_tensor * input, int split) {
             std::unique_lock<std::mutex> lock(mutex_);
             changed_.wait(lock, [&] { return n_copied_ > base_ + int64_t(i) || !error_.empty(); });
             oa_trace_add(device(), "wait", input->name, 0, since);
-            return error_.empty() ? OA_STREAM_READY : OA_STREAM_FAILED;
+            if (!error_.empty()) {
+                return OA_STREAM_FAILED;
+            }
+            if (queue_) {
+                ggml_backend_event_wait(backend_, slots_[i % slots_.size()].full.get());
+            }
+            return OA_STREAM_READY;
         }
     }
     return OA_STREAM_NONE;
@@ -149,17 +174,21 @@ void oa_stream_lane::submitted(int split) {
             ggml_backend_event_record(event, backend_);
         }
         // The copy of item i + 1 needs the slot of i + 1 - n_slots; while this waits the device has item i to do.
-        if (next_submit_ + 2 > slots_.size()) {
-            release(next_submit_ + 2 - slots_.size());
+        const size_t n_reading = queue_ ? 0 : slots_.size() - 1;
+        if (next_submit_ + 1 > n_reading) {
+            release(next_submit_ + 1 - n_reading);
         }
     }
 }
 
-// Items before `end` have been read: waits for the device, then gives their slots to the copier. Backends' events may
-// be touched by the thread that computes only (ggml-vulkan recycles command buffers in them).
+// Items before `end` have been read: waits for the device unless that keeps the order itself, then gives their slots
+// to the copier. Without a queue, backends' events may be touched by the thread that computes only (ggml-vulkan
+// recycles command buffers in them).
 void oa_stream_lane::release(size_t end) {
     for (; next_free_ < end; ++next_free_) {
-        if (ggml_backend_event_t event = slots_[next_free_ % slots_.size()].free.get()) {
+        if (queue_) {
+            // the copier's queue waits for the event
+        } else if (ggml_backend_event_t event = slots_[next_free_ % slots_.size()].free.get()) {
             ggml_backend_event_synchronize(event);
         } else {
             ggml_backend_synchronize(backend_);
@@ -208,6 +237,9 @@ void oa_stream_lane::forget() {
     ahead_.clear();
     running_ = false;
     ggml_backend_synchronize(backend_); // what was handed to the device may still read slots
+    if (queue_) {
+        ggml_backend_synchronize(queue_.get());
+    }
 }
 
 // ---- the copier ----------------------------------------------------------------------------------------------------
@@ -237,21 +269,59 @@ void oa_stream_lane::copy_jobs() {
 void oa_stream_lane::copy(const job & job) {
     const slot & to = slots_[job.slot];
     sleep_a_little();
-    const size_t  nbytes = ggml_nbytes(job.weight);
-    const int64_t since  = oa_trace_now();
+    const size_t nbytes = ggml_nbytes(job.weight);
+    const bool   traced = oa_trace_now() != 0;
+    if (queue_ && to.tenant >= 0) {
+        if (traced) {
+            ggml_backend_event_synchronize(to.free.get()); // a span begins when the copy can
+        }
+        ggml_backend_event_wait(queue_.get(), to.free.get());
+    }
+    const int64_t since = oa_trace_now();
     reader_.start(job.weight);
     oa_stream_reader::piece piece;
     for (size_t at = 0; reader_.next(piece); at += piece.nbytes) {
-        ggml_backend_tensor_set(to.bytes, piece.data, at, piece.nbytes);
+        put(to, piece.data, at, piece.nbytes);
+        if (queue_ && !piece.stays) {
+            ggml_backend_synchronize(queue_.get());
+        }
         reader_.done();
     }
     if (job.nbytes > nbytes) {
-        // Some kernels read the padding behind the last row, where another weight was before.
-        const std::vector<uint8_t> zeros(job.nbytes - nbytes, 0);
-        ggml_backend_tensor_set(to.bytes, zeros.data(), nbytes, zeros.size());
+        put_padding(to, nbytes, job.nbytes - nbytes);
+    }
+    if (queue_) {
+        ggml_backend_event_record(to.full.get(), queue_.get());
+        if (traced) {
+            ggml_backend_synchronize(queue_.get());
+        }
     }
     oa_trace_add(ggml_backend_dev_name(device_), "stream", job.weight->name, nbytes, since);
     sleep_a_little();
+}
+
+void oa_stream_lane::put(const slot & to, const char * data, size_t at, size_t nbytes) {
+    if (queue_) {
+        ggml_backend_tensor_set_async(queue_.get(), to.bytes, data, at, nbytes);
+    } else {
+        ggml_backend_tensor_set(to.bytes, data, at, nbytes);
+    }
+}
+
+// Some kernels read the padding behind the last row, where another weight was before.
+void oa_stream_lane::put_padding(const slot & to, size_t at, size_t nbytes) {
+    if (!queue_) {
+        const std::vector<char> zeros(nbytes, 0);
+        put(to, zeros.data(), at, nbytes);
+        return;
+    }
+    if (!zeros_ || ggml_backend_buffer_get_size(zeros_.get()) < nbytes) {
+        ggml_backend_synchronize(queue_.get());
+        zeros_.reset(ggml_backend_buft_alloc_buffer(ggml_backend_dev_host_buffer_type(device_), nbytes));
+        GGML_ASSERT(zeros_ && "zeros for the padding of streamed weights");
+        ggml_backend_buffer_clear(zeros_.get(), 0);
+    }
+    put(to, static_cast<const char *>(ggml_backend_buffer_get_base(zeros_.get())), at, nbytes);
 }
 
 void oa_stream_lane::sleep_a_little() {

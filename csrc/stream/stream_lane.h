@@ -1,5 +1,9 @@
 // One device's part of a weight stream: its slots, the items of the current graph, and the thread that copies them.
 // weight_stream.h has the invariants. All calls but the copier's own come from the thread that computes.
+//
+// A device whose queues wait for one another (CUDA) keeps the order itself: the copier hands copies to a queue of its
+// own, events order them with what the device computes, and no thread waits for the device. Elsewhere the host keeps
+// the order: the copier's copies block, and the computing thread waits until a slot has been read.
 #pragma once
 
 #include "ggml-backend.h"
@@ -52,6 +56,7 @@ class oa_stream_lane {
     struct slot {
         ggml_tensor *          bytes = nullptr; // the whole slot as I8
         ggml_backend_event_ptr free;            // its tenant has been read; null: the backend has no events
+        ggml_backend_event_ptr full;            // its tenant has been copied; null: the host keeps the order
         int64_t                tenant = -1;     // number of the job that was copied last
     };
     struct job {
@@ -67,11 +72,14 @@ class oa_stream_lane {
     void forget();
     void copy_jobs();
     void copy(const job & job);
+    void put(const slot & to, const char * data, size_t at, size_t nbytes);
+    void put_padding(const slot & to, size_t at, size_t nbytes);
     void sleep_a_little();
 
     ggml_backend_t             backend_;
     ggml_backend_dev_t         device_;
     ggml_backend_buffer_type_t buft_;
+    ggml_backend_ptr           queue_; // the device's, for copies; null: the host keeps the order
     const size_t               wanted_slots_;
     int                        jitter_us_; // random delays on both sides, for tests
 
@@ -87,16 +95,18 @@ class oa_stream_lane {
     ggml_context_ptr        ctx_;
     ggml_backend_buffer_ptr buffer_;
     std::vector<slot>       slots_;
+    ggml_backend_buffer_ptr zeros_; // pinned, for padding that the queue copies
 
     // Shared with the copier. A slot's tenant is written by the copier alone.
     std::mutex              mutex_;
     std::condition_variable changed_;
     std::deque<job>         jobs_;
-    int64_t                 n_copied_ = 0;
-    int64_t                 n_read_   = 0; // jobs that the device has finished with, or that were forgotten
-    bool                    copying_  = false;
-    bool                    stop_     = false;
-    std::string             error_; // of a copy since the last forget()
-    oa_stream_reader        reader_;
-    std::thread             copier_;
+    int64_t                 n_copied_ = 0; // jobs; with a queue: that were handed to it
+    int64_t                 n_read_   = 0; // jobs that the device has finished with (their slots' `free` is
+                                           // recorded, with a queue), or that were forgotten
+    bool             copying_ = false;
+    bool             stop_    = false;
+    std::string      error_; // of a copy since the last forget()
+    oa_stream_reader reader_;
+    std::thread      copier_;
 };

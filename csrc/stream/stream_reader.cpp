@@ -219,10 +219,11 @@ bool oa_stream_reader::next(piece & result) {
         return false;
     }
     if (place_) {
-        result = { place_->base + n_sent_, place_->n_read - n_sent_ };
+        result = { place_->base + n_sent_, place_->n_read - n_sent_, true };
     } else {
         char * base = static_cast<char *>(ggml_backend_buffer_get_base(stages_.get()));
-        result = { base + (n_sent_ / stage_bytes) % n_stages * stage_bytes, std::min(stage_bytes, n_read_ - n_sent_) };
+        result = { base + (n_sent_ / stage_bytes) % n_stages * stage_bytes, std::min(stage_bytes, n_read_ - n_sent_),
+                   false };
     }
     n_sent_ += result.nbytes;
     return true;

@@ -26,10 +26,11 @@ struct oa_stream_memory {
 
 class oa_stream_reader {
   public:
-    // One piece of a weight; data stays valid until done().
+    // One piece of a weight; data is valid until done(), or as long as the reader and the weight are.
     struct piece {
         const char * data   = nullptr;
         size_t       nbytes = 0;
+        bool         stays  = false;
     };
 
     explicit oa_stream_reader(ggml_backend_dev_t device);

@@ -71,6 +71,8 @@ HISTORY = Variable("OALLAMA_HISTORY", "`0`", "unset: runs are kept", "python/oal
     "`0` keeps nothing of what runs took, and learns nothing from it.")
 PIN_LIMIT = Variable("OALLAMA_PIN_LIMIT", "bytes", "half of the free memory", "csrc/stream/stream_reader.cpp",
     "Most pinned host memory that keeps streamed weights.")
+STREAM_QUEUE = Variable("OALLAMA_STREAM_QUEUE", "`0`, `1`", "`1` on CUDA, else `0`", "csrc/stream/stream_lane.cpp",
+    "Whether the device itself keeps the order of copies and computing, or the host does.")
 STREAM_JITTER = Variable("OALLAMA_STREAM_JITTER", "microseconds", "`0`", "csrc/stream/stream_lane.cpp",
     "Random delays on both sides of a weight stream, for tests.")
 REQUEST_LIMIT = Variable("OALLAMA_REQUEST_LIMIT", "requests", "unset: no limit", "csrc/serve/admission.cpp",
