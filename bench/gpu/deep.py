@@ -47,7 +47,7 @@ def main() -> None:
 def plans_for(depth: int, device: str, options: Any) -> tuple[dict[str, Any], dict[str, str]]:
     """Ours and --fit; why one is missing."""
     n_ctx = context_of(depth + options.n_prompt + options.n_generate)
-    settings = Settings(n_ctx=n_ctx, flash_attn="on", n_threads=options.threads)
+    settings = Settings(n_ctx=n_ctx, flash_attn="on", n_threads=options.threads, use_mmap=False)
     workload = Workload(options.n_prompt, options.n_generate, depth)
     choices = autoplan.Choices(device=device, workload=workload, all_candidates=True)
     try:

@@ -45,7 +45,7 @@ def child(options: Any, text: str) -> dict[str, Any]:
     used_before = [gpu["memory.used"] for gpu in driver]
     budget, flash = text.split(":")
     device = planning_device(options.device)
-    settings = Settings(n_ctx=options.ctx, flash_attn=flash, n_threads=options.threads)
+    settings = Settings(n_ctx=options.ctx, flash_attn=flash, n_threads=options.threads, use_mmap=False)
     choices = autoplan.Choices(device=device, planner="exact", workload=Workload(SHORT, 64))
     plan = start.plan_model(options.model, budget, settings, choices)
     free = {"before": device_list.device(device).memory_free}

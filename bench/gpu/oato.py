@@ -30,7 +30,7 @@ CANDIDATES = ("oato", "exact", "divided", "layers")
 def plans(model: Path, budget: str, device: str, options: Any) -> tuple[dict[str, Any], dict[str, str]]:
     """Of every planner that applies; why the others do not."""
     n_ctx = context_of(max(options.prompts) + options.n_generate)
-    settings = Settings(n_ctx=n_ctx, flash_attn="on", n_threads=options.threads)
+    settings = Settings(n_ctx=n_ctx, flash_attn="on", n_threads=options.threads, use_mmap=False)
     middle = sorted(options.prompts)[len(options.prompts) // 2]
     choices = {"device": device, "workload": Workload(middle, options.n_generate)}
     graph = autoplan.read_graph(model, settings)

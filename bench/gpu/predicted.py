@@ -37,7 +37,7 @@ def main() -> None:
     options = parser.parse_args()
     device = planning_device(options.device)
     n_ctx = context_of(max(options.prompts) + options.n_generate)
-    settings = Settings(n_ctx=n_ctx, flash_attn="on", n_threads=options.threads)
+    settings = Settings(n_ctx=n_ctx, flash_attn="on", n_threads=options.threads, use_mmap=False)
     workload = Workload(sorted(options.prompts)[len(options.prompts) // 2], options.n_generate)
     with Log(options.out) as log:
         jobs = {}

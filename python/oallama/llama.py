@@ -226,7 +226,7 @@ def _trial(verify: bool | float, verbose: bool) -> Trial | None:
 
 def _check_host_memory(plan: PlacementPlan, kwargs: dict[str, Any]) -> None:
     """Raises OallamaError when what the plan has on the host does not fit. Weights in a mapped file always do."""
-    mapped = kwargs.get("use_mmap", True) and not kwargs.get("lora_path")
+    mapped = _is_mapped(kwargs)
     on_host, free = plan.predicted.devices.get(HOST), native.core().host_memory()
     if on_host is None or (needed := on_host.total - (on_host.weights if mapped else 0)) <= free:
         return
@@ -236,6 +236,11 @@ def _check_host_memory(plan: PlacementPlan, kwargs: dict[str, Any]) -> None:
         f"the plan needs {format_bytes(needed)} of host memory ({weights}KV cache {format_bytes(on_host.kv)}, compute "
         f"buffers {format_bytes(on_host.compute)}), and {format_bytes(free)} are free; {remedy}"
     )
+
+
+def _is_mapped(kwargs: dict[str, Any]) -> bool:
+    """Whether weights on the host stay in the mapped file."""
+    return bool(kwargs.get("use_mmap", True)) and not kwargs.get("lora_path")
 
 
 def _wants_all_logits(kwargs: dict[str, Any]) -> bool:
@@ -257,6 +262,8 @@ def _complete(kwargs: dict[str, Any], plan: PlacementPlan) -> dict[str, Any]:
     }
     if planned.flash_attn != "auto":
         defaults["flash_attn"] = planned.flash_attn == "on"
+    if planned.use_mmap is not None:
+        defaults["use_mmap"] = planned.use_mmap
     return defaults | kwargs
 
 
@@ -273,6 +280,7 @@ def settings_of(kwargs: dict[str, Any]) -> Settings:
         type_v=_type_name("type_v", given["type_v"]),
         flash_attn=("on" if kwargs["flash_attn"] else "off") if "flash_attn" in kwargs else "auto",
         n_threads=given["n_threads"] or 0,
+        use_mmap=None if _is_mapped(kwargs) else False,
     )
 
 

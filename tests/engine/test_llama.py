@@ -297,6 +297,16 @@ def test_batches_follow_upstreams_rules(model: Path, profile: Profile) -> None:
     assert whole.context_params.n_batch == whole.plan.context.n_batch
 
 
+def test_a_plan_knows_whether_weights_are_read(model: Path, profile: Profile) -> None:
+    """From memory that is not the mapped file a GPU copies faster: the plan says so, and brings it along."""
+    read = Llama(str(model), vram="50%", profile=profile, use_mmap=False, **SMALL)
+    assert read.plan is not None and read.plan.context.use_mmap is False
+    again = Llama(str(model), plan=PlacementPlan.from_json(read.plan.to_json()), verbose=False)
+    assert [llm.model_params.load_mode for llm in (read, again)] == [runtime.llama_cpp().LLAMA_LOAD_MODE_NONE] * 2
+    mapped = Llama(str(model), vram="50%", profile=profile, **SMALL)
+    assert mapped.plan is not None and mapped.plan.context.use_mmap is None
+
+
 def test_threads_default_to_all(model: Path, plan: PlacementPlan) -> None:
     llm = Llama(str(model), plan=plan, verbose=False)
     assert llm.context_params.n_threads == llm.context_params.n_threads_batch == len(cpu_set())

@@ -26,8 +26,10 @@ def planned(
     params: what a plan does not fix (n_threads, rpc_servers, load_mode); all else comes from the plan.
     """
     context, memory = plan.context, plan.predicted.devices
+    params = params or LoadParams()
     fixed = replace(
-        params or LoadParams(),
+        params,
+        load_mode={True: "mmap", False: "none", None: params.load_mode}[context.use_mmap],
         n_ctx=context.n_ctx,
         n_batch=context.n_batch,
         n_ubatch=context.n_ubatch,

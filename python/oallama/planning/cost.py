@@ -111,6 +111,7 @@ class CostModel:
         self._stages: dict[tuple[int, bool], StageCosts] = {}
         # Upstream sends uploads to the first device that takes them; 0 when none does.
         self.uploader = next((i for i, name in enumerate(self.names) if i and profile.device(name).op_offload), 0)
+        self.uploaded_from = "pinned" if context.use_mmap is False else "pageable"
         # Share of the shorter of streamed copies and everything else that is hidden behind the longer.
         self.overlap = profile.overlap(accelerators[0]) if accelerators else 0.0
         self.flash = any(op.op == "FLASH_ATTN_EXT" for op in graph.operators(self.decode_tier))
@@ -127,8 +128,8 @@ class CostModel:
     def link_s(self, device: int, direction: str, nbytes: float, memory: str = "pinned") -> float:
         """Seconds to move `nbytes` between host and accelerator.
 
-        Pinned, where the device has such memory, are results, in llama.cpp's buffer for those of the CPU, and streamed
-        weights; pageable are the mapped file, from which weights are uploaded, and KV caches on the host.
+        Pinned, where the device has such memory, are results, in llama.cpp's buffer for those of the CPU, streamed
+        weights, and weights that were read from the file; pageable are the mapped file and KV caches on the host.
         """
         key = (self.names[device], direction, round(nbytes), memory)
         if key not in self._links:
@@ -185,7 +186,7 @@ class CostModel:
         return {n: StageGraph.of(self.graph, n, targets, small) for n in {self.decode_tier, self.prefill_tier}}
 
     def _make_stage(self, graph: StageGraph, n_tokens: int) -> StageCosts:
-        tokens = graph.tokens(n_tokens)
+        tokens, uploader = graph.tokens(n_tokens), self.uploader
         n, devices = len(graph.operators), range(len(self.names))
         seconds, upload, stream = np.zeros((len(devices), n)), np.full(n, np.inf), np.full(n, np.inf)
         host = np.zeros((len(REALISATIONS), n))
@@ -197,14 +198,14 @@ class CostModel:
             weight = self.graph.tensor[op.weight or ""]
             if len(devices) > 1:
                 stream[alike] = self.link_s(STREAMER, "h2d", weight.nbytes, "pinned")
-            if self.uploader and count >= OFFLOAD_MIN_TOKENS:
+            if uploader and count >= OFFLOAD_MIN_TOKENS:
                 nbytes = self.times.uploaded_bytes(op.op, weight, count, op.n_used)
-                copy = self.link_s(self.uploader, "h2d", nbytes, "pageable")
-                upload[alike] = copy + seconds[self.uploader, alike]
+                copy = self.link_s(uploader, "h2d", nbytes, self.uploaded_from)
+                upload[alike] = copy + seconds[uploader, alike]
         sizes, size_of = np.unique(graph.bytes_out(n_tokens), return_inverse=True)
         each = np.array([[[self.move_s(a, b, size) for size in sizes.tolist()] for b in devices] for a in devices])
         uploads = [
-            self.link_s(self.uploader, "h2d", self.graph.tensor[name].nbytes, "pageable") if self.uploader else 0.0
+            self.link_s(uploader, "h2d", self.graph.tensor[name].nbytes, self.uploaded_from) if uploader else 0.0
             for name in self.small
         ]
         other = other_seconds(self.profile, self.names, self.width, graph, n_tokens)

@@ -59,8 +59,10 @@ class Heads:
 
 def model_options(model: str | os.PathLike[str], settings: Settings, devices: Sequence[str]) -> dict[str, object]:
     """Options of one model: all of it on `devices` (ggml's names), on the CPU alone without any."""
+    loading = {} if settings.use_mmap is None else {"load-mode": "mmap" if settings.use_mmap else "none"}
     return {
         "model": os.fspath(model),
+        **loading,
         "fit": "off",
         "ctx-size": settings.n_ctx,
         "batch-size": settings.n_batch,
