@@ -13,6 +13,8 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <deque>
 #include <memory>
 #include <pthread.h>
 #include <random>
@@ -95,6 +97,22 @@ template <class Memory> class TwinBlock {
     template <int D> static constexpr int lanes() { return 1; }
     template <int D> static float         sum(float x) { return x; }
 
+    // Arrives as late as it may; until then there is nothing that could be mistaken for it.
+    template <int nbytes> void fetch(void * to, const void * from) {
+        memset(to, 0xff, nbytes);
+        fetches_.back().push_back({ to, from, nbytes });
+    }
+
+    void end_fetch() { fetches_.emplace_back(); }
+
+    template <int n> void await_fetched() {
+        for (; fetches_.size() > n + 1; fetches_.pop_front()) {
+            for (const auto & [to, from, nbytes] : fetches_.front()) {
+                memcpy(to, from, size_t(nbytes));
+            }
+        }
+    }
+
     uint32_t claim(uint32_t * word) { return add(word, 1, false); }
     uint32_t arrive(uint32_t * word) { return add(word, 1, arrive_orders); }
     uint32_t arrive_system(uint32_t * word, uint32_t n) { return add(word, n, arrive_system_orders); }
@@ -134,9 +152,16 @@ template <class Memory> class TwinBlock {
         }
     }
 
-    Team<Memory> &   team_;
-    const int        thread_, block_, n_blocks_;
-    std::minstd_rand random_;
+    struct Fetch {
+        void *       to;
+        const void * from;
+        int          nbytes;
+    };
+
+    Team<Memory> &                 team_;
+    const int                      thread_, block_, n_blocks_;
+    std::minstd_rand               random_;
+    std::deque<std::vector<Fetch>> fetches_{ 1 }; // groups; the last one is open
 };
 
 // Runs a grid: blocks in random order, `n_resident` of them at a time.

@@ -4,6 +4,9 @@
 // are read once for all of them and no thread waits for another but to add up scores. Groups keep a running maximum,
 // sum and output each; merge.h makes one of them. That is flash-decoding.
 //
+// Each thread fetches the pieces of its next tokens into shared memory while it computes with those before. Few warps
+// fit, with so many registers: without this the memory stands still while they compute.
+//
 // New tokens, which are the task's own rows, are read from the task: no item waits until another one has stored them.
 #pragma once
 
@@ -36,7 +39,9 @@ struct Item {
 
 // Memory of a block. On CUDA 34 KiB.
 template <int n_values> struct Shared {
-    alignas(16) float values[n_values * max_queries]; // of every group of lanes: queries x D; n_values = groups x D
+    // First the pieces of tokens that threads have fetched; then of every group of lanes queries x D values, n_values =
+    // groups x D. Both take the same memory.
+    alignas(16) float values[n_values * max_queries];
     float    max[n_values / 64 * max_queries], sum[n_values / 64 * max_queries];
     float    slope[max_queries];
     uint32_t window[n_window];
@@ -59,7 +64,11 @@ template <class Format, int D, int n_queries, class Block> class Attention {
     static constexpr int n_lanes = Block::template lanes<D>();
     static constexpr int n_own   = D / chunk_values / n_lanes; // pieces of 8 values of a lane; 1 on CUDA
 
-    using Raw = typename Format::Raw;
+    using Raw    = typename Format::Raw;
+    using Staged = typename Format::Staged;
+
+    // Tokens that a group of lanes fetches, and computes with, at once. Two such stages fill the block's memory.
+    static constexpr uint32_t at_once = uint32_t(chunk_values * max_queries) / (sizeof(Staged) / sizeof(float)) / 4;
 
   public:
     OA_DEVICE Attention(Block & block, const Item & item) :
@@ -73,23 +82,21 @@ template <class Format, int D, int n_queries, class Block> class Attention {
         for (uint32_t from = i_.begin; from < old_end; from += n_window * block_tokens) {
             const uint32_t to = old_end - from < n_window * block_tokens ? old_end : from + n_window * block_tokens;
             load_window(from, to);
-            constexpr uint32_t at_once = 4;
-            for (uint32_t at = from; at < to; at += at_once * n_groups_) { // as often in every group: they share warps
-                step<at_once>(at + group_, to, [&](uint32_t token, uint32_t piece, Raw & k, Raw & v) {
-                    const uint32_t block = b_.shared().window[token / block_tokens - from / block_tokens];
-                    if (piece * chunk_values < i_.d_k) {
-                        k = Format::load(i_.pool_k + block * i_.block_nbytes, token % block_tokens, i_.d_k, piece);
-                    }
-                    if (piece * chunk_values < i_.d_v) {
-                        v = Format::load(i_.pool_v + block * i_.block_nbytes, token % block_tokens, i_.d_v, piece);
-                    }
-                });
+            const uint32_t stride = at_once * n_groups_;
+            fetch(from + group_, from, to, 0);
+            uint32_t stage = 0;
+            for (uint32_t at = from; at < to; at += stride) {     // as often in every group: they share warps
+                fetch(at + stride + group_, from, to, 1 - stage); // of no token, at the end
+                b_.template await_fetched<1>();
+                step(at + group_, to, stage);
+                stage = 1 - stage;
             }
         }
         const uint32_t new_begin = i_.begin > i_.position ? i_.begin : i_.position;
         for (uint32_t at = new_begin; at < i_.end; at += n_groups_) {
             new_step(at + group_);
         }
+        b_.sync(); // others' pieces are where this thread's values go
         save();
     }
 
@@ -126,33 +133,65 @@ template <class Format, int D, int n_queries, class Block> class Attention {
         b_.sync();
     }
 
-    // Tokens at, at + n_groups, .. below `end`.
-    template <int at_once, class Load> OA_DEVICE void step(uint32_t at, uint32_t end, Load && load) {
-        Raw k[at_once][n_own] = {}, v[at_once][n_own] = {};
+    // Where this thread's piece of K (0) or V (1) of a stage's token is.
+    OA_DEVICE Staged & staged(uint32_t stage, uint32_t token, int of_v, int own) {
+        const uint32_t at = ((stage * at_once + token) * 2 + uint32_t(of_v)) * uint32_t(n_own) + uint32_t(own);
+        return reinterpret_cast<Staged *>(b_.shared().values)[at * uint32_t(b_.n_threads()) + uint32_t(b_.thread())];
+    }
+
+    // Begins to fetch tokens at, at + n_groups, .. below `end`. from: the window's first.
+    OA_DEVICE void fetch(uint32_t at, uint32_t from, uint32_t end, uint32_t stage) {
         OA_UNROLL
-        for (int u = 0; u < at_once; ++u) {
-            const uint32_t token = at + uint32_t(u) * n_groups_;
-            if (token < end) {
-                OA_UNROLL
-                for (int own = 0; own < n_own; ++own) {
-                    load(token, lane_ + uint32_t(own * n_lanes), k[u][own], v[u][own]);
+        for (uint32_t u = 0; u < at_once; ++u) {
+            const uint32_t token = at + u * n_groups_;
+            if (token >= end) {
+                break;
+            }
+            const size_t   block = b_.shared().window[token / block_tokens - from / block_tokens] * i_.block_nbytes;
+            const uint32_t row   = token % block_tokens;
+            OA_UNROLL
+            for (int own = 0; own < n_own; ++own) {
+                const uint32_t piece = lane_ + uint32_t(own * n_lanes);
+                if (piece * chunk_values < i_.d_k) {
+                    Format::fetch(b_, staged(stage, u, 0, own), i_.pool_k + block, row, i_.d_k, piece);
+                }
+                if (piece * chunk_values < i_.d_v) {
+                    Format::fetch(b_, staged(stage, u, 1, own), i_.pool_v + block, row, i_.d_v, piece);
                 }
             }
         }
-        float scores[at_once][n_queries];
+        b_.end_fetch();
+    }
+
+    // Computes with the tokens that fetch() has brought.
+    OA_DEVICE void step(uint32_t at, uint32_t end, uint32_t stage) {
+        float wide[n_own][chunk_values];
+        float scores[at_once][n_queries], weights[at_once][n_queries];
         OA_UNROLL
-        for (int u = 0; u < at_once; ++u) {
-            float wide[n_own][chunk_values];
-            widen(k[u], wide);
-            score(wide, at + uint32_t(u) * n_groups_, end, scores[u]);
+        for (uint32_t u = 0; u < at_once; ++u) {
+            const uint32_t token = at + u * n_groups_;
+            take(stage, u, token, end, 0, i_.d_k, wide);
+            score(wide, token, end, scores[u]);
         }
-        float weights[at_once][n_queries];
         weigh<at_once>(scores, weights);
         OA_UNROLL
-        for (int u = 0; u < at_once; ++u) {
-            float wide[n_own][chunk_values];
-            widen(v[u], wide);
+        for (uint32_t u = 0; u < at_once; ++u) {
+            take(stage, u, at + u * n_groups_, end, 1, i_.d_v, wide);
             add(wide, weights[u]);
+        }
+    }
+
+    // Zeros where nothing was fetched.
+    OA_DEVICE void take(uint32_t stage, uint32_t u, uint32_t token, uint32_t end, int of_v, uint32_t d,
+                        float (&wide)[n_own][chunk_values]) {
+        OA_UNROLL
+        for (int own = 0; own < n_own; ++own) {
+            const uint32_t piece = lane_ + uint32_t(own * n_lanes);
+            Raw            raw   = {};
+            if (token < end && piece * chunk_values < d) {
+                raw = Format::take(staged(stage, u, of_v, own), token % block_tokens, d, piece);
+            }
+            Format::widen(raw, wide[own]);
         }
     }
 
@@ -173,13 +212,6 @@ template <class Format, int D, int n_queries, class Block> class Attention {
         score(k, token, i_.end, scores[0]);
         weigh<1>(scores, weights);
         add(v, weights[0]);
-    }
-
-    static OA_DEVICE void widen(const Raw (&raw)[n_own], float (&wide)[n_own][chunk_values]) {
-        OA_UNROLL
-        for (int own = 0; own < n_own; ++own) {
-            Format::widen(raw[own], wide[own]);
-        }
     }
 
     OA_DEVICE void score(const float (&k)[n_own][chunk_values], uint32_t token, uint32_t end,
@@ -207,13 +239,12 @@ template <class Format, int D, int n_queries, class Block> class Attention {
     }
 
     // From scores to weights relative to the new maximum; what was added up so far becomes relative to it, too.
-    template <int at_once>
-    OA_DEVICE void weigh(const float (&scores)[at_once][n_queries], float (&weights)[at_once][n_queries]) {
+    template <uint32_t n> OA_DEVICE void weigh(const float (&scores)[n][n_queries], float (&weights)[n][n_queries]) {
         OA_UNROLL
         for (int g = 0; g < n_queries; ++g) {
             float max = max_[g];
             OA_UNROLL
-            for (int u = 0; u < at_once; ++u) {
+            for (uint32_t u = 0; u < n; ++u) {
                 max = fmaxf(max, scores[u][g]);
             }
             const float base  = max == -INFINITY ? 0.0f : max; // nothing seen yet: all weights are exp(-inf)
@@ -228,7 +259,7 @@ template <class Format, int D, int n_queries, class Block> class Attention {
                 }
             }
             OA_UNROLL
-            for (int u = 0; u < at_once; ++u) {
+            for (uint32_t u = 0; u < n; ++u) {
                 weights[u][g] = Block::exp(scores[u][g] - base);
                 sum_[g] += weights[u][g];
             }

@@ -4,6 +4,8 @@
 //   block(), n_blocks(), thread(), n_threads()
 //   sync()                     all threads of the block are here, and see what each has written
 //   lanes<D>(), sum<D>(x)      how many threads share a token of D values; their sum, on each of them
+//   fetch<n>(to, from)         begins to copy n = 4, 8 or 16 bytes to shared memory, for this thread alone
+//   end_fetch()                of a group of such copies; await_fetched<n>(): all groups but the last n have arrived
 //   shared()                   memory of the block: `claimed`, and what the kernel needs
 //   claim(word)                how many blocks were here before; in no order. Same on all threads, as the next two
 //   arrive(word)               the same; who comes later sees all that this block has written

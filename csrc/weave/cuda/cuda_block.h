@@ -35,6 +35,35 @@ template <class Memory, int threads = cuda::n_threads> class CudaBlock {
         return x;
     }
 
+    // Before compute capability 8.0 a copy is over when the next line begins.
+    template <int nbytes> static __device__ void fetch(void * to, const void * from) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+        const uint32_t at = uint32_t(__cvta_generic_to_shared(to));
+        if (nbytes == 16) { // past the L1 cache
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(at), "l"(from) : "memory");
+        } else {
+            asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" : : "r"(at), "l"(from), "n"(nbytes) : "memory");
+        }
+#else
+        struct alignas(nbytes) Bytes {
+            char bytes[nbytes];
+        };
+        *static_cast<Bytes *>(to) = *static_cast<const Bytes *>(from);
+#endif
+    }
+
+    static __device__ void end_fetch() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+        asm volatile("cp.async.commit_group;" : : : "memory");
+#endif
+    }
+
+    template <int n> static __device__ void await_fetched() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+        asm volatile("cp.async.wait_group %0;" : : "n"(n) : "memory");
+#endif
+    }
+
     __device__ uint32_t claim(uint32_t * word) const {
         __syncthreads();
         if (threadIdx.x == 0) {

@@ -1,8 +1,9 @@
 // How K and V of guests are kept in a device's memory: blocks of 64 tokens, of all layers; in a layer's part K, then V;
 // in each, head after head with its 64 tokens together, so that a head's tokens are read in one stream.
 //
-// A format loads and stores pieces of one token of one head, `d` values; what load() gives after store() is what
-// widen_new() gives of the same values, to the bit: attention of new tokens does not depend on where it finds them.
+// A format fetches and stores pieces of one token of one head, `d` values: fetch() begins to copy one into shared
+// memory, take() reads it there. What widen() gives of it after store() is what widen_new() gives of the same values,
+// to the bit: attention of new tokens does not depend on where it finds them.
 #pragma once
 
 #include "block.h"
@@ -57,11 +58,15 @@ struct alignas(16) Raw32 {
 // f16 and bf16.
 template <class Values> struct Kept16 {
     using Raw                      = Raw16;
+    using Staged                   = Raw16;
     static constexpr uint32_t unit = chunk_values; // what store() stores at once
 
-    static OA_DEVICE Raw load(const char * head, uint32_t token, uint32_t d, uint32_t chunk) {
-        return *reinterpret_cast<const Raw *>(head + (size_t(token) * d + chunk * chunk_values) * 2);
+    template <class Block>
+    static OA_DEVICE void fetch(Block & b, Staged & to, const char * head, uint32_t token, uint32_t d, uint32_t chunk) {
+        b.template fetch<16>(&to, head + (size_t(token) * d + chunk * chunk_values) * 2);
     }
+
+    static OA_DEVICE Raw take(const Staged & from, uint32_t, uint32_t, uint32_t) { return from; }
 
     static OA_DEVICE void widen(const Raw & raw, float (&to)[chunk_values]) {
         OA_UNROLL
@@ -100,11 +105,17 @@ using Bf16 = Kept16<Bf16Values>;
 
 struct F32 {
     using Raw                      = Raw32;
+    using Staged                   = Raw32;
     static constexpr uint32_t unit = chunk_values;
 
-    static OA_DEVICE Raw load(const char * head, uint32_t token, uint32_t d, uint32_t chunk) {
-        return reinterpret_cast<const Raw *>(head)[(size_t(token) * d) / chunk_values + chunk];
+    template <class Block>
+    static OA_DEVICE void fetch(Block & b, Staged & to, const char * head, uint32_t token, uint32_t d, uint32_t chunk) {
+        const char * from = head + (size_t(token) * d + chunk * chunk_values) * 4;
+        b.template fetch<16>(to.values, from);
+        b.template fetch<16>(to.values + 4, from + 16);
     }
+
+    static OA_DEVICE Raw take(const Staged & from, uint32_t, uint32_t, uint32_t) { return from; }
 
     static OA_DEVICE void widen(const Raw & raw, float (&to)[chunk_values]) {
         OA_UNROLL
@@ -141,21 +152,33 @@ struct Q8_0 {
         uint16_t kept;
     };
 
+    // A copy into shared memory has 4 bytes at least: two scales, of which one is the piece's.
+    struct alignas(16) Staged {
+        int8_t   values[chunk_values];
+        uint16_t scales[2];
+    };
+
     static OA_DEVICE uint16_t * scales(char * head, uint32_t d) {
         return reinterpret_cast<uint16_t *>(head + size_t(block_tokens) * d);
     }
 
-    static OA_DEVICE Raw load(const char * head, uint32_t token, uint32_t d, uint32_t chunk) {
-        struct alignas(8) Eight {
-            int8_t values[chunk_values];
-        };
-        const Eight eight = reinterpret_cast<const Eight *>(head)[size_t(token) * d / chunk_values + chunk];
-        Raw         raw;
+    static OA_DEVICE uint32_t scale_at(uint32_t token, uint32_t d, uint32_t chunk) {
+        return token * (d / unit) + chunk * chunk_values / unit;
+    }
+
+    template <class Block>
+    static OA_DEVICE void fetch(Block & b, Staged & to, const char * head, uint32_t token, uint32_t d, uint32_t chunk) {
+        b.template fetch<8>(to.values, head + size_t(token) * d + chunk * chunk_values);
+        b.template fetch<4>(to.scales, scales(const_cast<char *>(head), d) + scale_at(token, d, chunk) / 2 * 2);
+    }
+
+    static OA_DEVICE Raw take(const Staged & from, uint32_t token, uint32_t d, uint32_t chunk) {
+        Raw raw;
         OA_UNROLL
         for (int i = 0; i < chunk_values; ++i) {
-            raw.values[i] = eight.values[i];
+            raw.values[i] = from.values[i];
         }
-        raw.scale = scales(const_cast<char *>(head), d)[token * (d / unit) + chunk * chunk_values / unit];
+        raw.scale = from.scales[scale_at(token, d, chunk) % 2];
         return raw;
     }
 

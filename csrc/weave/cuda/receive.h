@@ -166,7 +166,9 @@ template <class Block, class Rules = AllPollRules> class Work {
     }
 
     template <class Format, int D> OA_DEVICE void attend_width(const Item & item) {
-        if (item.n_queries <= 4) {
+        if (item.n_queries <= 2) {
+            attend<Format, D, 2>(b_);
+        } else if (item.n_queries <= 4) {
             attend<Format, D, 4>(b_);
         } else {
             attend<Format, D, 8>(b_);
