@@ -24,7 +24,7 @@ stages='
 2 ready 10
 2 models 20
 2 tests 130
-2 profile 140 | --model 8b-F16.gguf --model 32b-shapes.gguf:16896 --model 30b-a3b-shapes.gguf:512 --task-seconds 0.15 | | --ctx 256 --task-seconds 0.01
+2 profile 115 | --model 8b-F16.gguf --model 32b-shapes.gguf:16896 --model 30b-a3b-shapes.gguf:512 --task-seconds 0.15 | | --ctx 256 --task-seconds 0.01
 2 look 30
 2 weave 40 | --model 8b-Q4_K_M.gguf | --repeats 3 | --repeats 1 --n-prompt 32 --n-generate 8
 2 streams 75 | --model 8b-F16.gguf | --repeats 5 --prompts 128,512,2048 | --repeats 1 --prompts 32,128

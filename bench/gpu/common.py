@@ -111,11 +111,19 @@ class Log:
             with self._out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({**line, "time": time.time(), "argv": sys.argv[1:], "machine": facts()}) + "\n")
 
-    def rounds(self, what: str, jobs: Mapping[str, Callable[[], dict[str, Any]]], repeats: int, **same: Any) -> None:
+    def rounds(
+        self,
+        what: str,
+        jobs: Mapping[str, Callable[[], dict[str, Any]]],
+        repeats: int,
+        kept: bool = False,
+        **same: Any,
+    ) -> None:
         """Run every job once a round, in turned order; a line each. Ends before a round that would not fit.
 
-        What a job returns may replace `name` and `same`. One that raises OallamaError gets a line with the error and is
-        left out from then on.
+        kept: the first round loads engines that stay, so it does not tell how long the others take. What a job returns
+        may replace `name` and `same`. One that raises OallamaError gets a line with the error and is left out from
+        then on.
         """
         from oallama.bench.sweep import order
         from oallama.errors import OallamaError
@@ -135,8 +143,9 @@ class Log:
                 except OallamaError as error:
                     failed.add(name)
                     values = {"error": str(error)}
-                self.add(what, **{"name": name, "round": round_, **same, **values})
-            longest = max(longest, time.monotonic() - start)
+                self.add(what, **{"name": name, "round": round_, **same, **({"kept": True} if kept else {}), **values})
+            if round_ > 0 or not kept:
+                longest = max(longest, time.monotonic() - start)
 
 
 def _cut(signal_: int, frame: FrameType | None) -> None:

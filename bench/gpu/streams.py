@@ -79,7 +79,7 @@ def main() -> None:
         # llama.cpp uploads from pageable memory, and from 32 tokens on; its longest prompt would take the stage's time.
         short = tuple(n for n in options.prompts if n <= 2048)
         jobs = {mode: partial(timed, mode, short if mode == "upload" else options.prompts) for mode in MODES}
-        log.rounds("streams", jobs, options.repeats, model=Path(options.model).stem, ubatch=options.ubatch)
+        log.rounds("streams", jobs, options.repeats, kept=True, model=Path(options.model).stem, ubatch=options.ubatch)
         for mode, n in product(STREAMED, options.prompts):
             if not all(found.get(name, {}).get(n) for name in ("resident", mode)):
                 continue

@@ -66,13 +66,29 @@ constexpr auto no_order = std::memory_order_relaxed;
 constexpr auto no_order = std::memory_order_seq_cst;
 #endif
 
+// 32 threads that exchange what they have.
+struct Warp {
+    static constexpr int n_lanes = 32, n_words = 6;
+
+    Warp() { pthread_barrier_init(&barrier, nullptr, n_lanes); }
+    ~Warp() { pthread_barrier_destroy(&barrier); }
+    Warp(const Warp &) = delete;
+
+    pthread_barrier_t barrier;
+    uint32_t          words[n_lanes][n_words];
+    const char *      rows[n_lanes];
+};
+
 template <class Memory> struct Team {
-    explicit Team(int n) : n(n) { pthread_barrier_init(&barrier, nullptr, unsigned(n)); }
+    explicit Team(int n) : n(n), warps(size_t(n / Warp::n_lanes)) {
+        pthread_barrier_init(&barrier, nullptr, unsigned(n));
+    }
     ~Team() { pthread_barrier_destroy(&barrier); }
     Team(const Team &) = delete;
 
     int               n;
     pthread_barrier_t barrier;
+    std::vector<Warp> warps;
     Memory            memory;
 };
 
@@ -113,6 +129,64 @@ template <class Memory> class TwinBlock {
         }
     }
 
+    // Fragments as the PTX manual has them.
+    bool has_tiles() const { return team_.n % Warp::n_lanes == 0; }
+
+    void sync_warp() { pthread_barrier_wait(&warp().barrier); }
+
+    float across(float x, int distance) {
+        uint32_t word;
+        memcpy(&word, &x, sizeof(word));
+        exchange(&word, 1, nullptr, [&](const Warp & w) { memcpy(&x, &w.words[lane() ^ distance][0], sizeof(x)); });
+        return x;
+    }
+
+    void load_tiles(uint32_t (&r)[4], const char * row) {
+        exchange(nullptr, 0, row, [&](const Warp & w) {
+            for (int i = 0; i < 4; ++i) {
+                memcpy(&r[i], w.rows[i * 8 + lane() / 4] + lane() % 4 * 4, 4);
+            }
+        });
+    }
+
+    void load_tiles_turned(uint32_t (&r)[4], const char * row) {
+        exchange(nullptr, 0, row, [&](const Warp & w) {
+            for (int i = 0; i < 4; ++i) {
+                uint16_t two[2];
+                for (int j = 0; j < 2; ++j) {
+                    memcpy(&two[j], w.rows[i * 8 + lane() % 4 * 2 + j] + lane() / 4 * 2, 2);
+                }
+                memcpy(&r[i], two, 4);
+            }
+        });
+    }
+
+    uint32_t turn(uint32_t x) {
+        uint16_t two[2];
+        exchange(&x, 1, nullptr, [&](const Warp & w) {
+            for (int j = 0; j < 2; ++j) {
+                two[j] = half(w.words[(lane() % 4 * 2 + j) * 4 + lane() / 4 / 2][0], lane() / 4 % 2);
+            }
+        });
+        memcpy(&x, two, sizeof(x));
+        return x;
+    }
+
+    void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+        const uint32_t words[Warp::n_words] = { a[0], a[1], a[2], a[3], b0, b1 };
+        exchange(words, Warp::n_words, nullptr, [&](const Warp & w) {
+            for (int i = 0; i < 4; ++i) {
+                const int row = lane() / 4, column = lane() % 4 * 2 + i % 2;
+                for (int k = 0; k < 16; ++k) {
+                    const int      of_k = k % 8 / 2;
+                    const uint32_t in_a = w.words[row * 4 + of_k][i / 2 + k / 8 * 2];
+                    const uint32_t in_b = w.words[column * 4 + of_k][4 + k / 8];
+                    c[i] += widen_f16(half(in_a, k % 2)) * widen_f16(half(in_b, k % 2));
+                }
+            }
+        });
+    }
+
     uint32_t claim(uint32_t * word) { return add(word, 1, false); }
     uint32_t arrive(uint32_t * word) { return add(word, 1, arrive_orders); }
     uint32_t arrive_system(uint32_t * word, uint32_t n) { return add(word, n, arrive_system_orders); }
@@ -133,6 +207,20 @@ template <class Memory> class TwinBlock {
     static void pause() { sched_yield(); }
 
   private:
+    int    lane() const { return thread_ % Warp::n_lanes; }
+    Warp & warp() { return team_.warps[size_t(thread_ / Warp::n_lanes)]; }
+
+    static uint16_t half(uint32_t word, int at) { return uint16_t(word >> (16 * at)); }
+
+    // use(what all lanes of the warp have).
+    template <class Use> void exchange(const uint32_t * words, int n, const char * row, Use && use) {
+        std::copy_n(words, n, warp().words[lane()]);
+        warp().rows[lane()] = row;
+        sync_warp();
+        use(warp());
+        sync_warp();
+    }
+
     uint32_t add(uint32_t * word, uint32_t n, bool ordered) {
         sync();
         jitter();

@@ -199,7 +199,7 @@ class Twin {
     }
 
   private:
-    using PollMemory = Shared<2 * max_width>; // of one or two threads
+    using PollMemory = Shared<2 * max_width>; // of one or two threads, or of two warps with tiles
 
     ReceiverState & receiver() { return *reinterpret_cast<ReceiverState *>(state_.get()); }
     SenderState &   sender() { return *reinterpret_cast<SenderState *>(sender_.get()); }

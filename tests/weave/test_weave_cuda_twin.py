@@ -192,6 +192,32 @@ def test_it_is_the_cpu_receivers(library: Path, kv: str) -> None:
             position += n
 
 
+@pytest.mark.parametrize(
+    ("n_head", "n_head_kv", "width", "more", "twins"),
+    [
+        (8, 2, 128, {"softcap": 5.0}, {"n_threads": 64}),
+        (3, 3, 64, {"sinks": True, "max_bias": 4.0}, {"n_threads": 32}),
+        (10, 1, 64, {}, {"n_threads": 64, "max_partials": 16}),
+    ],
+)
+def test_tiles_are_right(
+    library: Path, n_head: int, n_head_kv: int, width: int, more: dict[str, float], twins: dict[str, int]
+) -> None:
+    """As with tensor cores, which the twin's threads play: f16, heads of 64 and 128. Other items have no tiles."""
+    options = dict(more)
+    if options.pop("sinks", False):
+        options["sinks"] = floats(n_head)
+    with twin(library, n_blocks=2, n_resident=1, **twins) as both:
+        assert both.attach(shape_of(1, n_head_kv, width, width)) == NONE
+        both.lib.twin_scribble(both.twin)
+        handles = [both.open(shape_of(1, n_head_kv, width, width))[1] for _ in range(2)]
+        for step in steps(((70, 5), (1, 20), (1, 1), (0, 1)), 1, n_head, n_head_kv, width, width, options):
+            assert all(both.reserve(handles[at], first + n) == OK for at, first, n in step.rows)
+            given = [(handles[at], first, n) for at, first, n in step.rows]
+            failure, out = both.attend(step.layer, given, step.q, step.k, step.v, 0.1, most=45, **options)
+            assert failure == NONE and nmse(out, step.expected) < NMSE["f16"]
+
+
 def test_how_it_is_cut_does_not_show(library: Path) -> None:
     """Rows in other tasks, tokens in other splits, more blocks: new tokens count as if they had been stored before."""
     found = []

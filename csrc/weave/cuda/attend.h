@@ -73,17 +73,24 @@ template <class Format, int D, int n_queries, class Block> class Attention {
   public:
     OA_DEVICE Attention(Block & block, const Item & item) :
         b_(block), i_(item), group_(uint32_t(block.thread() / n_lanes)), lane_(uint32_t(block.thread() % n_lanes)),
-        n_groups_(uint32_t(block.n_threads() / n_lanes)) {}
+        n_groups_(uint32_t(block.n_threads() / n_lanes)), softcap_(item.softcap), max_bias_(item.max_bias) {}
 
     // Leaves maximum, sum and output of every group in the block's shared memory.
     OA_DEVICE void run() {
-        load_queries();
         const uint32_t old_end = i_.end < i_.position ? i_.end : i_.position;
+        const auto     end_of  = [&](uint32_t from) {
+            return old_end - from < n_window * block_tokens ? old_end : from + n_window * block_tokens;
+        };
+        if (i_.begin < old_end) {
+            open_window(i_.begin, end_of(i_.begin));
+        }
+        load_queries(); // meanwhile
+        const uint32_t stride = at_once * n_groups_;
         for (uint32_t from = i_.begin; from < old_end; from += n_window * block_tokens) {
-            const uint32_t to = old_end - from < n_window * block_tokens ? old_end : from + n_window * block_tokens;
-            load_window(from, to);
-            const uint32_t stride = at_once * n_groups_;
-            fetch(from + group_, from, to, 0);
+            const uint32_t to = end_of(from);
+            if (from != i_.begin) {
+                open_window(from, to);
+            }
             uint32_t stage = 0;
             for (uint32_t at = from; at < to; at += stride) {     // as often in every group: they share warps
                 fetch(at + stride + group_, from, to, 1 - stage); // of no token, at the end
@@ -122,8 +129,9 @@ template <class Format, int D, int n_queries, class Block> class Attention {
         }
     }
 
-    // Numbers of the pool's blocks for tokens from .. to - 1; one that cannot be is none of a sequence's.
-    OA_DEVICE void load_window(uint32_t from, uint32_t to) {
+    // Numbers of the pool's blocks for tokens from .. to - 1, and the first of these tokens. A number that cannot be is
+    // none of a sequence's.
+    OA_DEVICE void open_window(uint32_t from, uint32_t to) {
         b_.sync();
         const uint32_t first = from / block_tokens, n = (to - 1) / block_tokens - first + 1;
         for (uint32_t at = uint32_t(b_.thread()); at < n; at += uint32_t(b_.n_threads())) {
@@ -131,6 +139,7 @@ template <class Format, int D, int n_queries, class Block> class Attention {
             b_.shared().window[at] = block < i_.n_pool_blocks ? block : 0;
         }
         b_.sync();
+        fetch(from + group_, from, to, 0);
     }
 
     // Where this thread's piece of K (0) or V (1) of a stage's token is.
@@ -169,9 +178,17 @@ template <class Format, int D, int n_queries, class Block> class Attention {
         float scores[at_once][n_queries], weights[at_once][n_queries];
         OA_UNROLL
         for (uint32_t u = 0; u < at_once; ++u) {
+            take(stage, u, at + u * n_groups_, end, 0, i_.d_k, wide);
+            dot(wide, scores[u]);
+        }
+        OA_UNROLL
+        for (uint32_t u = 0; u < at_once; ++u) { // all rows see old tokens
             const uint32_t token = at + u * n_groups_;
-            take(stage, u, token, end, 0, i_.d_k, wide);
-            score(wide, token, end, scores[u]);
+            bend(token, scores[u]);
+            OA_UNROLL
+            for (int g = 0; g < n_queries; ++g) {
+                scores[u][g] = token < end ? scores[u][g] : -INFINITY;
+            }
         }
         weigh<at_once>(scores, weights);
         OA_UNROLL
@@ -209,13 +226,18 @@ template <class Format, int D, int n_queries, class Block> class Attention {
             }
         }
         float scores[1][n_queries], weights[1][n_queries];
-        score(k, token, i_.end, scores[0]);
+        dot(k, scores[0]);
+        bend(token, scores[0]);
+        OA_UNROLL
+        for (int g = 0; g < n_queries; ++g) {
+            scores[0][g] = token < i_.end && token <= own_token(g) ? scores[0][g] : -INFINITY;
+        }
         weigh<1>(scores, weights);
         add(v, weights[0]);
     }
 
-    OA_DEVICE void score(const float (&k)[n_own][chunk_values], uint32_t token, uint32_t end,
-                         float (&scores)[n_queries]) {
+    // Without a branch: the sums of all tokens and queries run side by side.
+    OA_DEVICE void dot(const float (&k)[n_own][chunk_values], float (&scores)[n_queries]) {
         OA_UNROLL
         for (int g = 0; g < n_queries; ++g) {
             float part = 0.0f;
@@ -226,15 +248,26 @@ template <class Format, int D, int n_queries, class Block> class Attention {
                     part += q_[own][g][j] * k[own][j];
                 }
             }
-            float score = b_.template sum<D>(part);
-            if (i_.softcap != 0.0f) {
-                score = i_.softcap * Block::tanh(score);
+            scores[g] = b_.template sum<D>(part);
+        }
+    }
+
+    OA_DEVICE uint32_t own_token(int g) const { return i_.position + i_.first_row + uint32_t(g) / i_.n_heads; }
+
+    // Softcap and ALiBi.
+    OA_DEVICE void bend(uint32_t token, float (&scores)[n_queries]) {
+        if (softcap_ != 0.0f) {
+            OA_UNROLL
+            for (int g = 0; g < n_queries; ++g) {
+                scores[g] = softcap_ * Block::tanh(scores[g]);
             }
-            const uint32_t own_token = i_.position + i_.first_row + uint32_t(g) / i_.n_heads;
-            if (i_.max_bias > 0.0f && token <= own_token) { // llama.cpp's mask is in f16
-                score -= b_.shared().slope[g] * widen_f16(narrow_f16(float(own_token - token)));
+        }
+        if (max_bias_ > 0.0f) {
+            OA_UNROLL
+            for (int g = 0; g < n_queries; ++g) {
+                const float distance = token <= own_token(g) ? float(own_token(g) - token) : 0.0f;
+                scores[g] -= b_.shared().slope[g] * widen_f16(narrow_f16(distance)); // llama.cpp's mask is in f16
             }
-            scores[g] = token < end && token <= own_token ? score : -INFINITY;
         }
     }
 
@@ -303,6 +336,7 @@ template <class Format, int D, int n_queries, class Block> class Attention {
     Block &        b_;
     const Item &   i_;
     const uint32_t group_, lane_, n_groups_;
+    const float    softcap_, max_bias_;
 
     float q_[n_own][n_queries][chunk_values];
     float out_[n_own][n_queries][chunk_values];

@@ -6,6 +6,12 @@
 //   lanes<D>(), sum<D>(x)      how many threads share a token of D values; their sum, on each of them
 //   fetch<n>(to, from)         begins to copy n = 4, 8 or 16 bytes to shared memory, for this thread alone
 //   end_fetch()                of a group of such copies; await_fetched<n>(): all groups but the last n have arrived
+//   has_tiles()                whether a warp of 32 threads has these, with fragments as in PTX:
+//   sync_warp(), across(x, d)  as sync(); x of the lane d away
+//   load_tiles(r, row)         four 8 x 8 tiles of 16-bit values, each lane has a row of one: ldmatrix
+//   load_tiles_turned(r, row)  the same, each transposed
+//   turn(x)                    the same tile, transposed: movmatrix
+//   multiply(c, a, b0, b1)     c += a * b, 16 x 8 by 16 values in f16: mma
 //   shared()                   memory of the block: `claimed`, and what the kernel needs
 //   claim(word)                how many blocks were here before; in no order. Same on all threads, as the next two
 //   arrive(word)               the same; who comes later sees all that this block has written

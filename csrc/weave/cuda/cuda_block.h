@@ -9,6 +9,10 @@
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 700
 #define OA_HAS_RELEASE
 #endif
+// Tensor cores with the sizes of attend_tiles.h with 8.0.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+#define OA_HAS_TILES
+#endif
 
 namespace oa::weave::cuda {
 
@@ -61,6 +65,56 @@ template <class Memory, int threads = cuda::n_threads> class CudaBlock {
     template <int n> static __device__ void await_fetched() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
         asm volatile("cp.async.wait_group %0;" : : "n"(n) : "memory");
+#endif
+    }
+
+    static constexpr __device__ bool has_tiles() {
+#ifdef OA_HAS_TILES
+        return true;
+#else
+        return false;
+#endif
+    }
+
+    static __device__ void sync_warp() {
+        __syncwarp();
+    }
+
+    static __device__ float across(float x, int distance) {
+        return __shfl_xor_sync(0xffffffffu, x, distance);
+    }
+
+    static __device__ void load_tiles(uint32_t (&r)[4], const char * row) {
+#ifdef OA_HAS_TILES
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                     : "r"(uint32_t(__cvta_generic_to_shared(row)))
+                     : "memory");
+#endif
+    }
+
+    static __device__ void load_tiles_turned(uint32_t (&r)[4], const char * row) {
+#ifdef OA_HAS_TILES
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                     : "r"(uint32_t(__cvta_generic_to_shared(row)))
+                     : "memory");
+#endif
+    }
+
+    static __device__ uint32_t turn(uint32_t x) {
+#ifdef OA_HAS_TILES
+        asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(x));
+#endif
+        return x;
+    }
+
+    static __device__ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+#ifdef OA_HAS_TILES
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+            "{%0, %1, %2, %3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #endif
     }
 

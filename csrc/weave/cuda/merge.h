@@ -10,24 +10,26 @@ template <class Block> class Merge {
     OA_DEVICE Merge(Block & block, ReceiverState & state) : b_(block), s_(state) {}
 
     // After attention: the item's part of an output, or the output if it is the last one. True: an output is written.
-    OA_DEVICE bool run(const Item & item) {
-        const auto &   shared  = b_.shared();
-        const uint32_t width   = item.d_k > item.d_v ? item.d_k : item.d_v;
-        const uint32_t padded  = width <= 64 ? 64 : width <= 128 ? 128 : 256; // as in attend_as()
-        const int      n_lanes = padded == 64  ? Block::template lanes<64>() :
-                                 padded == 128 ? Block::template lanes<128>() :
-                                                 Block::template lanes<256>();
-        const auto     group   = [&](uint32_t i, uint32_t g) {
+    // n_warps: that have a result each; 0: every group of lanes has one.
+    OA_DEVICE bool run(const Item & item, uint32_t n_warps) {
+        const auto &   shared   = b_.shared();
+        const uint32_t width    = item.d_k > item.d_v ? item.d_k : item.d_v;
+        const uint32_t padded   = width <= 64 ? 64 : width <= 128 ? 128 : 256; // as in attend_as()
+        const int      n_lanes  = padded == 64  ? Block::template lanes<64>() :
+                                  padded == 128 ? Block::template lanes<128>() :
+                                                  Block::template lanes<256>();
+        const uint32_t n_groups = n_warps > 0 ? n_warps : uint32_t(b_.n_threads() / n_lanes);
+        const auto     group    = [&](uint32_t i, uint32_t g) {
             return Partial{ shared.max[i * max_queries + g], shared.sum[i * max_queries + g],
                             shared.values + (i * max_queries + g) * padded };
         };
         const auto output = [&](uint32_t g, uint32_t at, const Merged & total) { write_output(item, g, at, total); };
         if (item.n_splits == 1) {
-            merge(item, uint32_t(b_.n_threads() / n_lanes), group, output);
+            merge(item, n_groups, group, output);
             return true;
         }
         float * to = s_.partials + item.partial * partial_floats;
-        merge(item, uint32_t(b_.n_threads() / n_lanes), group, [&](uint32_t g, uint32_t at, const Merged & total) {
+        merge(item, n_groups, group, [&](uint32_t g, uint32_t at, const Merged & total) {
             if (at == 0) {
                 to[g]               = total.max;
                 to[max_queries + g] = total.sum;

@@ -10,8 +10,11 @@
 // overlap.
 #pragma once
 
+#include "attend_tiles.h"
 #include "look.h"
 #include "merge.h"
+
+#include <type_traits>
 
 namespace oa::weave::cuda {
 
@@ -131,7 +134,12 @@ template <class Block, class Rules = AllPollRules> class Work {
             case kv_q8_0: attend_as<Q8_0>(item); break;
             default: attend_as<F32>(item); break;
         }
-        return merge_.run(item);
+        return merge_.run(item, has_tiles(item) ? uint32_t(b_.n_threads()) / 32 : 0);
+    }
+
+    OA_DEVICE bool has_tiles(const Item & item) const {
+        return b_.has_tiles() && look_.setup().shape.k_type == kv_f16 && item.d_k == item.d_v &&
+               (item.d_k == 64 || item.d_k == 128);
     }
 
     template <class Format> OA_DEVICE void attend_as(const Item & item) {
@@ -166,6 +174,12 @@ template <class Block, class Rules = AllPollRules> class Work {
     }
 
     template <class Format, int D> OA_DEVICE void attend_width(const Item & item) {
+        if constexpr (std::is_same<Format, F16>::value && D <= 128) {
+            if (has_tiles(item)) {
+                attend_tiles<D>(b_);
+                return;
+            }
+        }
         if (item.n_queries <= 2) {
             attend<Format, D, 2>(b_);
         } else if (item.n_queries <= 4) {
@@ -177,6 +191,10 @@ template <class Block, class Rules = AllPollRules> class Work {
 
     template <class Format, int D, int n_queries> static OA_NOINLINE OA_DEVICE void attend(Block & b) {
         Attention<Format, D, n_queries, Block>(b, b.shared().item).run();
+    }
+
+    template <int D> static OA_NOINLINE OA_DEVICE void attend_tiles(Block & b) {
+        TiledAttention<D, Block>(b, b.shared().item).run();
     }
 
     Block &            b_;
