@@ -65,15 +65,30 @@ def device_sums(lines: Lines) -> str:
     return "; ".join(f"{n_bytes // 1024} KiB {host / device:.2f}x" for n_bytes, (host, device) in times.items())
 
 
+def stream_rates(lines: Lines) -> str:
+    """Of the link's peak, by prompt; then what they are where the host keeps the order."""
+    found = {
+        name: [100 * line["of_peak"] for line in lines if line["what"] == "stream rate" and line["name"] == name]
+        for name in ("streamed", "host order")
+    }
+    by_host = found["host order"]
+    return f"{min(found['streamed']):.0f} % or more; {min(by_host):.0f} to {max(by_host):.0f} %"
+
+
+SECOND = "2026-11-26-h100-second"
 ROWS: list[tuple[str, tuple[str, ...], Callable[..., str]]] = [
     ("32B Q4_K_M in 16 GiB of an H100, 16384 tokens deep, against `--fit`: 512 tokens more", ("2026-11-26-h100-deep",),
      partial(against, rival="fit", depth=16384)),
-    ("8B F16 in 25 % of its bytes there, against `-ngl`: 32, 128 and 512 tokens; prompts lose",
-     ("2026-11-26-h100-budgets",), partial(against, rival="layers", budget="25%")),
-    ("error of predicted TPOT of these plans; of six at 50 % (one round)", ("2026-11-26-h100-deep",
-     "2026-11-26-h100-budgets", "2026-11-26-h100-oato"),
+    ("8B F16 in 25 % of its bytes there, against `-ngl`: 32, 128 and 512 tokens", (f"{SECOND}-budgets",),
+     partial(against, rival="layers", budget="25%")),
+    ("the same in 50 %", (f"{SECOND}-oato",), partial(against, rival="layers", budget="50%")),
+    ("the same in 75 %, three rounds", (f"{SECOND}-budgets",), partial(against, rival="layers", budget="75%")),
+    ("all of 8B F16 streamed: share of the link's peak; the same where the host keeps the order (one round)",
+     (f"{SECOND}-streams",), stream_rates),
+    ("error of predicted TPOT of plans at 25, 50 and 75 %; of two deep ones (one round)",
+     (f"{SECOND}-oato", f"{SECOND}-budgets", f"{SECOND}-deep"),
      lambda *files: f"{predicted_tpot(*files[:2])}; {predicted_tpot(*files[2:])}"),
-    ("attention of a weave's receiver on a GPU against ggml-cuda's: it loses", ("2026-11-26-h100-weave-cuda",),
+    ("attention of a weave's receiver on a GPU against ggml-cuda's: short caches lose", (f"{SECOND}-weave-cuda",),
      receiver),
     ("sums of two ranks in the memory of one GPU against staging in the host's", ("2026-11-26-h100-ranks",),
      device_sums),

@@ -272,10 +272,10 @@ void oa_stream_lane::copy(const job & job) {
     const size_t nbytes = ggml_nbytes(job.weight);
     const bool   traced = oa_trace_now() != 0;
     if (queue_ && to.tenant >= 0) {
-        if (traced) {
-            ggml_backend_event_synchronize(to.free.get()); // a span begins when the copy can
-        }
         ggml_backend_event_wait(queue_.get(), to.free.get());
+        if (traced) {
+            ggml_backend_synchronize(queue_.get()); // a span begins when the copy can
+        }
     }
     const int64_t since = oa_trace_now();
     reader_.start(job.weight);

@@ -130,11 +130,12 @@ def test_two_devices_of_a_map_share_one_copy_of_the_inputs(
 
 @pytest.mark.skipif(not has_vulkan(), reason="needs Vulkan with lavapipe")
 @pytest.mark.parametrize(
-    ("arch", "slots", "jitter_us", "prompts"),
+    ("arch", "slots", "jitter_us", "prompts", "queue"),
     [
-        ("qwen2", 2, 0, (33,)),
-        *(pytest.param(arch, 2, 0, PROMPTS, marks=pytest.mark.slow) for arch in ON_VULKAN),
-        *(pytest.param(arch, 4, 400, FEWER, marks=pytest.mark.slow) for arch in ON_VULKAN),
+        ("qwen2", 2, 0, (33,), 0),
+        ("qwen2", 2, 400, (33,), 1),
+        *(pytest.param(arch, 2, 0, PROMPTS, 1, marks=pytest.mark.slow) for arch in ON_VULKAN),
+        *(pytest.param(arch, 4, 400, FEWER, queue, marks=pytest.mark.slow) for arch in ON_VULKAN for queue in (0, 1)),
     ],
 )
 def test_streamed_is_resident_on_vulkan(
@@ -142,11 +143,13 @@ def test_streamed_is_resident_on_vulkan(
     slots: int,
     jitter_us: int,
     prompts: tuple[int, ...],
+    queue: int,
     tiny: Callable[..., Path],
     lib: Path,
     tmp_path: Path,
 ) -> None:
-    env = {"OALLAMA_STREAM_JITTER": str(jitter_us), **VULKAN}
+    """queue: the device keeps the order of copies and computing, as on CUDA. lavapipe has one queue, so that works."""
+    env = {"OALLAMA_STREAM_JITTER": str(jitter_us), "OALLAMA_STREAM_QUEUE": str(queue), **VULKAN}
     wanted = jobs(tiny(arch, "Q4_0"), "Vulkan0", tmp_path, slots, prompts, **CONTEXT)
     assert_same(compute_logits(lib, wanted, tmp_path, env), prompts)
 
@@ -193,19 +196,24 @@ def test_a_dry_run_counts_what_batches_of_all_sizes_stream(tiny: Callable[..., P
             assert llm.placement()[device].measured.compute == counted["compute"]
 
 
+@pytest.mark.parametrize(
+    "device", ["RPC0", pytest.param("Vulkan0", marks=pytest.mark.skipif(not has_vulkan(), reason="needs lavapipe"))]
+)
 def test_after_an_abort_in_the_middle_the_context_is_usable(
-    tiny: Callable[..., Path], lib: Path, tmp_path: Path
+    device: str, tiny: Callable[..., Path], lib: Path, tmp_path: Path
 ) -> None:
     """Down projections are computed on the host, where llama.cpp asks whether to go on; all others are streamed."""
     path = tiny("llama", "Q4_0")
     file = tmp_path / "mixed.map"
     file.write_text(
-        table(path, "RPC0", lambda name: 1).replace("ffn_down.weight CPU stream 1", "ffn_down.weight CPU host")
+        table(path, device, lambda name: 1).replace("ffn_down.weight CPU stream 1", "ffn_down.weight CPU host")
     )
+    env = {"OALLAMA_STREAM_JITTER": "400", "OALLAMA_STREAM_QUEUE": "1", **(VULKAN if device == "Vulkan0" else {})}
     with LocalRpcServer(threads=2, register=False) as server:
-        job = {"model": str(path), "table": str(file), "devices": ["RPC0"], "rpc": [server.endpoint], **CONTEXT}
+        endpoints = [server.endpoint] if device == "RPC0" else []
+        job = {"model": str(path), "table": str(file), "devices": [device], "rpc": endpoints, **CONTEXT}
         wanted = [{**job, "tokens": tokens(64), "abort_at": at} for at in (0, 2, 3, 4)]
-        whole, *aborted = compute_logits(lib, wanted, tmp_path, {"OALLAMA_STREAM_JITTER": "400"})
+        whole, *aborted = compute_logits(lib, wanted, tmp_path, env)
     for logits in aborted:
         assert np.array_equal(whole, logits)
 
@@ -301,12 +309,14 @@ def on_vulkan(tiny: Callable[..., Path], tmp_path: Path) -> tuple[Path, Path, in
     return tiny("llama"), tmp_path / "plan.json", whole
 
 
-def test_pinned_memory_up_to_its_limit(on_vulkan: tuple[Path, Path, int]) -> None:
+@pytest.mark.parametrize("queue", [0, 1])
+def test_pinned_memory_up_to_its_limit(queue: int, on_vulkan: tuple[Path, Path, int]) -> None:
     """With all weights, some of them or none in the pool the logits are the same."""
     path, plan, whole = on_vulkan
     found = {}
     for limit in (1 << 30, whole // 2, 0):
-        result = ran_python(PINNED, path, plan, env=VULKAN | {"OALLAMA_PIN_LIMIT": str(limit)})
+        env = VULKAN | {"OALLAMA_PIN_LIMIT": str(limit), "OALLAMA_STREAM_QUEUE": str(queue)}
+        result = ran_python(PINNED, path, plan, env=env)
         found[limit] = json.loads(result.stdout)
     lanes = {limit: lane for limit, (lane, _) in found.items()}
     assert lanes[1 << 30]["pinned_nbytes"] == whole and lanes[1 << 30]["note"] == ""

@@ -108,12 +108,15 @@ def test_both_sides_of_a_divided_weight_compute_at_once(tiny: Callable[..., Path
 
 
 @pytest.mark.skipif(not has_vulkan(), reason="needs Vulkan with lavapipe")
-def test_copies_run_beside_computing_on_a_device_that_can(tiny: Callable[..., Path], tmp_path: Path) -> None:
-    """In a process of its own: this one has no Vulkan."""
+@pytest.mark.parametrize("queue", ["0", "1"])
+def test_copies_run_beside_computing_on_a_device_that_can(
+    queue: str, tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    """In a process of its own: this one has no Vulkan. queue: the device keeps the order."""
     path, plan, out = tiny("llama"), tmp_path / "plan.json", tmp_path / "trace.json"
     streamed_plan(path, "Vulkan0").save(plan)
     command = [*CLI, "trace", path, "--plan", plan, "--n-prompt", "64", "--out", out, "--json"]
-    result = ran(*command, env=VULKAN)
+    result = ran(*command, env=VULKAN | {"OALLAMA_STREAM_QUEUE": queue})
     lanes = {(row["stage"], row["lane"]): row for row in json.loads(result.stdout)["lanes"]}
     assert lanes["prefill", "weights to Vulkan0"]["overlap"] > 0  # how much is a matter of how busy the processor is
     assert json.loads(out.read_text())["traceEvents"]

@@ -200,8 +200,7 @@ class CostModel:
                 stream[alike] = self.link_s(STREAMER, "h2d", weight.nbytes, "pinned")
             if uploader and count >= OFFLOAD_MIN_TOKENS:
                 nbytes = self.times.uploaded_bytes(op.op, weight, count, op.n_used)
-                copy = self.link_s(uploader, "h2d", nbytes, self.uploaded_from)
-                upload[alike] = copy + seconds[uploader, alike]
+                upload[alike] = self.link_s(uploader, "h2d", nbytes, self.uploaded_from) + seconds[uploader, alike]
         sizes, size_of = np.unique(graph.bytes_out(n_tokens), return_inverse=True)
         each = np.array([[[self.move_s(a, b, size) for size in sizes.tolist()] for b in devices] for a in devices])
         uploads = [
