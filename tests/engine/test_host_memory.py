@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,10 +87,15 @@ def test_too_little_memory_says_how_much_is_needed(
     host = plan.predicted.devices["CPU"]
     needed = host.total - (host.weights if mapped else 0)
     monkeypatch.setenv("OALLAMA_HOST_MEMORY", str(needed - 1))
-    with pytest.raises(OallamaError, match=r"the plan needs .* of host memory .*KV cache .* are free; .*(n_ctx|mmap)"):
-        Llama(str(path), plan=plan, verbose=False, use_mmap=mapped)
-    monkeypatch.setenv("OALLAMA_HOST_MEMORY", str(needed))
-    Llama(str(path), plan=plan, verbose=False, use_mmap=mapped).close()
+    of_plan = replace(plan, context=replace(plan.context, use_mmap=mapped))  # which brings it along
+    for given, how in ((plan, {"use_mmap": mapped}), (of_plan, {})):
+        monkeypatch.setenv("OALLAMA_HOST_MEMORY", str(needed - 1))
+        with pytest.raises(
+            OallamaError, match=r"the plan needs .* of host memory .*KV cache .* are free; .*(n_ctx|mmap)"
+        ):
+            Llama(str(path), plan=given, verbose=False, **how)
+        monkeypatch.setenv("OALLAMA_HOST_MEMORY", str(needed))
+        Llama(str(path), plan=given, verbose=False, **how).close()
 
 
 # ---- control groups ------------------------------------------------------------------------------------------------

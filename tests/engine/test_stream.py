@@ -148,7 +148,10 @@ def test_streamed_is_resident_on_vulkan(
     lib: Path,
     tmp_path: Path,
 ) -> None:
-    """queue: the device keeps the order of copies and computing, as on CUDA. lavapipe has one queue, so that works."""
+    """queue: the device keeps the order of copies and computing, as on CUDA.
+
+    lavapipe does all in the order in which it is handed over, so this tries who hands over what, not the events.
+    """
     env = {"OALLAMA_STREAM_JITTER": str(jitter_us), "OALLAMA_STREAM_QUEUE": str(queue), **VULKAN}
     wanted = jobs(tiny(arch, "Q4_0"), "Vulkan0", tmp_path, slots, prompts, **CONTEXT)
     assert_same(compute_logits(lib, wanted, tmp_path, env), prompts)
@@ -208,9 +211,13 @@ def test_after_an_abort_in_the_middle_the_context_is_usable(
     file.write_text(
         table(path, device, lambda name: 1).replace("ffn_down.weight CPU stream 1", "ffn_down.weight CPU host")
     )
-    env = {"OALLAMA_STREAM_JITTER": "400", "OALLAMA_STREAM_QUEUE": "1", **(VULKAN if device == "Vulkan0" else {})}
-    with LocalRpcServer(threads=2, register=False) as server:
-        endpoints = [server.endpoint] if device == "RPC0" else []
+    env = {"OALLAMA_STREAM_JITTER": "400"}
+    if device == "Vulkan0":
+        env |= {"OALLAMA_STREAM_QUEUE": "1", **VULKAN}
+    with contextlib.ExitStack() as stack:
+        endpoints: list[str] = []
+        if device == "RPC0":
+            endpoints = [stack.enter_context(LocalRpcServer(threads=2, register=False)).endpoint]
         job = {"model": str(path), "table": str(file), "devices": [device], "rpc": endpoints, **CONTEXT}
         wanted = [{**job, "tokens": tokens(64), "abort_at": at} for at in (0, 2, 3, 4)]
         whole, *aborted = compute_logits(lib, wanted, tmp_path, env)
@@ -323,6 +330,44 @@ def test_pinned_memory_up_to_its_limit(queue: int, on_vulkan: tuple[Path, Path, 
     assert 0 < lanes[whole // 2]["pinned_nbytes"] <= whole // 2 and "beyond the limit" in lanes[whole // 2]["note"]
     assert lanes[0]["pinned_nbytes"] == 0
     assert len({json.dumps(logits) for _, logits in found.values()}) == 1 and np.std(found[0][1]) > 0.01
+
+
+CUT_OFF = """
+import os, sys
+import numpy as np
+from pathlib import Path
+from oallama import Llama, OallamaError
+path = Path(sys.argv[1])
+whole = path.read_bytes()
+llm = Llama(str(path), plan=sys.argv[2], verbose=False, use_mmap=True)
+def logits():
+    llm.reset()
+    llm.eval(list(range(5, 45)))
+    return np.ctypeslib.as_array(llm._ctx.get_logits_ith(-1), shape=(llm.n_vocab(),)).copy()
+before, about = logits(), path.stat()
+os.truncate(path, len(whole) - 4096)
+for _ in range(2):
+    try:
+        logits()
+    except OallamaError as error:
+        print(error)
+with path.open("r+b") as file:
+    file.seek(len(whole) - 4096)
+    file.write(whole[-4096:])
+os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
+print(np.array_equal(before, logits()) and float(before.std()) > 0.01)
+"""
+
+
+def test_a_file_that_is_cut_off_is_an_error_of_a_queue(on_vulkan: tuple[Path, Path, int], tmp_path: Path) -> None:
+    """The device keeps the order; weights are read anew each time."""
+    path, plan, _ = on_vulkan
+    copy = tmp_path / path.name
+    copy.write_bytes(path.read_bytes())
+    env = VULKAN | {"OALLAMA_STREAM_QUEUE": "1", "OALLAMA_PIN_LIMIT": "0"}
+    *errors, same = ran_python(CUT_OFF, copy, plan, env=env).stdout.splitlines()
+    assert len(errors) == 2 and all("streamed" in error for error in errors)
+    assert same == "True"
 
 
 def test_weights_that_are_read_into_pinned_memory_are_not_pinned_again(on_vulkan: tuple[Path, Path, int]) -> None:

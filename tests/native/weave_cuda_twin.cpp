@@ -176,6 +176,20 @@ class Twin {
     // Fill the store with what was never a token, as memory that others have had.
     void scribble() { memset(pool_.get(), 0x7f, o_.pool_nbytes); }
 
+    // Puts tokens of a sequence, of one layer and one head in f16, where items find them.
+    void keep(uint32_t place, uint32_t first, uint32_t n, uint32_t width, const float * k, const float * v) {
+        for (uint32_t i = 0; i < n; ++i, k += width, v += width) {
+            const uint32_t token = first + i;
+            const uint32_t page  = receiver().pages[place * o_.pages_per_place + token / block_tokens];
+            char *         of_k  = pool_.get() + page * block_tokens * kv_token_nbytes(kv_f16, width) * 2;
+            char *         of_v  = of_k + block_tokens * kv_token_nbytes(kv_f16, width);
+            for (uint32_t at = 0; at < width / F16::unit; ++at) {
+                F16::store(of_k, token % block_tokens, width, at, k);
+                F16::store(of_v, token % block_tokens, width, at, v);
+            }
+        }
+    }
+
     BlockStore &          store() { return store_; }
     const SenderReport &  report() const { return report_; }
     const ReceiverState & counts() { return receiver(); }
@@ -293,6 +307,11 @@ void twin_set_epoch(Twin * twin, uint64_t epoch) {
 
 void twin_scribble(Twin * twin) {
     twin->scribble();
+}
+
+void twin_keep(Twin * twin, Handle handle, uint32_t first, uint32_t n, uint32_t width, const float * k,
+               const float * v) {
+    twin->keep(handle.place, first, n, width, k, v);
 }
 
 // Looks and works are the caller's from now on; and again the twin's.

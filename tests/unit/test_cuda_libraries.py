@@ -36,10 +36,10 @@ sys.exit(subprocess.run([sys.argv[1] + "/../bin/program"]).returncode - 42)
 def compile_library(folder: Path, name: str, needs: list[Path], *flags: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / name
-    calls = " + ".join(f"{need.name.split('.')[0]}()" for need in needs) or "14"
-    function = "answer" if name == "libggml-cuda.so" else name.split(".")[0]
-    function = function.replace("-", "_")
-    declared = "".join(f"int {need.name.split('.')[0]}(void);" for need in needs)
+    called = [need.name.split(".")[0].replace("-", "_") for need in needs]
+    calls = " + ".join(f"{one}()" for one in called) or "14"
+    function = "answer" if name == "libggml-cuda.so" else name.split(".")[0].replace("-", "_")
+    declared = "".join(f"int {one}(void);" for one in called)
     source = path.with_suffix(".c")
     source.write_text(f"{declared} int {function}(void) {{ return {calls}; }}\n")
     command = ["cc", "-shared", "-fPIC", f"-Wl,-soname,{name}", "-Wl,--allow-shlib-undefined", *flags]
@@ -105,6 +105,81 @@ def test_a_broken_library_is_named(tmp_path: Path) -> None:
     cuda[0].write_bytes(b"no library")
     result = find(lib, CUDA_HOME=str(tmp_path / "toolkit"))
     assert f"refused: cannot load {cuda[0]}: " in result.stderr
+
+
+# ---- a package with the backend as a module --------------------------------------------------------------------------
+
+# The folders that the engine is told of, and what the module answers.
+PACKAGES = """
+import ctypes, os, sys
+from pathlib import Path
+from oallama.engine.cuda_libraries import make_loadable
+make_loadable(Path(sys.argv[1]))
+for folder in filter(None, os.environ.get("OALLAMA_MODULES", "").split(":")):
+    print(folder, ctypes.CDLL(folder + "/libggml-cuda.so").answer())
+"""
+
+
+def made_package(site: Path, engine_id: str, code: str = "", needs: list[Path] | None = None) -> Path:
+    """A package whose module needs these libraries, without a RUNPATH; its folder."""
+    (site / "made-1.0.dist-info").mkdir(parents=True)
+    (site / "made-1.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: made\nVersion: 1.0\n")
+    (site / "made-1.0.dist-info/entry_points.txt").write_text("[oallama.modules]\nmade = made:folder\n")
+    folder = site / "modules"
+    (site / "made.py").write_text(f"def folder():\n    {code or f'return {str(folder)!r}'}\n")
+    compile_library(folder, "libggml-cuda.so", needs or [])
+    (folder / "engine_id").write_text(engine_id + "\n")
+    return folder
+
+
+def modular_engine(site: Path) -> Path:
+    lib = site / "oallama/lib"
+    compile_library(lib, "libggml-base.so", [])
+    compile_library(lib, "libggml-cpu-x64.so", [])
+    (site / "oallama/engine_id").write_text("0123456789abcdef\n")
+    return lib
+
+
+def with_package(lib: Path, site: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(ROOT / "python"), str(site)])
+    return ran_python(PACKAGES, lib, env={"PYTHONPATH": path, "LD_LIBRARY_PATH": "", "CUDA_HOME": "", **environment})
+
+
+def test_a_module_of_a_package_finds_ggml_and_cuda(tmp_path: Path) -> None:
+    lib, site = modular_engine(tmp_path / "ours"), tmp_path / "theirs"
+    cuda = made_cuda(site, ONE_FOLDER)
+    folder = made_package(site, "0123456789abcdef", needs=[lib / "libggml-base.so", *cuda])
+    result = with_package(lib, site)
+    assert result.stdout == f"{folder} 56\n" and result.stderr == ""
+
+
+def test_a_folder_that_is_named_already_is_named_once(tmp_path: Path) -> None:
+    lib, site = modular_engine(tmp_path / "ours"), tmp_path / "theirs"
+    folder = made_package(site, "0123456789abcdef")
+    assert with_package(lib, site, OALLAMA_MODULES=str(folder)).stdout == f"{folder} 14\n"
+
+
+@pytest.mark.parametrize(
+    ("engine_id", "code", "said"),
+    [
+        ("fedcba9876543210", "", "made is not used: it is of another release; pip install --upgrade oallama made"),
+        ("0123456789abcdef", "raise RuntimeError('no room')", "made is not used: no room"),
+        ("0123456789abcdef", "return '/nowhere'", "made is not used: [Errno 2] No such file or directory"),
+    ],
+)
+def test_a_package_that_does_not_fit_is_left_out(engine_id: str, code: str, said: str, tmp_path: Path) -> None:
+    lib, site = modular_engine(tmp_path / "ours"), tmp_path / "theirs"
+    made_package(site, engine_id, code)
+    result = with_package(lib, site)
+    assert result.stdout == "" and said in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_an_engine_with_linked_backends_loads_no_packages(tmp_path: Path) -> None:
+    lib, site = modular_engine(tmp_path / "ours"), tmp_path / "theirs"
+    (lib / "libggml-cpu-x64.so").rename(lib / "libggml-cpu.so")
+    made_package(site, "0123456789abcdef")
+    result = with_package(lib, site)
+    assert (result.stdout, result.stderr) == ("", "")
 
 
 def test_an_engine_without_cuda_needs_nothing(tmp_path: Path) -> None:

@@ -62,6 +62,11 @@ def test_what_an_nvidia_gpu_lacks(tmp_path: Path, driver: str, cuda: bool, state
     assert driver in found.found
 
 
+def test_a_wheel_lacks_a_package_alone(tmp_path: Path) -> None:
+    found = only([*gpus(machine(tmp_path, NVIDIA, driver="580.1"), [], cuda=False, vulkan=True, modular=True)])
+    assert found.state == "missing" and found.remedy == "pip install oallama-cuda13"
+
+
 def test_a_driver_counts_where_no_bus_is_shown(tmp_path: Path) -> None:
     """As in a container."""
     found = only([*gpus(machine(tmp_path, driver="580.1"), [], cuda=False, vulkan=False)])

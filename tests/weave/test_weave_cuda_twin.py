@@ -113,6 +113,11 @@ class Twin:
         given = task_of(layer, rows, (sinks, q, k, v, out), scale, max_bias, softcap)
         return int(self.lib.twin_attend(self.twin, *given, most)), out
 
+    def keep(self, handle: Handle, first: int, k: np.ndarray, v: np.ndarray) -> None:
+        """Tokens that nobody attends: in f16, of one layer and one head, each (tokens, width)."""
+        pointers = [ctypes.c_void_p(array.ctypes.data) for array in (k, v)]
+        self.lib.twin_keep(self.twin, handle, first, *k.shape, *pointers)
+
     def counts(self) -> dict[str, int]:
         found = (ctypes.c_uint32 * 5)()
         self.lib.twin_counts(self.twin, found)
@@ -203,7 +208,7 @@ def test_it_is_the_cpu_receivers(library: Path, kv: str) -> None:
 def test_tiles_are_right(
     library: Path, n_head: int, n_head_kv: int, width: int, more: dict[str, float], twins: dict[str, int]
 ) -> None:
-    """As with tensor cores, which the twin's threads play: f16, heads of 64 and 128. Other items have no tiles."""
+    """As with tensor cores, which 32 threads of the twin play: f16, heads of 64 and of 128."""
     options = dict(more)
     if options.pop("sinks", False):
         options["sinks"] = floats(n_head)
@@ -216,6 +221,25 @@ def test_tiles_are_right(
             given = [(handles[at], first, n) for at, first, n in step.rows]
             failure, out = both.attend(step.layer, given, step.q, step.k, step.v, 0.1, most=45, **options)
             assert failure == NONE and nmse(out, step.expected) < NMSE["f16"]
+
+
+@pytest.mark.parametrize("n_threads", [1, 32])
+def test_an_item_of_more_tokens_than_a_window(library: Path, n_threads: int) -> None:
+    """Numbers of 64 blocks are at hand at once: 4096 tokens."""
+    rng = np.random.default_rng(5)
+    size = {"task_nbytes": 8 << 20, "result_nbytes": 2 << 20, "pages_per_place": 80}
+    with twin(library, n_blocks=1, n_resident=1, n_threads=n_threads, max_partials=2, **size) as both:
+        shape = shape_of(1, 1, 64, 64, max_tokens=4608)
+        assert both.attach(shape) == NONE
+        handle, reference = both.open(shape)[1], Reference()
+        assert both.reserve(handle, 4204) == OK
+        k, v = (rng.standard_normal((4204, 1, 64), dtype=np.float32) for _ in range(2))
+        q = rng.standard_normal((4, 2, 64), dtype=np.float32)
+        both.keep(handle, 0, k[:4200, 0], v[:4200, 0])
+        reference.k, reference.v = list(k[:4200].astype(np.float64)), list(v[:4200].astype(np.float64))
+        failure, out = both.attend(0, [(handle, 4200, 4)], q, k[4200:].copy(), v[4200:].copy(), 0.125)
+        assert failure == NONE and both.counts()["items"] == both.counts()["outputs"]  # not cut
+        assert nmse(out, reference.attend(q, k[4200:], v[4200:], 0.125)) < NMSE["f16"]
 
 
 def test_how_it_is_cut_does_not_show(library: Path) -> None:

@@ -58,6 +58,7 @@ template <int D, class Block> class TiledAttention {
             b_.sync_warp();
             score(scores);
             weigh(scores, at, i_.end, true);
+            b_.sync_warp();
             add(scores);
         }
         save();

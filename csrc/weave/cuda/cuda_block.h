@@ -4,13 +4,14 @@
 #include "block.h"
 
 #include <cstdint>
+#include <cuda_runtime_api.h>
 
 // Acquire and release between processors came with compute capability 7.0; ggml-cuda may be built for older ones, too.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 700
 #define OA_HAS_RELEASE
 #endif
-// Tensor cores with the sizes of attend_tiles.h with 8.0.
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+// attend_tiles.h needs compute capability 8.0, and CUDA 11.8 for movmatrix.
+#if (!defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800) && CUDART_VERSION >= 11080
 #define OA_HAS_TILES
 #endif
 

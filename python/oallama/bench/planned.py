@@ -10,7 +10,7 @@ import numpy as np
 
 from ..data.plan import PlacementPlan
 from .baselines import ALL_LAYERS
-from .engines import Engine, LoadParams
+from .engines import LOAD_MODES, Engine, LoadParams
 from .results import Cell, ExpectedTimes
 
 
@@ -23,13 +23,14 @@ def planned(
 ) -> Engine:
     """The patched engine obeying a plan, in the context that the plan was made for.
 
-    params: what a plan does not fix (n_threads, rpc_servers, load_mode); all else comes from the plan.
+    params: what a plan does not fix (n_threads, rpc_servers; load_mode, where the plan leaves it to llama.cpp); all
+    else comes from the plan.
     """
     context, memory = plan.context, plan.predicted.devices
     params = params or LoadParams()
     fixed = replace(
         params,
-        load_mode={True: "mmap", False: "none", None: params.load_mode}[context.use_mmap],
+        load_mode=params.load_mode if context.use_mmap is None else LOAD_MODES[context.use_mmap],
         n_ctx=context.n_ctx,
         n_batch=context.n_batch,
         n_ubatch=context.n_ubatch,

@@ -13,7 +13,7 @@ from ..engine import device_list, runtime
 from ..engine.load_settings import Settings
 from ..engine.rpc import LocalRpcServer
 from .baselines import all_on_device, cpu_forms, cpu_only, find_baseline_lib, fitted, layer_split
-from .engines import Engine, LoadParams
+from .engines import LOAD_MODES, Engine, LoadParams
 from .planned import planned
 
 # Drivers and library workspaces take their part beside the buffers.
@@ -39,7 +39,8 @@ class Rivals:
 
         Stock engines are unpatched llama.cpp, so they have its own kernels of attention.
 
-        Stock engines run in the context that was asked for, the plan in its own. endpoints: RPC servers of the user,
+        Stock engines run in the context that was asked for, the plan in its own; all read the file as the plan's does.
+        endpoints: RPC servers of the user,
         shared by all engines. local_rpc: each engine gets a loopback server of its own, which lives as long as `stack`.
         """
 
@@ -57,12 +58,13 @@ class Rivals:
                 type_v=plan.context.type_v,
                 rpc_servers=servers,
                 devices=_accelerators(plan),
+                load_mode=LOAD_MODES[self.plan.context.use_mmap],
             )
 
         label = f"plan {self.label or self.plan.hash[:8]}"
         ours = planned(self.plan, runtime.lib_dir(), params(self.plan), placement=label)
         if self.on_cpu:
-            return [*cpu_forms(_asked(settings)), ours]
+            return [*cpu_forms(_asked(settings, LOAD_MODES[self.plan.context.use_mmap])), ours]
         if not self.stock:
             return [ours]
         lib, layers = find_baseline_lib(), self.stock["layers"]
@@ -74,7 +76,7 @@ class Rivals:
         return [*engines, all_on_device(params(layers), lib)] if everything else engines
 
 
-def _asked(settings: Settings) -> LoadParams:
+def _asked(settings: Settings, load_mode: str) -> LoadParams:
     return LoadParams(
         n_ctx=settings.n_ctx,
         n_batch=settings.n_batch,
@@ -82,6 +84,7 @@ def _asked(settings: Settings) -> LoadParams:
         n_threads=settings.n_threads,
         type_k=settings.type_k,
         type_v=settings.type_v,
+        load_mode=load_mode,
     )
 
 

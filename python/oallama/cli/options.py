@@ -156,12 +156,20 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Kernels:
-    """How a model is computed: the cache's types, the form of attention, threads."""
+    """How a model is computed: the cache's types, the form of attention, threads, and where its weights are."""
 
     type_k: TypeK = "f16"
     type_v: TypeV = "f16"
     flash_attn: FlashAttn = "auto"
     threads: Threads = 0
+    mmap: Annotated[
+        bool,
+        typer.Option(
+            "--mmap/--no-mmap",
+            help="Keep weights of the CPU in the mapped file, or read them into memory, from where llama.cpp uploads "
+            "to a GPU faster.",
+        ),
+    ] = True
 
 
 @dataclass(frozen=True)
@@ -226,4 +234,5 @@ def settings(sizes: Sizes | None = None, kernels: Kernels | None = None, paralle
         type_v=kernels.type_v,
         flash_attn=kernels.flash_attn,
         n_threads=kernels.threads,
+        use_mmap=None if kernels.mmap else False,
     )

@@ -39,8 +39,9 @@ class ContextSettings:
 
     flash_attn: "auto", "on" or "off". attention: whose kernels compute fused attention on CPUs, one of
     `entries.KERNELS`. use_mmap: False for weights that are read into memory, from where an accelerator that has pinned
-    memory copies faster than from the mapped file; None for llama.cpp's way. n_outputs_max: most rows of a micro-batch whose logits are computed, 0 for
-    llama.cpp's n_batch; one row per sequence is enough for generation and saves the memory of the others' logits.
+    memory copies faster than from the mapped file; None for llama.cpp's way. n_outputs_max: most rows of a micro-batch
+    whose logits are computed, 0 for llama.cpp's n_batch; one row per sequence is enough for generation and saves the
+    memory of the others' logits.
     """
 
     n_ctx: int

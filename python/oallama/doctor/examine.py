@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from oallama.engine import device_list, runtime
+from oallama.engine.module_packages import is_modular
 from oallama.errors import OallamaError
 from oallama.profiling.other_work import cpus_of_others
 from oallama.profiling.recorder import cache_dir
@@ -26,7 +27,12 @@ def examine() -> list[Finding]:
         installed.engine(),
         installed.kernels(),
         *gpus(
-            root, devices, installed.has_backend("cuda"), installed.has_backend("vulkan"), installed.has_vulkan_loader()
+            root,
+            devices,
+            installed.has_backend("cuda"),
+            installed.has_backend("vulkan"),
+            installed.has_vulkan_loader(),
+            is_modular(runtime.lib_dir()),
         ),
         installed.rpc(),
         installed.programs(),

@@ -12,6 +12,7 @@ from oallama.engine.device_list import ACCELERATOR_TYPES, Device
 from .finding import Finding
 
 VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
+_INSTALL_CUDA = "pip install oallama-cuda13"
 _DISPLAY = "0x03"  # PCI classes of display controllers begin so
 _BUILD_CUDA = "install NVIDIA's CUDA toolkit, then: make setup"
 _VULKAN_DRIVERS = "apt-get install libvulkan1 mesa-vulkan-drivers"
@@ -19,10 +20,16 @@ _VULKAN = "apt-get install libvulkan1 mesa-vulkan-drivers libvulkan-dev glslc sp
 
 
 def gpus(
-    root: Path, devices: Sequence[Device], cuda: bool, vulkan: bool, vulkan_loader: bool = True
+    root: Path,
+    devices: Sequence[Device],
+    cuda: bool,
+    vulkan: bool,
+    vulkan_loader: bool = True,
+    modular: bool = False,
 ) -> Iterator[Finding]:
     """root: of the file system. devices: of this process. cuda, vulkan: whether the engine has these backends.
-    vulkan_loader: whether the library is there through which Vulkan's drivers are found."""
+    vulkan_loader: whether the library is there through which Vulkan's drivers are found. modular: backends may come in
+    packages of their own."""
     used = [d for d in devices if d.type in ACCELERATOR_TYPES]
     for device in used:
         size = format_bytes(device.memory_total)
@@ -30,7 +37,7 @@ def gpus(
     present = set(on_bus(root))
     driver = nvidia_driver(root)
     if ("NVIDIA" in present or driver) and not any(d.backend.startswith("CUDA") for d in used):
-        yield _unused_nvidia(driver, cuda)
+        yield _unused_nvidia(driver, cuda, _INSTALL_CUDA if modular else _BUILD_CUDA)
     elif present - {"NVIDIA"} and not used:
         yield _unused_other(sorted(present - {"NVIDIA"}), vulkan, vulkan_loader)
     elif not used:
@@ -56,13 +63,13 @@ def nvidia_driver(root: Path) -> str:
         return ""
 
 
-def _unused_nvidia(driver: str, cuda: bool) -> Finding:
+def _unused_nvidia(driver: str, cuda: bool, remedy: str) -> Finding:
     if not driver:
         return Finding("NVIDIA GPU", "missing", "no driver is loaded", "the GPU is not used", "install NVIDIA's driver")
     if not cuda:
-        found = f"driver {driver}, engine built without CUDA"
-        return Finding("NVIDIA GPU", "missing", found, "the GPU is not used, or by Vulkan alone", _BUILD_CUDA)
-    found = f"driver {driver}, engine built with CUDA, no device"
+        found = f"driver {driver}, engine without CUDA"
+        return Finding("NVIDIA GPU", "missing", found, "the GPU is not used, or by Vulkan alone", remedy)
+    found = f"driver {driver}, engine with CUDA, no device"
     effect = "the GPU is not used: the driver may be older than the CUDA of the build, or the GPU may not be visible"
     return Finding("NVIDIA GPU", "broken", found, effect, "nvidia-smi")
 

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from oallama.engine import runtime
+from oallama.engine.module_packages import add_packages
 from oallama.errors import OallamaError
 
 from .finding import Finding
@@ -69,7 +70,8 @@ def cpu_features(system_info: str) -> list[str]:
 
 def has_backend(name: str) -> bool:
     """Whether the engine was built with a backend of ggml, as "cuda". Of "cpu" it may have one per instruction set."""
-    return any(runtime.lib_dir().glob(f"libggml-{name}.so")) or any(runtime.lib_dir().glob(f"libggml-{name}-*.so"))
+    folders = (runtime.lib_dir(), *add_packages(runtime.lib_dir()))
+    return any(any(folder.glob(f"libggml-{name}{rest}.so")) for folder in folders for rest in ("", "-*"))
 
 
 def has_vulkan_loader() -> bool:

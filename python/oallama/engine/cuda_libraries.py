@@ -2,7 +2,8 @@
 
 The loader knows ldconfig's folders, LD_LIBRARY_PATH and the RUNPATH of libggml-cuda.so (cmake/cuda_runpath.cmake): the
 toolkit it was built with, and the `nvidia-*` wheels in its own site-packages. Other toolkits and the wheels of other
-site-packages (those of the system beside a virtual environment's) are found here, as PyTorch finds them.
+site-packages (those of the system beside a virtual environment's) are found here, as PyTorch finds them. So is
+libggml-base.so, which a module of another package needs.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from functools import cache
 from pathlib import Path
 
 from oallama.base.printing import say
+from oallama.engine.module_packages import add_packages, is_modular
 from oallama.errors import OallamaError
 
 BACKEND = "libggml-cuda.so"
@@ -29,27 +31,26 @@ _PATH = "LD_LIBRARY_PATH"
 
 @cache
 def make_loadable(lib_dir: Path) -> None:
-    """Load what the CUDA backend in `lib_dir` needs and the system's loader does not find; without one do nothing.
+    """Load what the CUDA backend of the engine in `lib_dir` needs and the system's loader does not find.
 
-    Their folders are appended to LD_LIBRARY_PATH, for the programs that this process starts.
-
-    Where backends are modules (docs/wheels.md), a library that is nowhere costs the GPU and is said.
+    Without such a backend this does nothing. Folders are appended to LD_LIBRARY_PATH, for the programs that this
+    process starts. Where backends are modules (docs/wheels.md), those of packages count, too, and a library that is
+    nowhere costs the GPU and is said.
 
     Raises:
         OallamaError: if a library is nowhere and the engine needs it; the message says what to install.
     """
-    backend = lib_dir / BACKEND
-    if not backend.is_file():
-        return
-    try:
-        _load(backend, set())
-    except OallamaError as error:
-        if not any(lib_dir.glob("libggml-cpu-*.so")):
-            raise
-        say(f"no NVIDIA GPU: {error}")
+    for folder in (lib_dir, *add_packages(lib_dir)):
+        if (backend := folder / BACKEND).is_file():
+            try:
+                _load(backend, set(), lib_dir)
+            except OallamaError as error:
+                if not is_modular(lib_dir):
+                    raise
+                say(f"no NVIDIA GPU: {error}")
 
 
-def _load(library: Path, tried: set[str]) -> None:
+def _load(library: Path, tried: set[str], lib_dir: Path) -> None:
     """Load a library, those it needs first."""
     while True:
         try:
@@ -61,10 +62,10 @@ def _load(library: Path, tried: set[str]) -> None:
                 raise OallamaError(f"cannot load {library}: {error}") from None
         name = missing["name"]
         tried.add(name)
-        folder = next((folder for folder in _folders() if (folder / name).is_file()), None)
+        folder = next((folder for folder in (lib_dir, *_folders()) if (folder / name).is_file()), None)
         if folder is None:
             raise OallamaError(_advice(name))
-        _load(folder / name, tried)  # whoever asks for this name from now on is given this one
+        _load(folder / name, tried, lib_dir)  # whoever asks for this name from now on is given this one
         os.environ[_PATH] = ":".join(filter(None, (os.environ.get(_PATH), str(folder))))
 
 
