@@ -32,11 +32,11 @@ stages='
 2 ranks 10
 3 ready 10
 3 models 20
-3 oato 170
-3 experts 80
-3 deep 75 | --model 32b-Q4_K_M.gguf --states MODELS --keep | --repeats 3 --depths 16384 | --repeats 1 --depths 256 --vram 24MiB --n-prompt 32 --n-generate 4
+3 deep 150 | --model 32b-Q4_K_M.gguf --states MODELS --keep | --repeats 3 --depths 16384 | --repeats 1 --depths 256 --vram 24MiB --n-prompt 32 --n-generate 4
+3 experts 150
 4 ready 20
 4 models 40
+4 oato 170
 4 budgets 75
 4 memcheck 20 | --model tiny.gguf
 4 ledger 40 | --model 8b-Q4_K_M.gguf --repeats 1 | | --ctx 512 --cases 100%:on
@@ -262,7 +262,7 @@ stage_models() {
     mkdir -p "$models"
     local pids=() pid failed=0 wanted=("tiny tiny Q8_0 llama" "8b-F16 llama3-8b F16 llama" "8b-Q4_K_M llama3-8b Q4_K_M llama")
     if [ "$call" = 3 ]; then
-        wanted=("${wanted[@]:0:2}" "32b-Q4_K_M qwq-32b Q4_K_M qwen2")
+        wanted=("${wanted[0]}" "32b-Q4_K_M qwq-32b Q4_K_M qwen2")
     fi
     say "models in $models: $(find "$models" -name '*.gguf' -printf '%f ')"
     for one in "${wanted[@]}"; do

@@ -5,6 +5,7 @@ A device is a name of ggml's ("CUDA0"), or "RPC": a loopback RPC server, which s
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -21,6 +22,9 @@ from oallama.bench.results import Sample
 from oallama.data.plan import HOST, PlacementPlan
 from oallama.engine import runtime
 from oallama.engine.rpc import LocalRpcServer
+
+# Threads of the engine before spin for about half a second after its last token (ggml's polling).
+SETTLE_S = 0.7
 
 
 @cache
@@ -187,6 +191,7 @@ def jobs(
         if name not in running:
             engine = placed(plans[name], options, stack)
             running[name] = stack.enter_context(Running(engine, model, prompts, options.n_generate, **load))
+        time.sleep(SETTLE_S)
         return running[name].sample()
 
     return {name: partial(sample, name) for name in plans}
