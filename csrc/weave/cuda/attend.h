@@ -60,6 +60,33 @@ inline OA_DEVICE float alibi_slope(float max_bias, uint32_t n_head, uint32_t hea
     return powf(base, float(head < floor ? head + 1 : 2 * (head - floor) + 1));
 }
 
+// An item's old tokens, those before the task's own, are read in windows of n_window blocks: where they end, and where
+// the window that begins at `from` does.
+inline OA_DEVICE uint32_t old_end(const Item & item) {
+    return item.end < item.position ? item.end : item.position;
+}
+
+inline OA_DEVICE uint32_t window_end(const Item & item, uint32_t from) {
+    const uint32_t end = old_end(item), most = n_window * block_tokens;
+    return end - from < most ? end : from + most;
+}
+
+// Numbers of a window's blocks, for all threads. One that cannot be is none of a sequence's.
+template <class Block> OA_DEVICE void load_window(Block & b, const Item & item, uint32_t from) {
+    b.sync();
+    const uint32_t first = from / block_tokens, n = (window_end(item, from) - 1) / block_tokens - first + 1;
+    for (uint32_t at = uint32_t(b.thread()); at < n; at += uint32_t(b.n_threads())) {
+        const uint32_t block  = Block::load(item.pages + first + at);
+        b.shared().window[at] = block < item.n_pool_blocks ? block : 0;
+    }
+    b.sync();
+}
+
+// Where the block of a token is in the pool, of the window that begins at `from`.
+template <class Block> OA_DEVICE size_t block_of(Block & b, const Item & item, uint32_t token, uint32_t from) {
+    return b.shared().window[token / block_tokens - from / block_tokens] * item.block_nbytes;
+}
+
 template <class Format, int D, int n_queries, class Block> class Attention {
     static constexpr int n_lanes = Block::template lanes<D>();
     static constexpr int n_own   = D / chunk_values / n_lanes; // pieces of 8 values of a lane; 1 on CUDA
@@ -77,21 +104,17 @@ template <class Format, int D, int n_queries, class Block> class Attention {
 
     // Leaves maximum, sum and output of every group in the block's shared memory.
     OA_DEVICE void run() {
-        const uint32_t old_end = i_.end < i_.position ? i_.end : i_.position;
-        const auto     end_of  = [&](uint32_t from) {
-            return old_end - from < n_window * block_tokens ? old_end : from + n_window * block_tokens;
-        };
-        if (i_.begin < old_end) {
-            open_window(i_.begin, end_of(i_.begin));
+        const uint32_t end = old_end(i_), stride = at_once * n_groups_;
+        if (i_.begin < end) {
+            open_window(i_.begin);
         }
         load_queries(); // meanwhile
-        const uint32_t stride = at_once * n_groups_;
-        for (uint32_t from = i_.begin; from < old_end; from += n_window * block_tokens) {
-            const uint32_t to = end_of(from);
+        for (uint32_t from = i_.begin; from < end; from += n_window * block_tokens) {
             if (from != i_.begin) {
-                open_window(from, to);
+                open_window(from);
             }
-            uint32_t stage = 0;
+            const uint32_t to    = window_end(i_, from);
+            uint32_t       stage = 0;
             for (uint32_t at = from; at < to; at += stride) {     // as often in every group: they share warps
                 fetch(at + stride + group_, from, to, 1 - stage); // of no token, at the end
                 b_.template await_fetched<1>();
@@ -129,17 +152,10 @@ template <class Format, int D, int n_queries, class Block> class Attention {
         }
     }
 
-    // Numbers of the pool's blocks for tokens from .. to - 1, and the first of these tokens. A number that cannot be is
-    // none of a sequence's.
-    OA_DEVICE void open_window(uint32_t from, uint32_t to) {
-        b_.sync();
-        const uint32_t first = from / block_tokens, n = (to - 1) / block_tokens - first + 1;
-        for (uint32_t at = uint32_t(b_.thread()); at < n; at += uint32_t(b_.n_threads())) {
-            const uint32_t block   = Block::load(i_.pages + first + at);
-            b_.shared().window[at] = block < i_.n_pool_blocks ? block : 0;
-        }
-        b_.sync();
-        fetch(from + group_, from, to, 0);
+    // Begins to fetch the window's first tokens.
+    OA_DEVICE void open_window(uint32_t from) {
+        load_window(b_, i_, from);
+        fetch(from + group_, from, window_end(i_, from), 0);
     }
 
     // Where this thread's piece of K (0) or V (1) of a stage's token is.
@@ -156,7 +172,7 @@ template <class Format, int D, int n_queries, class Block> class Attention {
             if (token >= end) {
                 break;
             }
-            const size_t   block = b_.shared().window[token / block_tokens - from / block_tokens] * i_.block_nbytes;
+            const size_t   block = block_of(b_, i_, token, from);
             const uint32_t row   = token % block_tokens;
             OA_UNROLL
             for (int own = 0; own < n_own; ++own) {

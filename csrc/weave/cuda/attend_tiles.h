@@ -24,19 +24,16 @@ template <int D, class Block> class TiledAttention {
 
     // As Attention::run(); groups are warps.
     OA_DEVICE void run() {
-        const uint32_t old_end = i_.end < i_.position ? i_.end : i_.position;
-        const auto     end_of  = [&](uint32_t from) {
-            return old_end - from < n_window * block_tokens ? old_end : from + n_window * block_tokens;
-        };
-        if (i_.begin < old_end) {
-            open_window(i_.begin, end_of(i_.begin));
+        const uint32_t end = old_end(i_);
+        if (i_.begin < end) {
+            open_window(i_.begin);
         }
         load_queries(); // meanwhile
-        for (uint32_t from = i_.begin; from < old_end; from += n_window * block_tokens) {
-            const uint32_t to = end_of(from);
+        for (uint32_t from = i_.begin; from < end; from += n_window * block_tokens) {
             if (from != i_.begin) {
-                open_window(from, to);
+                open_window(from);
             }
+            const uint32_t to = window_end(i_, from);
             for (uint32_t at = from + warp_ * n_tokens; at < to; at += stride_) {
                 float scores[4] = {};
                 await_fetched();
@@ -105,23 +102,18 @@ template <int D, class Block> class TiledAttention {
         return uint32_t(narrow_f16(low)) | uint32_t(narrow_f16(high)) << 16;
     }
 
-    // Numbers of the pool's blocks for tokens from .. to - 1, and the first of these tokens.
-    OA_DEVICE void open_window(uint32_t from, uint32_t to) {
-        b_.sync();
-        const uint32_t first = from / block_tokens, n = (to - 1) / block_tokens - first + 1;
-        for (uint32_t at = uint32_t(b_.thread()); at < n; at += uint32_t(b_.n_threads())) {
-            const uint32_t block   = Block::load(i_.pages + first + at);
-            b_.shared().window[at] = block < i_.n_pool_blocks ? block : 0;
+    // Begins to fetch the window's first tiles.
+    OA_DEVICE void open_window(uint32_t from) {
+        load_window(b_, i_, from);
+        for (uint32_t of_v = 0; of_v < 2; ++of_v) {
+            fetch(of_v, from + warp_ * n_tokens, from, window_end(i_, from));
         }
-        b_.sync();
-        fetch(0, from + warp_ * n_tokens, from, to);
-        fetch(1, from + warp_ * n_tokens, from, to);
     }
 
     // Begins to fetch a tile, which is within a block of the pool; zeros for its tokens behind the end.
     OA_DEVICE void fetch(uint32_t of_v, uint32_t at, uint32_t from, uint32_t end) {
         if (at < end) {
-            const size_t block = b_.shared().window[at / block_tokens - from / block_tokens] * i_.block_nbytes;
+            const size_t block = block_of(b_, i_, at, from);
             const char * head  = (of_v ? i_.pool_v : i_.pool_k) + block + size_t(at % block_tokens) * D * 2;
             OA_UNROLL
             for (uint32_t i = 0; i < n_tokens * n_pieces / n_lanes; ++i) {

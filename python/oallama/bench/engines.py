@@ -26,10 +26,6 @@ WORKER = Path(__file__).with_name("worker.py")
 LOG_TAIL = 3
 
 
-# By use_mmap of the engine's settings; None: llama.cpp's way.
-LOAD_MODES = {None: "auto", True: "mmap", False: "none"}
-
-
 @dataclass(frozen=True)
 class LoadParams:
     """How an engine loads the model; names and defaults are llama.cpp's.
@@ -51,7 +47,7 @@ class LoadParams:
     type_v: str = "f16"
     rpc_servers: tuple[str, ...] = ()
     devices: tuple[str, ...] | None = None
-    load_mode: str = "auto"  # one of LOAD_MODES, or as llama.cpp's --load-mode
+    load_mode: str = "auto"
     op_offload: bool = True
     offload_kqv: bool = True
     use_extra_bufts: bool = True

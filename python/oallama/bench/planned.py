@@ -9,8 +9,9 @@ from dataclasses import replace
 import numpy as np
 
 from ..data.plan import PlacementPlan
+from ..engine.load_settings import LOAD_MODES
 from .baselines import ALL_LAYERS
-from .engines import LOAD_MODES, Engine, LoadParams
+from .engines import Engine, LoadParams
 from .results import Cell, ExpectedTimes
 
 

@@ -10,10 +10,10 @@ from ..base.printing import say
 from ..data.budget import format_bytes
 from ..data.plan import HOST, PlacementPlan
 from ..engine import device_list, runtime
-from ..engine.load_settings import Settings
+from ..engine.load_settings import LOAD_MODES, Settings
 from ..engine.rpc import LocalRpcServer
 from .baselines import all_on_device, cpu_forms, cpu_only, find_baseline_lib, fitted, layer_split
-from .engines import LOAD_MODES, Engine, LoadParams
+from .engines import Engine, LoadParams
 from .planned import planned
 
 # Drivers and library workspaces take their part beside the buffers.

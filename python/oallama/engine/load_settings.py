@@ -13,6 +13,8 @@ from oallama.errors import OallamaError
 KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bf16": 30, "iq4_nl": 20}
 FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
 MTP_CONTEXT = 1  # LLAMA_CONTEXT_TYPE_MTP
+# llama.cpp's --load-mode, by Settings.use_mmap.
+LOAD_MODES = {None: "auto", True: "mmap", False: "none"}
 
 
 @dataclass(frozen=True)

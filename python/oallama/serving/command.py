@@ -12,7 +12,7 @@ from pathlib import Path
 from ..base.environment import BACKEND_MAP
 from ..data.plan import HOST, PlacementPlan
 from ..engine import runtime
-from ..engine.load_settings import Settings
+from ..engine.load_settings import LOAD_MODES, Settings
 from ..planning.heads import CACHE_TYPE
 from ..profiling.tuner import tuned_variable
 
@@ -59,7 +59,7 @@ class Heads:
 
 def model_options(model: str | os.PathLike[str], settings: Settings, devices: Sequence[str]) -> dict[str, object]:
     """Options of one model: all of it on `devices` (ggml's names), on the CPU alone without any."""
-    loading = {} if settings.use_mmap is None else {"load-mode": "mmap" if settings.use_mmap else "none"}
+    loading = {} if settings.use_mmap is None else {"load-mode": LOAD_MODES[settings.use_mmap]}
     return {
         "model": os.fspath(model),
         **loading,
