@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from oallama.data.entries import CHAINS, FEED_FORWARD, NORM, ROPE_STORE
+from oallama.data.entries import CHAINS, FEED_FORWARD, NORM, OTHER, ROPE_STORE
 from oallama.data.fusion import chains
 from oallama.data.profile import Profile
 from oallama.engine.load_settings import Settings
@@ -19,9 +19,11 @@ from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.planning import OperatorGraph, Workload
 from oallama.planning.cost import CostModel
+from oallama.planning.layered_model import LayeredModel
 from oallama.planning.predict import Predictor
 from oallama.planning.stage import Homes
-from support.layered_costs import SLOWER, assert_equal_seconds
+from oallama.solving.solve import solve
+from support.layered_costs import SLOWER, assert_equal_seconds, everything_on_the_host
 from support.synthetic import CONTEXT, DEVICE, SMALL, Shape, graph, profile
 
 FUSED = {NORM: 1.5e-6, ROPE_STORE: 2.5e-6, FEED_FORWARD: 9e-6}
@@ -107,6 +109,23 @@ def test_layers_add_up_with_chains(shape: Shape, accelerators: tuple[str, ...]) 
         assert_equal_seconds(costs, work, uploads, n=8)
     if len(accelerators) == 1:
         assert_equal_seconds(costs, Workload(40, 20), False, n=16, divides=shape.n_ff > 0)
+
+
+def test_a_layer_may_take_less_than_nothing() -> None:
+    """A norm timed slow apart (other work came in between): the layer before pays for it, its chain's gain comes later."""
+    model = graph()
+    machine = profile(model, in_one_piece=FUSED)
+    slow = tuple(replace(t, median_s=5e-3) if t.op == OTHER and t.device == DEVICE else t for t in machine.operators)
+    costs = CostModel(model, replace(machine, operators=slow), (DEVICE,), CONTEXT)
+    work, nothing = Workload(40, 20), np.zeros(len(costs.targets), bool)
+    layered = LayeredModel(costs, work, nothing, [0] * model.n_layer)
+    instance = layered.instance([int(costs.nbytes.sum()) // 2])
+    assert min(one.seconds.min() for one in instance.classes) < 0
+    by_labels, by_program = (solve(instance, gap=0, time_limit_s=60, method=method) for method in ("dp", "milp"))
+    assert by_labels.status == by_program.status == "optimal"
+    assert by_labels.seconds == pytest.approx(by_program.seconds, rel=1e-8)
+    homes = layered.homes(by_labels.ways.tolist(), everything_on_the_host(costs))
+    assert by_labels.seconds == pytest.approx(Predictor(costs).request(homes, work), rel=1e-9)
 
 
 def test_a_profile_keeps_its_chains(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise, product
 
 import numpy as np
@@ -14,7 +15,10 @@ HOP = 30e-6  # seconds an activation needs to change devices
 
 
 def random_instance(seed: int, accelerators: int | None = None) -> Instance:
-    """2-5 layers of 1-3 classes over 1-4 states; half have seconds that tie often; capacities from tight to roomy."""
+    """2-5 layers of 1-3 classes over 1-4 states; half have seconds that tie often; capacities from tight to roomy.
+
+    Half have layers that count some of the next one's seconds, whose own then fall below zero.
+    """
     rng = np.random.default_rng(seed)
     k = int(rng.integers(0, 3)) if accelerators is None else accelerators
     states, n_classes, n_layers = rng.integers(1, 5), rng.integers(1, 4), rng.integers(2, 6)
@@ -34,6 +38,10 @@ def random_instance(seed: int, accelerators: int | None = None) -> Instance:
     layers = np.sort(layers) if rng.random() < 0.5 else layers
     capacity = (rng.uniform(0.1, 0.8, k) * 6 * n_layers * unit).astype(np.int64)
     start = tuple(int(s) for s in np.unique(rng.integers(0, states, 2)))
+    if rng.random() < 0.5:
+        early = rng.integers(0, 20, states) * 0.1
+        early[list(start)] = 0.0  # so that no path takes less than nothing
+        classes = [replace(one, seconds=one.seconds + early[one.leave] - early[one.enter]) for one in classes]
     return Instance(tuple(classes), tuple(int(x) for x in layers), capacity, start)
 
 

@@ -231,9 +231,8 @@ GOOD = LayerClass(np.zeros(2, np.int16), np.zeros(2, np.int16), np.array([1.0, 2
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"seconds": np.array([1.0, np.nan])}, "class 0, way 1: seconds must be finite and not negative, not nan"),
+        ({"seconds": np.array([1.0, np.nan])}, "class 0, way 1: seconds must be finite, not nan"),
         ({"seconds": np.array([1.0, np.inf])}, "not inf"),
-        ({"seconds": np.array([-1.0, 1.0])}, "way 0: seconds .* not -1.0"),
         ({"nbytes": np.array([[1], [-2]])}, "way 1: nbytes"),
         ({"nbytes": np.array([[1.5], [2]])}, "nbytes must be whole numbers, not float64"),
         ({"nbytes": np.array([1, 2])}, r"nbytes must have the shape \(2, 1\), not \(2,\)"),

@@ -28,7 +28,8 @@ class LayerClass:
     """All the ways one layer may be run; layers of one class are alike.
 
     enter, leave: (n,) states, small integers >= 0, in which the layer must be entered and which it leaves.
-    seconds: (n,) finite, >= 0. nbytes: (n, K) bytes the way takes on each of K accelerators, >= 0.
+    seconds: (n,) finite. A way may take less than nothing where it saves what the layer before it has counted; a whole
+    path may not. nbytes: (n, K) bytes the way takes on each of K accelerators, >= 0.
     """
 
     enter: NDArray[np.int16]
@@ -101,7 +102,7 @@ def _check_class(name: str, ways: LayerClass, accelerators: int) -> None:
             raise OallamaError(f"{name}: {field} must have the shape {shape}, not {values.shape}")
         if field != "seconds" and values.size and values.dtype.kind not in "iu":
             raise OallamaError(f"{name}: {field} must be whole numbers, not {values.dtype}")
-        bad = ~(np.isfinite(values) & (values >= 0))
+        bad = ~np.isfinite(values) if field == "seconds" else values < 0
         if bad.any():
-            way = int(np.argwhere(bad)[0, 0])
-            raise OallamaError(f"{name}, way {way}: {field} must be finite and not negative, not {values[way]}")
+            way, expected = int(np.argwhere(bad)[0, 0]), "finite" if field == "seconds" else ">= 0"
+            raise OallamaError(f"{name}, way {way}: {field} must be {expected}, not {values[way]}")
