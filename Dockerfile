@@ -14,22 +14,23 @@ WORKDIR /src
 COPY . .
 RUN /build/bin/pip wheel . --no-deps --wheel-dir /wheels -C cmake.define.OALLAMA_CPU=ALL \
         -C cmake.define.OALLAMA_CUDA=OFF -C cmake.define.OALLAMA_VULKAN=ON \
-        -C cmake.define.OALLAMA_NOTICES=vulkan-headers:/usr/share/doc/libvulkan-dev/copyright && \
-    touch /wheels/more.txt
+        -C cmake.define.OALLAMA_NOTICES=vulkan-headers:/usr/share/doc/libvulkan-dev/copyright
 
-# ---- the wheel: every x86-64 CPU, and NVIDIA's GPUs from Turing (sm_75) on. CUDA's libraries come from NVIDIA's wheels. ----
-FROM ${CUDA_BASE} AS wheel-cuda
+# ---- and the CUDA backend for NVIDIA's GPUs from Turing (sm_75) on. CUDA's libraries come from NVIDIA's wheels. ----------
+FROM ${CUDA_BASE} AS cuda13
 RUN apt-get update && apt-get install -y --no-install-recommends g++ git python3-dev python3-venv && \
     rm -rf /var/lib/apt/lists/*
 RUN python3 -m venv /build
 WORKDIR /src
 COPY . .
-ARG CUDA_ARCHITECTURES="75-virtual;80-real;86-real;89-real;90-real;120-real"
-RUN /build/bin/pip wheel . --no-deps --wheel-dir /wheels -C cmake.define.OALLAMA_CPU=ALL \
-        -C cmake.define.OALLAMA_VULKAN=OFF -C cmake.define.OALLAMA_CUDA=ON \
-        -C cmake.define.CMAKE_CUDA_COMPILER=/usr/local/cuda/bin/nvcc -C cmake.define.GGML_CUDA_NCCL=OFF \
-        -C "cmake.define.CMAKE_CUDA_ARCHITECTURES=${CUDA_ARCHITECTURES}" && \
-    printf 'nvidia-cuda-runtime>=13,<14\nnvidia-cublas>=13,<14\n' >/wheels/more.txt
+# Architectures as for CMake; by default those in packages/cuda13/pyproject.toml.
+ARG CUDA_ARCHITECTURES=""
+RUN /build/bin/pip wheel packages/cuda13 --no-deps --wheel-dir /wheels \
+        -C cmake.define.CMAKE_CUDA_COMPILER=/usr/local/cuda/bin/nvcc \
+        ${CUDA_ARCHITECTURES:+-C "cmake.define.CMAKE_CUDA_ARCHITECTURES=${CUDA_ARCHITECTURES}"}
+
+FROM wheel-cpu AS wheel-cuda
+COPY --from=cuda13 /wheels /wheels
 
 FROM wheel-${KIND} AS wheel
 
@@ -42,7 +43,7 @@ RUN apt-get update && \
     rm -rf /var/lib/apt/lists/*
 COPY --from=wheel /wheels /wheels
 RUN python3 -m venv /opt/oallama && \
-    /opt/oallama/bin/pip install --no-cache-dir /wheels/oallama-*.whl -r /wheels/more.txt && \
+    /opt/oallama/bin/pip install --no-cache-dir /wheels/*.whl && \
     rm -rf /wheels
 # Volumes take the owner of these folders.
 RUN useradd --create-home oallama && install -d -o oallama -g oallama /models /home/oallama/.cache

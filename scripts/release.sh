@@ -6,7 +6,9 @@
 #   audit   auditwheel: which glibc it needs; brings libgomp along; into dist/, with a list of its contents
 #   try     installs it from an index (make index) in a bare Debian 12 (debootstrap, as root) and uses it
 #   cuda    the CUDA backend, a package of its own (packages/cuda13), into dist/; needs CUDA's toolkit and half an hour
-#           for each architecture of CUDA_ARCHS on two cores
+#           for each architecture on two cores
+#
+# Environment: CUDA_ARCHS (of the package of CUDA, as for CMake; default: those in packages/cuda13/pyproject.toml)
 #
 # The wheel is for the Python of .venv, which `make setup` makes. The package of CUDA is for any.
 set -euo pipefail
@@ -14,8 +16,6 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 raw=build/release/raw
 root=build/release/root
-# Turing's PTX is translated for what has no code of its own.
-cuda_archs='75-virtual;80-real;86-real;89-real;90-real;120-real'
 export PATH="$PWD/.venv/bin:$PATH:/usr/local/cuda/bin" CCACHE_BASEDIR="$PWD" CCACHE_NOHASHDIR=1
 
 say() { printf 'release: %s\n' "$*"; }
@@ -99,15 +99,15 @@ try() {
 
 # Libraries of CUDA and the driver are the machine's, or of NVIDIA's wheels; ggml's are of oallama's.
 cuda() {
-    local audited=build/release/audited-cuda wheel
+    local audited=build/release/audited-cuda wheel archs=()
     [ -x .venv/bin/ninja ] || fail "no build tools in .venv; first: make setup"
     command -v nvcc >/dev/null || fail "no nvcc in PATH or /usr/local/cuda/bin: install CUDA 13's toolkit"
-    say "building the CUDA backend for ${CUDA_ARCHS:-$cuda_archs}"
+    [ -z "${CUDA_ARCHS:-}" ] || archs=(-C cmake.define.CMAKE_CUDA_ARCHITECTURES="$CUDA_ARCHS")
+    say "building the CUDA backend${CUDA_ARCHS:+ for $CUDA_ARCHS}"
     rm -rf $raw-cuda $audited
     python third_party/llama.cpp/upstream.py prepare >/dev/null
     python -m pip wheel packages/cuda13 --quiet --disable-pip-version-check --no-deps --no-build-isolation \
-        --wheel-dir $raw-cuda -C cmake.define.CMAKE_CUDA_COMPILER_LAUNCHER="$(command -v ccache || true)" \
-        -C cmake.define.CMAKE_CUDA_ARCHITECTURES="${CUDA_ARCHS:-$cuda_archs}"
+        --wheel-dir $raw-cuda -C cmake.define.CMAKE_CUDA_COMPILER_LAUNCHER="$(command -v ccache || true)" "${archs[@]}"
     wheel=$(compgen -G "$raw-cuda/oallama_cuda13-*.whl")
     repair build/release/audit-cuda.log --wheel-dir $audited --exclude libggml-base.so --exclude libcuda.so.1 \
         --exclude 'libcudart.so.*' --exclude 'libcublas*.so.*' "$wheel"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from typing import Any
 
@@ -32,12 +31,3 @@ def test_a_package_asks_for_this_oallama(path: Any) -> None:
     module, function = entry.split(":")
     code = (path.parent / module / "__init__.py").read_text()
     assert f"def {function}()" in code
-
-
-def test_every_architecture_of_cuda_is_in_the_document() -> None:
-    script = (ROOT / "scripts/release.sh").read_text()
-    (given,) = re.findall(r"^cuda_archs='([^']+)'", script, re.MULTILINE)
-    rows = re.findall(r"^\| ([\d., and]+) \| .+ \| (.+) \|$", (ROOT / "docs/wheels.md").read_text(), re.MULTILINE)
-    native = {f"{number.replace('.', '')}-real" for number, code in rows if code == "own"}
-    assert native == {arch for arch in given.split(";") if arch.endswith("-real")}
-    assert [arch for arch in given.split(";") if arch.endswith("-virtual")] == ["75-virtual"]
