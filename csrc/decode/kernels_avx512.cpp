@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <type_traits>
 
 namespace {
 
@@ -17,21 +18,25 @@ template <class Type> void quantise(const float * column, int64_t first, int64_t
     }
 }
 
-// N rows with C columns at once. Each result is summed alone, in one order. ahead: bytes to rows that come next. The
-// processor's own prefetching stops at the end of a page, and follows one stream in a page.
+// How far in front of the rows the next ones are fetched. A processor's own prefetching stops at the end of a page. The
+// second cache keeps more fetches in flight than the first one does, so they go there.
+constexpr size_t ahead_bytes = 8192;
+
+// N rows with C columns at once. Each result is summed alone, in one order.
 template <class Type, int N, int C>
 void together(const char * rows, size_t row_stride, size_t ahead, int64_t n_groups, const char * columns, char * out,
               size_t out_stride) {
     const auto * const groups = reinterpret_cast<const Column<Type> *>(columns);
     typename Type::Sum sums[N][C];
     for (int64_t i = 0; i < n_groups; ++i) {
+        // Rows lie one behind the other: each group fetches its part of the bytes that come `ahead` of all N.
+        const char * const next = rows + ahead + size_t(i) * N * Type::bytes;
+        for (int line = 0; line < N * Type::bytes; line += 64) {
+            _mm_prefetch(next + line, _MM_HINT_T1);
+        }
 #pragma GCC unroll 4
         for (int r = 0; r < N; ++r) {
-            const char * const at = rows + size_t(r) * row_stride + size_t(i) * Type::bytes;
-            for (int line = 0; line < Type::bytes; line += 64) {
-                _mm_prefetch(at + ahead + line, _MM_HINT_T0);
-            }
-            const typename Type::Weight weight(at);
+            const typename Type::Weight weight(rows + size_t(r) * row_stride + size_t(i) * Type::bytes);
 #pragma GCC unroll 4
             for (int c = 0; c < C; ++c) {
                 sums[r][c].add(weight, groups[c * n_groups + i]);
@@ -48,16 +53,22 @@ void together(const char * rows, size_t row_stride, size_t ahead, int64_t n_grou
 template <class Type, int C>
 void multiply(const char * weight, size_t row_stride, int64_t first, int64_t end, int64_t n_groups,
               const char * columns, char * out, size_t out_stride) {
-    constexpr int at_once = C == 1 ? 4 : 2;
-    int64_t       row     = first;
+    // One row alone is one stream of memory. Several columns pay for unpacking two rows at once.
+    constexpr int at_once = C == 1 ? 1 : 2;
+    const auto    take    = [&](auto tile, int64_t row) {
+        constexpr int      n    = decltype(tile)::value;
+        const char * const at   = weight + size_t(row) * row_stride;
+        const size_t       left = size_t(end - row) * row_stride;
+        // Behind the last row another thread reads.
+        const size_t ahead = left >= ahead_bytes + n * row_stride ? ahead_bytes : 0;
+        together<Type, n, C>(at, row_stride, ahead, n_groups, columns, out + size_t(row) * sizeof(float), out_stride);
+    };
+    int64_t row = first;
     for (; row + at_once <= end; row += at_once) {
-        const size_t ahead = row + 2 * at_once <= end ? at_once * row_stride : 0;
-        together<Type, at_once, C>(weight + size_t(row) * row_stride, row_stride, ahead, n_groups, columns,
-                                   out + size_t(row) * sizeof(float), out_stride);
+        take(std::integral_constant<int, at_once>(), row);
     }
     for (; row < end; ++row) {
-        together<Type, 1, C>(weight + size_t(row) * row_stride, row_stride, 0, n_groups, columns,
-                             out + size_t(row) * sizeof(float), out_stride);
+        take(std::integral_constant<int, 1>(), row);
     }
 }
 
