@@ -16,7 +16,7 @@ RUN /build/bin/pip wheel . --no-deps --wheel-dir /wheels -C cmake.define.OALLAMA
         -C cmake.define.OALLAMA_CUDA=OFF -C cmake.define.OALLAMA_VULKAN=ON \
         -C cmake.define.OALLAMA_NOTICES=vulkan-headers:/usr/share/doc/libvulkan-dev/copyright
 
-# ---- and the CUDA backend for NVIDIA's GPUs from Turing (sm_75) on. CUDA's libraries come from NVIDIA's wheels. ----------
+# ---- and the CUDA backend for NVIDIA's GPUs from Turing (sm_75) on. CUDA's libraries come from NVIDIA's wheels. ------
 FROM ${CUDA_BASE} AS cuda13
 RUN apt-get update && apt-get install -y --no-install-recommends g++ git python3-dev python3-venv && \
     rm -rf /var/lib/apt/lists/*

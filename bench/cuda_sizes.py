@@ -4,8 +4,8 @@ python bench/cuda_sizes.py [--archs 75-real,90-virtual] [--every 8] [--jobs 2] [
 
 A package of all architectures takes hours on two cores. So every eighth source, in the order of their names, is
 compiled for each architecture as scripts/release.sh would. Sources of one kind are neighbours by name, so each kind
-has its part in the sample. One JSON line per architecture: bytes of GPU code as it lies in the library, compressed,
-seconds of one core, and both as shares of the first architecture's.
+has its part in the sample. One JSON line per architecture: bytes of GPU code as it lies in the library, compressed;
+core_s, what its compilations took, two beside each other; and both as shares of the first architecture's.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import sysconfig
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ def lines(archs: list[str], every: int, jobs: int) -> Iterator[dict[str, Any]]:
     with ThreadPoolExecutor(jobs) as pool:
         for arch in archs:
             note(f"{arch}: {len(sample)} sources")
-            each = list(pool.map(lambda command, arch=arch: compiled(command, arch), sample))  # type: ignore[misc]
+            each = list(pool.map(partial(compiled, arch=arch), sample))
             line = {"arch": arch, "code_bytes": sum(n for n, _ in each), "core_s": sum(s for _, s in each)}
             first = first or line
             yield {

@@ -53,14 +53,13 @@ void together(const char * rows, size_t row_stride, size_t ahead, int64_t n_grou
 template <class Type, int C>
 void multiply(const char * weight, size_t row_stride, int64_t first, int64_t end, int64_t n_groups,
               const char * columns, char * out, size_t out_stride) {
-    // One row alone is one stream of memory. Several columns pay for unpacking two rows at once.
+    // One row at a time reads memory as one stream. With several columns two rows share what is read of the columns.
     constexpr int at_once = C == 1 ? 1 : 2;
     const auto    take    = [&](auto tile, int64_t row) {
         constexpr int      n    = decltype(tile)::value;
         const char * const at   = weight + size_t(row) * row_stride;
-        const size_t       left = size_t(end - row) * row_stride;
         // Behind the last row another thread reads.
-        const size_t ahead = left >= ahead_bytes + n * row_stride ? ahead_bytes : 0;
+        const size_t ahead = std::min(ahead_bytes, size_t(end - row - n) * row_stride);
         together<Type, n, C>(at, row_stride, ahead, n_groups, columns, out + size_t(row) * sizeof(float), out_stride);
     };
     int64_t row = first;

@@ -112,7 +112,7 @@ def test_layers_add_up_with_chains(shape: Shape, accelerators: tuple[str, ...]) 
 
 
 def test_a_layer_may_take_less_than_nothing() -> None:
-    """A norm timed slow apart (other work came in between): the layer before pays for it, its chain's gain comes later."""
+    """A norm was timed slow apart. The layer before it pays for that, the gain of its chain counts in the next one."""
     model = graph()
     machine = profile(model, in_one_piece=FUSED)
     slow = tuple(replace(t, median_s=5e-3) if t.op == OTHER and t.device == DEVICE else t for t in machine.operators)

@@ -17,7 +17,7 @@ else:
 DEFINES = tomllib.loads((ROOT / "packages" / "cuda13" / "pyproject.toml").read_text())["tool"]["scikit-build"]["cmake"]
 ARCHS = DEFINES["define"]["CMAKE_CUDA_ARCHITECTURES"].split(";")
 PAGE = (ROOT / "docs" / "wheels.md").read_text()
-# Compute capabilities of GPUs in x86-64 machines, from CUDA 13's oldest on.
+# Compute capabilities of GPUs in x86-64 machines that CUDA 13.0 knows.
 GPUS = (75, 80, 86, 89, 90, 100, 103, 120)
 
 
@@ -43,6 +43,14 @@ def test_every_gpu_runs_the_kernels_that_ggml_picks(gpu: int) -> None:
     found = loaded(gpu, ARCHS)
     assert found is not None
     assert found[0] == chosen(gpu, ARCHS)
+
+
+def test_mixtures_ask_for_the_compiled_architecture() -> None:
+    """Their kernel's launch bounds are those of its code (patch 0027): 8.9 with code of 8.0 has those of 8.0."""
+    source = (ROOT / "third_party/llama.cpp/patched/ggml/src/ggml-cuda/mmvq.cu").read_text()
+    (body,) = re.findall(r"^int get_mmvq_mmid_max_batch\(.*?^}$", source, re.MULTILINE | re.DOTALL)
+    asked = body.index("cc = ggml_cuda_highest_compiled_arch(cc);")
+    assert not re.search(r"\bcc [<>=]=", body[:asked])
 
 
 def test_ptx_of_an_older_generation_is_not_enough() -> None:

@@ -62,7 +62,7 @@ def test_equals_brute_force_anywhere(seed, method, accelerators):
 def test_labels_and_program_agree_where_brute_force_cannot_go():
     compared = 0
     for seed in range(30):
-        instance = replace(random_instance(seed, 1), layers=(0,) * 12, start=tuple(range(4)))
+        instance = replace(random_instance(seed, 1), layers=(0,) * 12)
         instance = replace(instance, capacity=instance.classes[0].nbytes.max(axis=0) * 6)
         try:
             by_labels = solve(instance, gap=0, time_limit_s=GENEROUS, method="dp")
@@ -233,6 +233,7 @@ GOOD = LayerClass(np.zeros(2, np.int16), np.zeros(2, np.int16), np.array([1.0, 2
     [
         ({"seconds": np.array([1.0, np.nan])}, "class 0, way 1: seconds must be finite, not nan"),
         ({"seconds": np.array([1.0, np.inf])}, "not inf"),
+        ({"seconds": np.array([-1.0, 1.0])}, "a way through the 2 layers takes -2.0 s: less than nothing"),
         ({"nbytes": np.array([[1], [-2]])}, "way 1: nbytes"),
         ({"nbytes": np.array([[1.5], [2]])}, "nbytes must be whole numbers, not float64"),
         ({"nbytes": np.array([1, 2])}, r"nbytes must have the shape \(2, 1\), not \(2,\)"),

@@ -261,7 +261,7 @@ class LayeredModel:
 
 def _without_noise(seconds: Floats) -> Floats:
     """Rounded to 2**-36 of the longest: ways that take equally long are not told apart by the order of additions."""
-    longest = float(seconds.max(initial=0.0))
+    longest = float(np.abs(seconds).max(initial=0.0))
     unit = 2.0 ** (np.floor(np.log2(longest)) - 36) if longest > 0 else 1.0
     rounded: Floats = np.round(seconds / unit) * unit
     return rounded

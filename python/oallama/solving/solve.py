@@ -21,6 +21,7 @@ from .trellis import Path, Trellis
 
 _LABELS = (100, 1_000, 10_000, 50_000)  # kept per layer; more only while the gap is not proven
 _LABELS_FIRST = 2  # of them are tried before the integer program, with method="auto"
+_ROUNDING = 1e-9  # seconds by which a sum that is zero may be below it
 _GUESS = 1e-3  # relative: how close to the bound a path is looked for at first
 
 
@@ -61,7 +62,10 @@ def _priced(instance: Instance, deadline: float) -> tuple[Trellis, Bytes, Dual]:
     """The instance's trellis, the fewest bytes to its end, and the best prices."""
     check(instance)
     trellis = Trellis.of(instance)
-    if not np.isfinite(trellis.potentials(np.zeros(len(trellis.capacity))).value):
+    fastest = trellis.potentials(np.zeros(len(trellis.capacity))).value
+    if fastest < -_ROUNDING:
+        raise OallamaError(f"a way through the {len(trellis.layers)} layers takes {fastest} s: less than nothing")
+    if not np.isfinite(fastest):
         raise OallamaError(f"no way through the {len(trellis.layers)} layers: states left and entered never match")
     least, smallest = trellis.least_bytes()
     _check_each(smallest, trellis.capacity)
