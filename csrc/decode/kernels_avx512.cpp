@@ -56,8 +56,8 @@ void multiply(const char * weight, size_t row_stride, int64_t first, int64_t end
     // One row at a time reads memory as one stream. With several columns two rows share what is read of the columns.
     constexpr int at_once = C == 1 ? 1 : 2;
     const auto    take    = [&](auto tile, int64_t row) {
-        constexpr int      n    = decltype(tile)::value;
-        const char * const at   = weight + size_t(row) * row_stride;
+        constexpr int      n  = decltype(tile)::value;
+        const char * const at = weight + size_t(row) * row_stride;
         // Behind the last row another thread reads.
         const size_t ahead = std::min(ahead_bytes, size_t(end - row - n) * row_stride);
         together<Type, n, C>(at, row_stride, ahead, n_groups, columns, out + size_t(row) * sizeof(float), out_stride);
