@@ -59,15 +59,15 @@ def timed(plan: PlacementPlan, request_s: float, rounds: int = 9, steady: bool =
     return plan.with_measured(found)
 
 
-def fake(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float]) -> list[dict[str, Any]]:
-    """Measured times by planner in place of real runs; returns what was asked."""
+def fake(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float], others: float = 0.0) -> list[dict[str, Any]]:
+    """Measured times by planner in place of real runs; returns what was asked. others: CPUs that other work takes."""
     asked: list[dict[str, Any]] = []
     monkeypatch.setattr(trial, "_HOPELESS", 1e9)  # the made profile's host is slow
     monkeypatch.setattr(trial, "fit_together", lambda plans: True)
 
     def verify(path: Path, plans: Sequence[PlacementPlan], **request: Any) -> list[PlacementPlan]:
         asked.append({**request, "plans": [plan.planner["name"] for plan in plans]})
-        shape = {"n_prompt": 64, "n_generate": 16, "depth_run": 0, "others_cpus": 0.0, "rounds": 9, "steady": True}
+        shape = {"n_prompt": 64, "n_generate": 16, "depth_run": 0, "others_cpus": others, "rounds": 9, "steady": True}
         times = [seconds.get(plan.planner["name"], 1.0) for plan in plans]
         done = [
             plan.with_measured({**shape, "ttft_s": s / 2, "tpot_s": s / 30, "request_s": s, "range_s": (s, s)})
@@ -84,6 +84,7 @@ def test_the_first_use_is_really_measured_and_later_starts_are_not(
 ) -> None:
     said: list[str] = []
     monkeypatch.setattr(trial, "_MOST_ROUNDS", 2)
+    monkeypatch.setattr(start, "cpus_of_others", lambda: 1.0)  # else what was measured beside others comes again
     first = start.plan_model(model, "50%", SETTINGS, choices, trial=Trial(10.0, said.append))
     assert first.measured and first.measured["rounds"] >= 1 and first.measured["rivals"]
     assert len(said) == 1 and "measured at first use" in said[0] and "kept" in said[0]
@@ -92,6 +93,20 @@ def test_the_first_use_is_really_measured_and_later_starts_are_not(
     assert again == first and len(said) == 1
     runs = read_history(history_file(SETTINGS.n_threads)).runs
     assert {run.source for run in runs} == {"trial"} and len(runs) == 1 + len(first.measured["rivals"])
+
+
+def test_what_was_measured_beside_other_work_is_measured_again_when_it_is_gone(
+    model: Path, choices: Choices, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = fake(monkeypatch, {}, others=1.0)
+    for others, measured in ((1.0, 1), (1.0, 1), (0.0, 2)):
+        monkeypatch.setattr(start, "cpus_of_others", lambda others=others: others)
+        start.plan_model(model, "50%", SETTINGS, choices, trial=Trial(60.0))
+        assert len(asked) == measured
+    fake(monkeypatch, {})
+    start.plan_model(model, "50%", SETTINGS, choices, trial=Trial(60.0))
+    monkeypatch.setattr(trial, "verify", None)  # now it was quiet: not called again
+    start.plan_model(model, "50%", SETTINGS, choices, trial=Trial(60.0))
 
 
 def test_the_fastest_by_measurement_is_kept(
