@@ -18,8 +18,8 @@ template <class Type> void quantise(const float * column, int64_t first, int64_t
     }
 }
 
-// How far in front of the rows the next ones are fetched. A processor's own prefetching stops at the end of a page. The
-// second cache keeps more fetches in flight than the first one does, so they go there.
+// How far in front of the rows the next ones are fetched. A processor's own prefetching stops at the end of a page.
+// They are fetched into the second cache, which was faster than into the first (docs/decode.md).
 constexpr size_t ahead_bytes = 8192;
 
 // N rows with C columns at once. Each result is summed alone, in one order.
