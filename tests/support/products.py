@@ -51,6 +51,14 @@ def reference(weight: Array, type: str, columns: Array) -> Array:
     return np.asarray(columns.astype(np.float64) @ values.astype(np.float64).T)
 
 
+def assert_sums(found: Array, weight: Array, type: str, columns: Array) -> None:
+    """Each sum is off by no more than 1e-6 of its terms' sizes: what rounding leaves where terms cancel out, too."""
+    values = gguf.quants.dequantize(weight, gguf.GGMLQuantizationType[type.upper()])
+    terms = np.abs(columns.astype(np.float64)) @ np.abs(values.astype(np.float64)).T
+    off = np.abs(found - reference(weight, type, columns))
+    assert (off <= 1e-6 * terms).all(), f"off by {(off / terms).max():.1e} of the terms' sizes"
+
+
 def error(found: Array, exact: Array) -> float:
     return float(np.sqrt(np.mean((found - exact) ** 2) / np.mean(exact**2)))
 
