@@ -31,12 +31,14 @@ KINDS: dict[str, tuple[str, ...]] = {
     "weave": ("polls",),
     "ranks": (),
     "memcheck": ("memcheck",),
+    "times": ("plan", "times"),
 }
 NEEDS_A_GPU = {
     "engine": "the build for CUDA (OALLAMA_CUDA=OFF tries its steps by hand); bench/weave_cuda.py --build: parsed only",
     "ready": "building in a later call; a carried engine is packed and unpacked by pack",
     "tests": "-m cuda: collected only",
     "weave": "bench/weave_cuda.py --library: parsed only; polls run on the CPU's receiver",
+    "times": "kernels that CUPTI sees; a rehearsal has none",
     "memcheck": "compute-sanitizer: its command runs without it",
 }
 

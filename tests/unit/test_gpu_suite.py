@@ -15,6 +15,7 @@ import maps
 import preflight
 import pytest
 import stock
+import times
 
 from oallama.errors import OallamaError
 from support.paths import ROOT
@@ -91,6 +92,32 @@ def line(what: str, **values: Any) -> dict[str, Any]:
 def test_a_rehearsal_is_judged(found: list[dict[str, Any]], wrong: str | None) -> None:
     said = check.faults("stock", found)
     assert wrong in said if wrong else said == []
+
+
+def test_what_cupti_saw_is_summed() -> None:
+    """In seconds of one pass: kernels that overlap count once, copies by kind, what the host did not at all."""
+
+    def event(category: str, name: str, begin: int, microseconds: int, **args: int) -> dict[str, Any]:
+        return {"cat": category, "name": name, "ts": begin, "dur": microseconds, "args": args}
+
+    copy = "Memcpy HtoD (Pinned -> Device)"
+    found = times.summary(
+        [
+            event("kernel", "void k<1>(int)", 0, 10),
+            event("kernel", "void k<1>(int)", 5, 10),
+            event("kernel", "l", 40, 2),
+            event("gpu_memcpy", copy, 10, 20, bytes=4000),
+            event("cuda_runtime", "cudaLaunchKernel", 0, 90),
+            {"name": "without a category"},
+        ],
+        passes=2,
+    )
+    assert found["kernels_s"] == pytest.approx(8.5e-6) and found["copies_s"] == pytest.approx(10e-6)
+    assert found["both_s"] == pytest.approx(2.5e-6) and found["first_to_last_s"] == pytest.approx(21e-6)
+    assert [kernel["name"] for kernel in found["longest"]] == ["k<1>(int)", "l"]
+    assert found["longest"][0]["s"] == pytest.approx(10e-6) and found["longest"][0]["n"] == 1
+    assert found["copies"] == {copy: {"s": pytest.approx(10e-6), "bytes": 2000, "n": 0.5}}
+    assert times.summary([], 1)["kernels_s"] == 0
 
 
 def test_rounds_end_before_the_stage_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
