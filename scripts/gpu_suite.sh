@@ -23,7 +23,7 @@ stages='
 1 pack 90
 2 ready 10
 2 models 20
-2 tests 115
+2 tests 90
 2 profile 150 | --model 8b-F16.gguf --model 32b-shapes.gguf:16896 --model 30b-a3b-shapes.gguf:512 --task-seconds 0.15 | | --ctx 256 --task-seconds 0.01
 2 look 10
 2 times 25 | --model 8b-F16.gguf | | --repeats 1 --n-prompt 32 --n-generate 4
@@ -33,7 +33,7 @@ stages='
 3 models 20
 3 deep 150 | --model 32b-Q4_K_M.gguf --states MODELS --keep | --repeats 3 --depths 16384 | --repeats 1 --depths 256 --vram 24MiB --n-prompt 32 --n-generate 4
 3 experts 150
-3 times 30 | --model 32b-Q4_K_M.gguf --vram 16GiB --depth 16384 | --repeats 3 | --repeats 1 --vram 50% --depth 64 --n-prompt 32 --n-generate 4
+3 times 60 | --model 32b-Q4_K_M.gguf --vram 16GiB --depth 16384 | --repeats 3 | --repeats 1 --vram 50% --depth 64 --n-prompt 32 --n-generate 4
 4 ready 20
 4 models 40
 4 oato 170
