@@ -1,7 +1,7 @@
 """Decode of a mixture whose experts are on two devices: plans that divide experts against plans of whole weights.
 
 python bench/experts.py [--out FILE.jsonl] [--routing zipf:1.8,zipf:0] [--shares 20,40,60] [--layers 5] [--type F16]
-    [--tokens 40] [--rounds 5] [--link RATE] [--device CUDA0] [--threads 1]
+    [--tokens 40] [--rounds 5] [--link RATE] [--device CUDA0] [--threads 1] [--seconds S]
 
 The model has layers of Qwen3-30B-A3B and a chosen routing (docs/experts.md; "+" stands for its comma). Routing "demo"
 is the demo mixture with its own routing, reading its own kind of text; layers and type are then the model's. A loopback
@@ -13,7 +13,7 @@ Each plan is loaded anew in each round, and rounds are interleaved. All read the
 once at temperature 0.8: a prompt of 64, some that fill slots, then those that are timed. One JSON line per routing,
 share and plan: TPOT and TTFT in seconds, medians of the rounds, the same predicted, expected and measured hits of the
 experts on the device, and how many times faster the chosen plan is, with intervals. --link: what loopback may carry
-(tc's rate, as 8gbit) in a network namespace of its own; needs root.
+(tc's rate, as 8gbit) in a network namespace of its own; needs root. --seconds: no round begins later after the start.
 """
 
 from __future__ import annotations
@@ -133,6 +133,9 @@ def of_share(path: Path, device: str, share: int, read: list[int], args: Any) ->
     same_as = {name: first.setdefault(plan.to_backend_map(), name) for name, plan in plans.items()}
     rounds: dict[str, list[Times]] = {name: [] for name in first.values()}
     for number in range(args.rounds):
+        if number and time.monotonic() > args.end:
+            note(f"{share} %: no time for round {number + 1}")
+            break
         note(f"{share} %: round {number + 1}")
         for name in list(rounds)[:: 1 if number % 2 else -1]:
             rounds[name].append(timed(path, plans[name], read, args.threads))
@@ -222,7 +225,9 @@ def main() -> None:
     parser.add_argument("--link", default="", help="what loopback may carry, as 8gbit")
     parser.add_argument("--device", default="", help="ggml's name of the accelerator (default: a loopback RPC server)")
     parser.add_argument("--threads", type=int, default=1, help="of the host (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="in which rounds begin (default: no limit)")
     args = parser.parse_args()
+    args.end = time.monotonic() + args.seconds
     if args.link and not os.environ.get(NARROWED):
         narrow(args.link)
     record(measured(args), args.out, each={"machine": describe()})

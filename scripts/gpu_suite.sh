@@ -328,7 +328,8 @@ stage_experts() {
     if [ -n "$rehearse" ]; then
         cells+=(--layers 1 --routing zipf:1.8 --shares 40 --rounds 1 --tokens 4)
     else
-        cells+=(--device "$device" --threads "$(nproc)" --layers 16 --routing zipf:1.8 --shares 40 --rounds 5 --tokens 24)
+        cells+=(--device "$device" --threads "$(nproc)" --layers 16 --routing zipf:1.8 --shares 40 --rounds 5 --tokens 24
+            --seconds "$((STAGE_END - $(date +%s) - 25))")
     fi
     TMPDIR=$models $python bench/experts.py "${cells[@]}"
 }

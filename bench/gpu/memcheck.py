@@ -50,7 +50,7 @@ def run(options: Any, tool: str, graph: Any) -> dict[str, Any]:
     return {
         "rc": done.returncode,
         "seconds": time.monotonic() - start,
-        "summary": [x for x in said if "ERROR SUMMARY" in x],
+        "summary": [x for x in said if " SUMMARY: " in x],
     }
 
 

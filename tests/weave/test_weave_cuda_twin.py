@@ -262,6 +262,30 @@ def test_how_it_is_cut_does_not_show(library: Path) -> None:
     assert nmse(found[1], found[0]) < 1e-11 and nmse(found[2], found[0]) < 1e-11
 
 
+@pytest.mark.parametrize(
+    ("lengths", "n_head_kv", "items"),
+    [
+        ([4096], 1, 16),  # one for each of 16 blocks
+        ([1024] * 4, 1, 16),
+        ([4096, 1024], 1, 14),  # 11 splits and 3
+        ([256], 1, 2),  # short ones are not cut finer than 128 tokens
+        ([1024], 3, 24),  # one for each would leave 4 of 16 blocks idle
+        ([320] * 5, 2, 30),  # more than half as many outputs: two for each
+        ([64] * 4, 2, 8),
+    ],
+)
+def test_how_many_items_a_task_is_cut_into(library: Path, lengths: list[int], n_head_kv: int, items: int) -> None:
+    shape = shape_of(1, n_head_kv, 64, 64, max_tokens=4608)
+    with twin(library, pages_per_place=80, max_partials=64) as both:
+        assert both.attach(shape) == NONE
+        handles = [both.open(shape)[1] for _ in lengths]
+        rows = [(handle, n - 1, 1) for handle, n in zip(handles, lengths, strict=True)]
+        assert all(both.reserve(handle, n) == OK for handle, n in zip(handles, lengths, strict=True))
+        q, k, v = (np.zeros((len(rows), n_head_kv, 64), np.float32) for _ in range(3))
+        assert both.attend(0, rows, q, k, v, 0.125)[0] == NONE
+        assert both.counts()["items"] == items
+
+
 def test_many_sequences(library: Path) -> None:
     """64 at once, in and out of order of their places, of which some leave and others take their blocks."""
     rng = np.random.default_rng(4)

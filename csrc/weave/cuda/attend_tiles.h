@@ -25,10 +25,12 @@ template <int D, class Block> class TiledAttention {
     // As Attention::run(); groups are warps.
     OA_DEVICE void run() {
         const uint32_t end = old_end(i_);
+        float          queries[n_steps][2][2];
+        load_queries(queries);
         if (i_.begin < end) {
-            open_window(i_.begin);
+            open_window(i_.begin); // meanwhile
         }
-        load_queries(); // meanwhile
+        pack_queries(queries);
         for (uint32_t from = i_.begin; from < end; from += n_window * block_tokens) {
             if (from != i_.begin) {
                 open_window(from);
@@ -73,8 +75,7 @@ template <int D, class Block> class TiledAttention {
         return tile + token * D * 2 + (at ^ token % 8) * chunk_values * 2;
     }
 
-    OA_DEVICE void load_queries() {
-        const float   scale = i_.softcap != 0.0f ? i_.scale / i_.softcap : i_.scale;
+    OA_DEVICE void load_queries(float (&queries)[n_steps][2][2]) const {
         const bool    there = row() < i_.n_queries;
         const float * from =
             i_.q + size_t(row() / i_.n_heads) * i_.q_stride + row() % i_.n_heads * i_.d_k + lane_ % 4 * 2;
@@ -82,8 +83,20 @@ template <int D, class Block> class TiledAttention {
         for (int step = 0; step < n_steps; ++step) {
             OA_UNROLL
             for (int half = 0; half < 2; ++half) {
-                const float * two = from + step * 16 + half * 8;
-                q_[step][half]    = there ? pack(two[0] * scale, two[1] * scale) : 0;
+                const float * two      = from + step * 16 + half * 8;
+                queries[step][half][0] = there ? two[0] : 0.0f;
+                queries[step][half][1] = there ? two[1] : 0.0f;
+            }
+        }
+    }
+
+    OA_DEVICE void pack_queries(const float (&queries)[n_steps][2][2]) {
+        const float scale = i_.softcap != 0.0f ? i_.scale / i_.softcap : i_.scale;
+        OA_UNROLL
+        for (int step = 0; step < n_steps; ++step) {
+            OA_UNROLL
+            for (int half = 0; half < 2; ++half) {
+                q_[step][half] = pack(queries[step][half][0] * scale, queries[step][half][1] * scale);
             }
             OA_UNROLL
             for (int j = 0; j < 4; ++j) {

@@ -25,9 +25,11 @@
 
 #ifdef __CUDACC__
 #define OA_UNROLL _Pragma("unroll")
+#define OA_UNROLL_16 _Pragma("unroll 16")
 #define OA_NOINLINE __noinline__
 #else
 #define OA_UNROLL
+#define OA_UNROLL_16
 #define OA_NOINLINE
 #endif
 

@@ -246,17 +246,15 @@ template <class Block, class Rules> class Look {
         o_.tile_rows              = max_queries / o_.tile_heads;
         o_.n_head_tiles           = (per_kv + o_.tile_heads - 1) / o_.tile_heads;
         uint64_t units            = 0; // blocks of tokens that items read
+        o_.n_outputs              = 0;
         for (uint32_t i = 0; i < t.n_sequences; ++i) {
-            units += uint64_t(n_tiles(o_.rows[i])) * t.n_head_kv * n_units(o_.rows[i]);
+            const uint32_t n_outputs = n_tiles(o_.rows[i]) * t.n_head_kv;
+            units += uint64_t(n_outputs) * n_units(o_.rows[i]);
+            o_.n_outputs += n_outputs;
         }
-        // As many items as two for every block, and again as many since sequences end within a split; partial results
-        // of twice as many have room.
-        const uint64_t wanted = s_.max_partials / 2;
-        uint64_t       unit   = (units + wanted - 1) / wanted;
-        unit                  = unit < 2 ? 2 : unit;
-        o_.split_tokens       = uint32_t(unit < 1u << 20 ? unit : 1u << 20) * block_tokens;
-        o_.n_items = o_.n_outputs = 0;
-        uint32_t partials         = 0;
+        o_.split_tokens   = unit_of(units) * block_tokens;
+        o_.n_items        = 0;
+        uint32_t partials = 0;
         for (uint32_t i = 0; i < t.n_sequences; ++i) {
             OpenRows &     rows      = o_.rows[i];
             const uint32_t n_outputs = n_tiles(rows) * t.n_head_kv;
@@ -272,8 +270,42 @@ template <class Block, class Rules> class Look {
                 }
             }
             o_.n_items += n_outputs * rows.n_splits;
-            o_.n_outputs += n_outputs;
         }
+    }
+
+    // Blocks of tokens of a split. Partial results of four items for every block of the grid have room.
+    OA_DEVICE uint32_t unit_of(uint64_t units) const {
+        const uint32_t n_blocks = s_.max_partials / 4;
+        // One item for each block, if hardly any block goes without: what comes before and after an item's tokens
+        // takes as long for the next one.
+        if (n_blocks > 0 && o_.n_outputs <= n_blocks / 2) {
+            uint32_t one = above(units, n_blocks);
+            uint64_t n   = n_items(one);
+            if (n > n_blocks) { // since sequences end within a split
+                one = above(one * n, n_blocks);
+                n   = n_items(one);
+            }
+            if (one >= 2 && n <= n_blocks && n * 8 >= n_blocks * 7) {
+                return one;
+            }
+        }
+        const uint32_t two = above(units, s_.max_partials / 2); // for each, so that they end together
+        return two < 2 ? 2 : two;
+    }
+
+    OA_DEVICE uint64_t n_items(uint32_t unit) const {
+        uint64_t n = 0;
+        for (uint32_t i = 0; i < o_.task.n_sequences; ++i) {
+            const uint32_t n_splits = (n_units(o_.rows[i]) + unit - 1) / unit;
+            n += uint64_t(n_tiles(o_.rows[i]) * o_.task.n_head_kv) * n_splits;
+        }
+        return n;
+    }
+
+    // Rounded up; no split is longer than 2^20 blocks.
+    static OA_DEVICE uint32_t above(uint64_t units, uint32_t by) {
+        const uint64_t unit = (units + by - 1) / by;
+        return unit < 1u << 20 ? uint32_t(unit) : 1u << 20;
     }
 
     OA_DEVICE uint32_t n_tiles(const OpenRows & rows) const {

@@ -73,16 +73,18 @@ template <class Block> class Merge {
         for (uint32_t i = uint32_t(b_.thread()); i < item.n_queries * per_query; i += uint32_t(b_.n_threads())) {
             const uint32_t g = i / per_query, at = i % per_query * 4;
             Merged         total = { -INFINITY, 0.0f, {} };
+            OA_UNROLL_16
             for (uint32_t j = 0; j < n; ++j) {
                 total.max = fmaxf(total.max, from(j, g).max);
             }
+            // No branch for a result of no tokens, whose weight is 0: so loads of several results are under way at
+            // once.
+            const float base = total.max == -INFINITY ? 0.0f : total.max;
+            OA_UNROLL_16
             for (uint32_t j = 0; j < n; ++j) {
                 const Partial partial = from(j, g);
-                if (partial.max == -INFINITY) {
-                    continue; // it has seen no token
-                }
-                const float weight = Block::exp(partial.max - total.max);
-                const Four  values = *reinterpret_cast<const Four *>(partial.values + at);
+                const float   weight  = Block::exp(partial.max - base);
+                const Four    values  = *reinterpret_cast<const Four *>(partial.values + at);
                 total.sum += weight * partial.sum;
                 for (int k = 0; k < 4; ++k) {
                     total.values.values[k] += weight * values.values[k];
