@@ -143,10 +143,14 @@ class Running:
 
 
 def predicted(plan: PlacementPlan) -> dict[str, Any]:
-    """What a plan promises, and its bytes."""
+    """What a plan promises, and its bytes.
+
+    predicted_ttft_s is of an empty cache; predicted_parts_s of the request that the plan is made for, at its depth.
+    """
     return {
         "plan": plan.hash[:8], "planner": plan.planner["name"], "predicted_ttft_s": dict(plan.predicted.ttft_s),
         "predicted_tpot_s": dict(plan.predicted.tpot_s), "predicted_request_s": plan.predicted.request_s,
+        "predicted_parts_s": plan.predicted.parts,
         "predicted_bytes": {name: memory.buffers for name, memory in plan.predicted.devices.items()},
         "predicted_pool_bytes": {name: memory.pool for name, memory in plan.predicted.devices.items()},
         "params": {k: v for k, v in plan.planner["params"].items() if isinstance(v, (int, float, str, bool))},

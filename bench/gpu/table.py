@@ -34,7 +34,10 @@ def promised(plans: list[dict[str, Any]], line: dict[str, Any], name: str, promp
         if same and plan.get("name") == name and "error" not in plan:
             tpot = plan["predicted_tpot_s"]
             nearest = min(tpot, key=lambda at: abs(int(at) - line["depth"] - int(prompt)))
-            return ms([plan["predicted_ttft_s"].get(prompt)]), ms([tpot[nearest]])
+            # Behind a filled cache the promise is that of the request the plan is made for.
+            behind = sum(plan.get("predicted_parts_s", {}).get("prefill", {}).values()) or None
+            ttft = behind if line["depth"] else plan["predicted_ttft_s"].get(prompt)
+            return ms([ttft]), ms([tpot[nearest]])
     return "-", "-"
 
 
