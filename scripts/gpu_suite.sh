@@ -24,11 +24,10 @@ stages='
 2 ready 10
 2 models 20
 2 tests 90
-2 profile 150 | --model 8b-F16.gguf --model 32b-shapes.gguf:16896 --model 30b-a3b-shapes.gguf:512 --task-seconds 0.15 | | --ctx 256 --task-seconds 0.01
+2 profile 185 | --model 8b-F16.gguf --model 32b-shapes.gguf:16896 --model 30b-a3b-shapes.gguf:512 --task-seconds 0.15 | | --ctx 256 --task-seconds 0.01
 2 look 10
-2 times 25 | --model 8b-F16.gguf | | --repeats 1 --n-prompt 32 --n-generate 4
+2 times 50 | --model 8b-F16.gguf | | --repeats 1 --n-prompt 32 --n-generate 4
 2 weave 40 | --model 8b-Q4_K_M.gguf | --repeats 3 | --repeats 1 --n-prompt 32 --n-generate 8
-2 streams 75 | --model 8b-F16.gguf | --repeats 5 --prompts 128,512,2048 | --repeats 1 --prompts 32,128
 3 ready 10
 3 models 20
 3 deep 150 | --model 32b-Q4_K_M.gguf --states MODELS --keep | --repeats 3 --depths 16384 | --repeats 1 --depths 256 --vram 24MiB --n-prompt 32 --n-generate 4
@@ -36,13 +35,14 @@ stages='
 3 times 60 | --model 32b-Q4_K_M.gguf --vram 16GiB --depth 16384 | --repeats 3 | --repeats 1 --vram 50% --depth 64 --n-prompt 32 --n-generate 4
 4 ready 20
 4 models 40
-4 oato 170
+4 oato 130
 4 budgets 75
 4 memcheck 20 | --model tiny.gguf
 4 ledger 40 | --model 8b-Q4_K_M.gguf --repeats 1 | | --ctx 512 --cases 100%:on
 4 predicted 90 | --model 8b-F16.gguf --model 8b-Q4_K_M.gguf | --repeats 3 | --repeats 1 --prompts 32,64 --n-generate 4
 4 virtual 35 | --model 8b-Q4_K_M.gguf | --repeats 3 | --repeats 1 --prompts 32,64 --n-generate 4
 4 stock 15 | --model 8b-Q4_K_M.gguf | --repeats 3 | --repeats 1 --n-prompt 32 --n-generate 4
+4 streams 75 | --model 8b-F16.gguf | --repeats 5 --prompts 128,512,2048 | --repeats 1 --prompts 32,128
 4 ranks 10
 '
 call_seconds=560 # at most

@@ -53,6 +53,14 @@ def predicted_tpot(*files: Lines) -> str:
     return f"{min(found):+.0f} % to {max(found):+.0f} % in {len(found)} plans"
 
 
+def errors(lines: Lines) -> str:
+    """Predicted over measured seconds of a prompt and of a token, of one plan that was measured again and again."""
+    found = {
+        line["stage"]: 100 * (line["predicted_s"] / line["wall_s"] - 1) for line in lines if line["what"] == "times"
+    }
+    return f"TTFT {found['prefill']:+.0f} %; TPOT {found['decode']:+.0f} %"
+
+
 def receiver(lines: Lines) -> str:
     found = [line["ggml_s"] / statistics.median(line["receiver_s"]) for line in lines if line["what"] == "attention"]
     return f"{min(found):.2f}x to {max(found):.2f}x"
@@ -89,8 +97,10 @@ ROWS: list[tuple[str, tuple[str, ...], Callable[..., str]]] = [
     ("error of predicted TPOT of plans at 25, 50 and 75 %; of two deep ones (one round)",
      (f"{SECOND}-oato", f"{SECOND}-budgets", f"{SECOND}-deep"),
      lambda *files: f"{predicted_tpot(*files[:2])}; {predicted_tpot(*files[2:])}"),
-    ("attention of a weave's receiver on a GPU against ggml-cuda's: 15 of 16 cells lose", (f"{SECOND}-weave-cuda",),
-     receiver),
+    ("the same of a deep plan (three passes in a row, the GPU and the host at rest otherwise)",
+     ("2026-11-27-h100-times",), errors),
+    ("attention of a weave's receiver on a GPU against ggml-cuda's: 15 of 16 cells lose",
+     ("2026-11-27-h100-weave-cuda",), receiver),
     ("sums of two ranks in the memory of one GPU against staging in the host's", ("2026-11-26-h100-ranks",),
      device_sums),
 ]  # fmt: skip

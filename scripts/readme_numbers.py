@@ -25,7 +25,7 @@ RESULTS = ROOT / "bench" / "results"
 BEGIN, END = "<!-- numbers: scripts/readme_numbers.py --write -->", "<!-- end of numbers -->"
 MACHINES = {"Intel(R) Xeon(R) Processor": "Xeon", "AMD EPYC": "EPYC"}
 CPU = "llama.cpp CPU"
-EXPERTS = ("2026-11-25-experts", "2026-11-26-experts-epyc", "2026-11-25-experts-link")
+EXPERTS = ("2026-11-25-experts", "2026-11-26-experts-epyc", "2026-11-25-experts-link", "2026-11-27-h100-experts")
 STOCK = ("layers", "fewer-layers", "fit", "cpu-moe", "cpu-ffn")  # as in bench/cells_tables.py
 WHEELS = {"CPU": "wheel", "CUDA": "cuda-wheel"}  # llama-cpp-python's
 Lines = list[dict[str, Any]]
@@ -360,7 +360,7 @@ def by_experts() -> Iterator[str]:
         + " | prompt of 64 |"
     )
     yield "|---|---|--:|---|--:|--:|" + "--:|" * (len(rivals) + 1)
-    for file, machine in product(EXPERTS, MACHINES.values()):
+    for file, machine in product(EXPERTS, (*MACHINES.values(), readme_gpu.GPU)):
         cells: dict[tuple[str, str, int], dict[str, dict[str, Any]]] = {}  # routing, type and link, share
         for line in of_machine(read(file), machine):
             if "share" in line and "chosen" in line:

@@ -229,6 +229,19 @@ def test_a_narrow_link_has_no_slots() -> None:
         assert not any(s.slots for t in made.tensors.values() for s in t.segments)
 
 
+def test_the_host_pays_for_reading_what_enters_slots() -> None:
+    """Of a mapped file, by a CPU that others wait for; weights that were read before are copied from where they are."""
+    use = ExpertUse.of_trace(LOCAL, keeps_the_last_used)
+    pinned = [replace(link, memory="pinned", median_s=link.median_s / 8) for link in MACHINE.links]
+    machine = replace(MACHINE, links=(*MACHINE.links, *pinned))
+    step = {}
+    for use_mmap in (None, False):
+        context = replace(CONTEXT, use_mmap=use_mmap)
+        made = make_plans(space(MODEL, "40%", machine=machine, context=context, workload=WORK, expert_use=use), "slots")
+        step[use_mmap] = min(made.best.predicted.tpot_s.values())
+    assert step[None] > 1.05 * step[False]
+
+
 def test_auto_divides_by_experts_where_routing_was_traced() -> None:
     use = ExpertUse.of_trace(LOCAL, keeps_the_last_used)
     assert {"experts", "slots"} <= {*candidates(use).plans} and not {"experts", "slots"} & {*candidates(UNIFORM).plans}

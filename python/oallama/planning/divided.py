@@ -12,7 +12,7 @@ In `Homes` a divided group counts as resident on the accelerator, where its resu
 A mixture's feed-forward may be divided by experts instead: the accelerator has the most used ones, or those of its
 slots. Then the fraction is what they compute, which differs from token to token: the mean of the seconds counts
 (expert_use.py). Experts that enter slots are copied beside the computing: what takes longer than it does counts, and
-of the rest what the profile says that copies do not hide.
+of the rest what the profile says that copies do not hide. What the host reads of a mapped file for them counts in full.
 """
 
 from __future__ import annotations
@@ -226,8 +226,19 @@ class DividedCosts:
         if not decode:
             return found
         uploads = use.held(self._slots).uploads[k] * at.n_tokens
-        copies = uploads * self.costs.link_s(STREAMER, "h2d", group.nbytes / group.width)
-        return np.asarray(found + copies - self.costs.overlap * np.minimum(copies, device + found))
+        copy, read = self._upload_s(group.nbytes / group.width)
+        copies = uploads * copy
+        hidden = self.costs.overlap * np.minimum(copies, device + found)
+        return np.asarray(found + copies - hidden + uploads * read)
+
+    def _upload_s(self, nbytes: float) -> tuple[float, float]:
+        """Seconds that the link and the host take for an expert that enters a slot.
+
+        The host reads those of a mapped file into pinned memory. That takes a CPU from the threads that compute, who
+        wait for each other, so nothing hides it.
+        """
+        copy = self.costs.link_s(STREAMER, "h2d", nbytes)
+        return copy, max(0.0, self.costs.link_s(STREAMER, "h2d", nbytes, self.costs.uploaded_from) - copy)
 
     @property
     def _multiplies_zeros(self) -> bool:
