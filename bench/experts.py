@@ -68,7 +68,7 @@ def measured(args: Any) -> Iterator[dict[str, Any]]:
             device = server.devices[0]
             os.environ["XDG_CACHE_HOME"] = folder  # traces of models that are gone
         for routing in (text.replace("+", ",") for text in args.routing):
-            line = {"routing": routing, "link": args.link or "loopback"}
+            line = {"routing": routing, "link": args.link or ("" if args.device else "loopback")}
             if routing == DEMO:
                 path = demo_model("mixture")
             else:
@@ -155,18 +155,22 @@ def of_share(path: Path, device: str, share: int, read: list[int], args: Any) ->
             "predicted_ttft_s": plan.predicted.ttft_s[PROMPT], **faster,
             "weights_bytes": plan.predicted.devices[device].weights,
             "expected_hits": expected.share("decode", layers) if expected else None,
-            "hits": hits_of(plan, rounds[name]),
+            "hits": hits_of(plan, rounds[name]), "uploads": statistics.fmean(times.uploads for times in rounds[name]),
             "held": [place.held for place in layer_experts(plan)], "rounds": tpot, "ttft_rounds": ttft,
         }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Times:
-    """Of one load. hits: of divided layers, counted by the engine over the tokens that were timed; None without any."""
+    """Of one load. hits: of divided layers, counted by the engine over the tokens that were timed; None without any.
+
+    uploads: experts that entered slots with a token, of all layers.
+    """
 
     ttft_s: float
     tpot_s: float
     hits: float | None
+    uploads: float
 
 
 def timed(path: Path, plan: PlacementPlan, tokens: list[int], n_threads: int) -> Times:
@@ -179,21 +183,24 @@ def timed(path: Path, plan: PlacementPlan, tokens: list[int], n_threads: int) ->
             llm.eval([token])
         before = counted(llm)
         tpot = statistics.median(seconds(llm, [token]) for token in tokens[PROMPT + WARM :])
-        uses, hits = counted(llm) - before
+        uses, hits, uploads = counted(llm) - before
     finally:
         llm.close()
-    return Times(ttft, tpot, float(hits / uses) if uses else None)
+    return Times(ttft, tpot, float(hits / uses) if uses else None, float(uploads) / len(tokens[PROMPT + WARM :]))
 
 
 def counted(llm: Llama) -> np.ndarray:
-    """Uses and hits so far."""
-    counts = llm.expert_counts()
-    return np.array([sum(c.uses for c in counts), sum(c.hits for c in counts)])
+    """Uses, hits and uploads so far."""
+    return np.array([(c.uses, c.hits, c.uploads) for c in llm.expert_counts()]).reshape(-1, 3).sum(axis=0)
 
 
 def seconds(llm: Llama, tokens: list[int]) -> float:
+    """Until all devices are done."""
+    from llama_cpp import llama_synchronize  # behind oallama
+
     since = time.perf_counter()
     llm.eval(tokens)
+    llama_synchronize(llm.ctx)
     return time.perf_counter() - since
 
 

@@ -365,7 +365,7 @@ def by_experts() -> Iterator[str]:
         for line in of_machine(read(file), machine):
             if "share" in line and "chosen" in line:
                 link = line.get("link", "loopback").replace("gbit", " Gbit/s")
-                also = "" if link == "loopback" else f", link of {link}"
+                also = "" if link in ("", "loopback") else f", link of {link}"
                 also += "" if line.get("type", "F16") == "F16" else f", {line['type']}"
                 cells.setdefault((line["routing"], also, line["share"]), {})[line["planner"]] = line
         for (routing, also, share), plans in sorted(cells.items()):

@@ -34,9 +34,10 @@ def promised(plans: list[dict[str, Any]], line: dict[str, Any], name: str, promp
         if same and plan.get("name") == name and "error" not in plan:
             tpot = plan["predicted_tpot_s"]
             nearest = min(tpot, key=lambda at: abs(int(at) - line["depth"] - int(prompt)))
-            # Behind a filled cache the promise is that of the request the plan is made for.
-            behind = sum(plan.get("predicted_parts_s", {}).get("prefill", {}).values()) or None
-            ttft = behind if line["depth"] else plan["predicted_ttft_s"].get(prompt)
+            ttft = plan["predicted_ttft_s"].get(prompt)
+            if line["depth"]:  # the promise is of the request that the plan is made for, a prompt of so many tokens
+                parts = plan.get("predicted_parts_s", {}).get("prefill", {})
+                ttft = sum(parts.values()) if parts and int(prompt) == line["prompt"] else None
             return ms([ttft]), ms([tpot[nearest]])
     return "-", "-"
 

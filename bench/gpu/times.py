@@ -111,12 +111,15 @@ def summary(events: Iterable[dict[str, Any]], passes: int) -> dict[str, Any]:
 
 
 def pass_of(llm: Llama, depth: int, tokens: Sequence[int], one_by_one: bool) -> Work:
-    """Forgets what came behind `depth` tokens and computes these."""
+    """Forgets what came behind `depth` tokens, computes these, and waits for all devices."""
+
+    from llama_cpp import llama_synchronize  # behind oallama
 
     def work() -> None:
         llm.n_tokens = depth
         for batch in [[t] for t in tokens] if one_by_one else [list(tokens)]:
             llm.eval(batch)
+        llama_synchronize(llm.ctx)
 
     return work
 

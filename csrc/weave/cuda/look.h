@@ -246,30 +246,31 @@ template <class Block, class Rules> class Look {
         o_.tile_rows              = max_queries / o_.tile_heads;
         o_.n_head_tiles           = (per_kv + o_.tile_heads - 1) / o_.tile_heads;
         uint64_t units            = 0; // blocks of tokens that items read
-        o_.n_outputs              = 0;
+        uint32_t n_outputs        = 0; // of all sequences; not in memory, which would be read again and again
         for (uint32_t i = 0; i < t.n_sequences; ++i) {
-            const uint32_t n_outputs = n_tiles(o_.rows[i]) * t.n_head_kv;
-            units += uint64_t(n_outputs) * n_units(o_.rows[i]);
-            o_.n_outputs += n_outputs;
+            const uint32_t of_rows = n_tiles(o_.rows[i]) * t.n_head_kv;
+            units += uint64_t(of_rows) * n_units(o_.rows[i]);
+            n_outputs += of_rows;
         }
+        o_.n_outputs      = n_outputs;
         o_.split_tokens   = unit_of(units) * block_tokens;
         o_.n_items        = 0;
         uint32_t partials = 0;
         for (uint32_t i = 0; i < t.n_sequences; ++i) {
-            OpenRows &     rows      = o_.rows[i];
-            const uint32_t n_outputs = n_tiles(rows) * t.n_head_kv;
-            const uint32_t n_tokens  = rows.position + rows.n_rows;
-            rows.n_splits            = (n_tokens + o_.split_tokens - 1) / o_.split_tokens;
-            rows.first_item          = o_.n_items;
-            rows.first_partial       = partials;
+            OpenRows &     rows     = o_.rows[i];
+            const uint32_t of_rows  = n_tiles(rows) * t.n_head_kv;
+            const uint32_t n_tokens = rows.position + rows.n_rows;
+            rows.n_splits           = (n_tokens + o_.split_tokens - 1) / o_.split_tokens;
+            rows.first_item         = o_.n_items;
+            rows.first_partial      = partials;
             if (rows.n_splits > 1) {
-                if (partials + n_outputs * rows.n_splits <= s_.max_partials) {
-                    partials += n_outputs * rows.n_splits;
+                if (partials + of_rows * rows.n_splits <= s_.max_partials) {
+                    partials += of_rows * rows.n_splits;
                 } else {
                     rows.n_splits = 1;
                 }
             }
-            o_.n_items += n_outputs * rows.n_splits;
+            o_.n_items += of_rows * rows.n_splits;
         }
     }
 

@@ -77,8 +77,8 @@ template <class Block> class Merge {
             for (uint32_t j = 0; j < n; ++j) {
                 total.max = fmaxf(total.max, from(j, g).max);
             }
-            // No branch for a result of no tokens, whose weight is 0: so loads of several results are under way at
-            // once.
+            // A result of no tokens has finite values, and its weight is 0. Without a branch for it, loads of several
+            // results are under way at once.
             const float base = total.max == -INFINITY ? 0.0f : total.max;
             OA_UNROLL_16
             for (uint32_t j = 0; j < n; ++j) {
