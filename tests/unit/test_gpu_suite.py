@@ -16,6 +16,7 @@ import preflight
 import pytest
 import stock
 import times
+from table import promised
 
 from oallama.errors import OallamaError
 from support.paths import ROOT
@@ -118,6 +119,19 @@ def test_what_cupti_saw_is_summed() -> None:
     assert found["longest"][0]["s"] == pytest.approx(10e-6) and found["longest"][0]["n"] == 1
     assert found["copies"] == {copy: {"s": pytest.approx(10e-6), "bytes": 2000, "n": 0.5}}
     assert times.summary([], 1)["kernels_s"] == 0
+
+
+def test_a_promise_behind_a_depth_is_that_of_the_plans_request() -> None:
+    plan = {
+        "model": "m", "name": "auto", "depth": 16384, "predicted_ttft_s": {"128": 0.1, "512": 0.2},
+        "predicted_tpot_s": {"0": 0.05, "16896": 0.07},
+        "predicted_parts_s": {"prefill": {"targets": 0.25, "copies": 0.05}},
+    }  # fmt: skip
+    line = {"model": "m", "depth": 16384, "prompt": 512}
+    assert promised([plan], line, "auto", "512") == ("300.00", "70.00")
+    assert promised([plan], line, "auto", "128")[0] == "-"  # of an empty cache, and of no use here
+    empty = {"model": "m", "depth": 0, "prompt": 512}
+    assert promised([{**plan, "depth": 0}], empty, "auto", "128") == ("100.00", "50.00")
 
 
 def test_rounds_end_before_the_stage_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
