@@ -63,7 +63,7 @@ def test_what_is_carried_is_below_the_limit() -> None:
     assert tree + bundle < CARRIED_BYTES
     assert setting(SUITE, "part_bytes") <= RETURNED_BYTES and setting(SUITE, "max_parts") + 1 <= RETURNED_FILES
     # Of gpu_engine.sh with unpatched llama.cpp: ggml-cuda for one architecture packs to 21 MB.
-    expected_engine = 44_600_000
+    expected_engine = 44_760_000
     assert expected_engine <= engine and tree + expected_engine < CARRIED_BYTES
 
 
