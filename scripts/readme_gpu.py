@@ -54,11 +54,13 @@ def predicted_tpot(*files: Lines) -> str:
 
 
 def errors(lines: Lines) -> str:
-    """Predicted over measured seconds of a prompt and of a token, of one plan that was measured again and again."""
-    found = {
-        line["stage"]: 100 * (line["predicted_s"] / line["wall_s"] - 1) for line in lines if line["what"] == "times"
-    }
-    return f"TTFT {found['prefill']:+.0f} %; TPOT {found['decode']:+.0f} %"
+    """Predicted over measured seconds of a prompt and of a token, of one plan that was measured pass after pass."""
+    found = []
+    for line in (line for line in lines if line["what"] == "times"):
+        each = [100 * (line["predicted_s"] / wall - 1) for wall in line["walls_s"]]
+        name = {"prefill": "TTFT", "decode": "TPOT"}[line["stage"]]
+        found.append(f"{name} {round(min(each)):+d} % to {round(max(each)):+d} %")
+    return "; ".join(found)
 
 
 def receiver(lines: Lines) -> str:
@@ -97,7 +99,7 @@ ROWS: list[tuple[str, tuple[str, ...], Callable[..., str]]] = [
     ("error of predicted TPOT of plans at 25, 50 and 75 %; of two deep ones (one round)",
      (f"{SECOND}-oato", f"{SECOND}-budgets", f"{SECOND}-deep"),
      lambda *files: f"{predicted_tpot(*files[:2])}; {predicted_tpot(*files[2:])}"),
-    ("the same of a deep plan (three passes in a row, the GPU and the host at rest otherwise)",
+    ("the same of another deep plan, three passes in a row with nothing beside them",
      ("2026-11-27-h100-times",), errors),
     ("attention of a weave's receiver on a GPU against ggml-cuda's: 15 of 16 cells lose",
      ("2026-11-27-h100-weave-cuda",), receiver),

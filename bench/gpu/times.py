@@ -16,7 +16,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,11 @@ from common import Log, arguments
 from loads import context_of, planning_device, predicted, prompt_of
 
 from oallama import Llama
-from oallama.engine import native
 from oallama.engine.load_settings import Settings
 from oallama.loading import autoplan, start
 from oallama.planning import Workload
-from oallama.tracing.timeline import Span, Stage, Timeline, intersection, length, union
+from oallama.tracing import Stage, Timeline, recorded_spans
+from oallama.tracing.timeline import intersection, length, union
 
 KERNELS = 16  # by name, the longest
 Work = Callable[[], None]
@@ -42,24 +42,15 @@ def seconds_of(work: Work) -> float:
 
 
 def lanes(work: Work, name: str, passes: int) -> dict[str, dict[str, float]]:
-    """Busy seconds and bytes of every lane, of one of the passes that `work` makes."""
-    core = native.core()
-    core.trace_take()
-    core.trace_enable(True)
-    try:
+    """Busy seconds, bytes and spans of every lane, of one of the passes that `work` makes."""
+    with recorded_spans() as spans:
         begin = time.monotonic()
         work()
         stage = Stage(name, begin, time.monotonic())
-        spans = tuple(Span(*fields) for fields in core.trace_take())
-    finally:
-        core.trace_enable(False)
-    used = {use.lane: {"busy_s": use.busy_s / passes, "bytes": use.nbytes / passes}
-            for use in Timeline(spans, (stage,)).use(stage)}  # fmt: skip
-    counts: dict[str, int] = defaultdict(int)
-    for span in spans:
-        counts[span.lane] += 1
+    counts = Counter(span.lane for span in spans)
     return {"all": {"busy_s": stage.seconds / passes}} | {
-        lane: {**values, "spans": counts[lane] / passes} for lane, values in used.items()
+        use.lane: {"busy_s": use.busy_s / passes, "bytes": use.nbytes / passes, "spans": counts[use.lane] / passes}
+        for use in Timeline(tuple(spans), (stage,)).use(stage)
     }
 
 
@@ -112,7 +103,6 @@ def summary(events: Iterable[dict[str, Any]], passes: int) -> dict[str, Any]:
 
 def pass_of(llm: Llama, depth: int, tokens: Sequence[int], one_by_one: bool) -> Work:
     """Forgets what came behind `depth` tokens, computes these, and waits for all devices."""
-
     from llama_cpp import llama_synchronize  # behind oallama
 
     def work() -> None:

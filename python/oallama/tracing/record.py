@@ -31,10 +31,9 @@ def record_timeline(llm: Any, n_prompt: int, n_generate: int, seed: int = 1) -> 
     tokens = [random_ids.randrange(llm.n_vocab()) for _ in range(n_prompt + n_generate)]
     prompt, rest = tokens[:n_prompt], tokens[n_prompt:]
     _eval(llm, prompt, rest[:WARM_UP])
-    with _tracing() as core:
+    with recorded_spans() as spans:
         stages = _eval(llm, prompt, rest)
-        spans = tuple(Span(*fields) for fields in core.trace_take())
-    return Timeline(spans, tuple(stages))
+    return Timeline(tuple(spans), tuple(stages))
 
 
 def _eval(llm: Any, prompt: list[int], rest: list[int]) -> list[Stage]:
@@ -50,11 +49,13 @@ def _eval(llm: Any, prompt: list[int], rest: list[int]) -> list[Stage]:
 
 
 @contextmanager
-def _tracing() -> Iterator[Any]:
-    core = native.core()
+def recorded_spans() -> Iterator[list[Span]]:
+    """What devices and links do meanwhile, filled in at the end. Splits and copies are waited for one by one."""
+    core, spans = native.core(), list[Span]()
     core.trace_take()
     core.trace_enable(True)
     try:
-        yield core
+        yield spans
     finally:
         core.trace_enable(False)
+        spans.extend(Span(*fields) for fields in core.trace_take())
