@@ -20,7 +20,7 @@ namespace oa {
 
 class Admission {
   public:
-    using Ticket = std::shared_ptr<void>; // an answer holds it until its end
+    using Ticket = std::shared_ptr<void>; // an answer holds it until its last part is sent
 
     static Admission & of_process();
     static bool        counts(const std::string & path);

@@ -99,6 +99,14 @@ def test_a_full_queue_says_so(models: list[Path]) -> None:
         until(lambda: answers(port, models[0].stem))
 
 
+def test_who_has_read_an_answer_may_ask_again(models: list[Path]) -> None:
+    with server(models, "--queue", 0) as (_, port):
+        for i in range(100):
+            call = Call(port, models[0].stem, 1, stream=i % 2 == 0)
+            assert call.answer.status == 200, f"answer {i}"
+            call.rest()
+
+
 def test_a_server_that_ends_answers_first(models: list[Path]) -> None:
     with server(models, "--queue", 0) as (process, port):
         calls = [Call(port, model.stem, LONG) for model in models]
