@@ -87,5 +87,5 @@ template <class Type> constexpr Kernel kernel() {
 } // namespace
 
 const oa::decode::Kernels oa::decode::avx512_kernels = {
-    "avx512", { kernel<Q4_0>(), kernel<Q8_0>(), kernel<Q4_K>(), kernel<Q6_K>() }
+    "avx512", { kernel<Q4_0>(), kernel<Q8_0>(), kernel<MXFP4>(), kernel<Q4_K>(), kernel<Q6_K>() }
 };

@@ -34,6 +34,7 @@ const Kernel * kernel_of(ggml_type type) {
     switch (type) {
         case GGML_TYPE_Q4_0: return of(WeightType::q4_0);
         case GGML_TYPE_Q8_0: return of(WeightType::q8_0);
+        case GGML_TYPE_MXFP4: return of(WeightType::mxfp4);
         case GGML_TYPE_Q4_K: return of(WeightType::q4_k);
         case GGML_TYPE_Q6_K: return of(WeightType::q6_k);
         default: return nullptr;

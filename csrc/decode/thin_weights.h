@@ -68,6 +68,18 @@ inline __m512i start_of(const int8_t * bytes, int offset) {
     return _mm512_mullo_epi32(sums, _mm512_set1_epi32(-offset));
 }
 
+// A group that is one vector: `whole` and `scale` of both, and the column's `start`.
+template <class Weight, class Column> struct SumOfBytes {
+    __m512 lanes = _mm512_setzero_ps();
+
+    void add(const Weight & w, const Column & x) {
+        const __m512 scale = _mm512_mul_ps(w.scale, x.scale);
+        lanes              = _mm512_fmadd_ps(products(x.start, w.whole, bytes_at(x.whole)), scale, lanes);
+    }
+
+    float total() const { return _mm512_reduce_add_ps(lanes); }
+};
+
 // Four blocks: the first halves of all, then the second halves.
 struct Q4_0 {
     static constexpr int values = 128, bytes = 72;
@@ -152,16 +164,55 @@ struct Q8_0 {
         to.scale = _mm512_insertf32x8(_mm512_set1_ps(first), _mm256_set1_ps(second), 1);
     }
 
-    struct Sum {
-        __m512 lanes = _mm512_setzero_ps();
+    using Sum = SumOfBytes<Weight, Column>;
+};
 
-        void add(const Weight & w, const Column & x) {
-            const __m512 scale = _mm512_mul_ps(w.scale, x.scale);
-            lanes              = _mm512_fmadd_ps(products(x.start, w.whole, bytes_at(x.whole)), scale, lanes);
-        }
+// Two blocks: the first halves of both, then the second halves.
+struct MXFP4 {
+    static constexpr int values = 64, bytes = 34;
 
-        float total() const { return _mm512_reduce_add_ps(lanes); }
+    struct Column {
+        int8_t  whole[64];
+        __m512i start;
+        __m512  scale;
     };
+
+    struct Weight {
+        __m512i whole;
+        __m512  scale;
+
+        explicit Weight(const char * p) {
+            // Twice the values of E2M1, plus the offset.
+            const __m512i table =
+                _mm512_broadcast_i32x4(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
+            const __m512i v  = _mm512_inserti32x4(_mm512_castsi128_si512(part_at(p + 1)), part_at(p + 18), 1);
+            const __m512i of = _mm512_inserti64x4(low(v), _mm512_castsi512_si256(high(v)), 1);
+            whole            = _mm512_shuffle_epi8(table, of);
+            // Half of 2^(e - 127).
+            const __m512i   e     = in_lanes(_mm512_set1_epi32(uint8_t(p[0])), _mm512_set1_epi32(uint8_t(p[17])));
+            const __mmask16 least = _mm512_cmplt_epi32_mask(e, _mm512_set1_epi32(2)); // a denormal
+            const __m512i   bits  = _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(1)), 23);
+            scale = _mm512_castsi512_ps(_mm512_mask_sllv_epi32(bits, least, _mm512_set1_epi32(0x00200000), e));
+        }
+    };
+
+    static void quantise(const float * x, Column & to) {
+        float scales[2];
+        for (int block = 0; block < 2; ++block) {
+            int8_t whole[32];
+            scales[block] = as_bytes(x + 32 * block, whole);
+            memcpy(to.whole + 16 * block, whole, 16);
+            memcpy(to.whole + 32 + 16 * block, whole + 16, 16);
+        }
+        to.start = start_of(to.whole, 12);
+        to.scale = _mm512_castsi512_ps(
+            in_lanes(_mm512_castps_si512(_mm512_set1_ps(scales[0])), _mm512_castps_si512(_mm512_set1_ps(scales[1]))));
+    }
+
+    using Sum = SumOfBytes<Weight, Column>;
+
+    // Beside the values of each block.
+    static __m512i in_lanes(__m512i first, __m512i second) { return _mm512_mask_mov_epi32(first, 0xf0f0, second); }
 };
 
 // A block: of 128 values parts 0 and 2, then 1 and 3 of 32.

@@ -17,7 +17,7 @@ from support.hand_plan import hand_plan, realised
 from support.logits import compute_logits, nmse
 from support.products import Mixture, assert_sums, columns_of, computed, error, reference, weight_of, whole_columns
 
-GROUPS = {"q4_0": 128, "q8_0": 64, "q4_K": 256, "q6_K": 256}  # values that a kernel looks at together
+GROUPS = {"q4_0": 128, "q8_0": 64, "mxfp4": 64, "q4_K": 256, "q6_K": 256}  # values that a kernel looks at together
 MOST = 7  # columns
 
 pytestmark = pytest.mark.skipif(not native.core().thin_has("q4_0"), reason="this CPU has no AVX-512 with VNNI")
@@ -41,6 +41,15 @@ def test_columns_of_bytes_are_exact(type: str) -> None:
     if type == "q8_0":
         weight.reshape(40, -1, 34)[:, :, 2:20] = 0x80
     assert error(computed(weight, type, columns)["out"], reference(weight, type, columns)) < 1e-6
+
+
+@pytest.mark.parametrize("exponents", [(0, 1, 2, 3), (1, 200)], ids=["least", "range"])
+def test_all_scales_of_mxfp4(exponents: tuple[int, ...]) -> None:
+    """The least ones are denormal numbers."""
+    weight, columns = weight_of("mxfp4", 40, 512, 1), whole_columns(3, 512, 2)
+    blocks = weight.reshape(40, -1, 17)
+    blocks[:, :, 0] = np.random.default_rng(3).choice(exponents, blocks.shape[:2])
+    assert error(computed(weight, "mxfp4", columns)["out"], reference(weight, "mxfp4", columns)) < 1e-6
 
 
 @settings(max_examples=60, deadline=None)
@@ -92,6 +101,7 @@ MIXTURES = [
     Mixture("q4_0", 2, 8, 3, 3),
     Mixture("q8_0", 1, 4, 4, 4, n_rows=130),
     Mixture("q6_K", 2, 32, 4, 1, n_rows=7, skewed=True),
+    Mixture("mxfp4", 1, 8, 4, 1, k=576),  # whole groups of 64 alone, as the 2880 of gpt-oss
 ]
 
 

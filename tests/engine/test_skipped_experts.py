@@ -83,7 +83,7 @@ def test_skipped_choices_are_zeros_and_others_the_same(type: str, form: str, n_t
 def test_the_forms_are_reached(type: str, n_tokens: int) -> None:
     """By some of the mixtures above; a CPU or type that lacks a form has ggml's plain one in its place."""
     dice = np.random.default_rng(1)
-    few = {"thin"} if native.core().thin_has("q4_0") and type != "mxfp4" else {"ggml"}
+    few = {"thin"} if native.core().thin_has(type) else {"ggml"}
     repacks = {"repacked"} if type in ("q4_0", "q4_K", "mxfp4") and native.core().products_use("avx2") else {"ggml"}
     native.core().products_use("")
     kernels: dict[str, set[str]] = {form: set() for form in FORMS}
