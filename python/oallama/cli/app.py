@@ -30,6 +30,7 @@ from . import (
     quantize_search,
     run,
     serve,
+    top,
     trace,
     tune,
     version,
@@ -114,4 +115,5 @@ app.command("bench serve")(bench_serve.bench_serve)
 app.command("trace")(trace.trace)
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(weave.app, name="weave")
+app.command("top")(top.top)
 app.command("serve", context_settings={"allow_extra_args": True})(serve.serve)
