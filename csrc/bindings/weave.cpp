@@ -103,12 +103,13 @@ py::array_t<float> attend(Sender & sender, uint32_t layer,
 py::dict receiver_stats(const GuestReceiver & receiver) {
     const ReceiverStats stats = receiver.stats();
     py::dict            d;
-    d["n_tasks"]     = stats.n_tasks;
-    d["n_refused"]   = stats.n_refused;
-    d["n_items"]     = stats.n_items;
-    d["n_epochs"]    = stats.n_epochs;
-    d["free_nbytes"] = stats.free_nbytes;
-    d["n_sequences"] = stats.n_sequences;
+    d["n_tasks"]      = stats.n_tasks;
+    d["n_refused"]    = stats.n_refused;
+    d["n_items"]      = stats.n_items;
+    d["n_epochs"]     = stats.n_epochs;
+    d["quota_nbytes"] = stats.quota_nbytes;
+    d["free_nbytes"]  = stats.free_nbytes;
+    d["n_sequences"]  = stats.n_sequences;
     return d;
 }
 

@@ -69,6 +69,11 @@ int Admission::retry_after_s() {
     return int(std::clamp(std::ceil(seconds), 1.0, 60.0));
 }
 
+bool Admission::ends() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return ending_;
+}
+
 void Admission::drain() {
     std::unique_lock<std::mutex> lock(mutex_);
     ending_ = true;

@@ -20,7 +20,7 @@ namespace oa {
 
 class Admission {
   public:
-    using Ticket = std::shared_ptr<void>; // an answer holds it until its last part is sent
+    using Ticket = std::shared_ptr<void>; // an answer holds it until just before its last part
 
     static Admission & of_process();
     static bool        counts(const std::string & path);
@@ -31,6 +31,8 @@ class Admission {
     std::string refusal();
     int         retry_after_s();
 
+    // Whether drain() has begun.
+    bool ends();
     // From now on nobody is let in. Returns when nobody is left, or after OALLAMA_DRAIN_S.
     void drain();
 

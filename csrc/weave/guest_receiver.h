@@ -21,12 +21,13 @@ struct ReceiverOptions {
 };
 
 struct ReceiverStats {
-    uint64_t n_tasks     = 0; // that were done
-    uint64_t n_refused   = 0; // of them, not with Status::ok
-    uint64_t n_items     = 0; // of attention
-    uint64_t n_epochs    = 0; // senders that came
-    size_t   free_nbytes = 0;
-    uint32_t n_sequences = 0;
+    uint64_t n_tasks      = 0; // that were done
+    uint64_t n_refused    = 0; // of them, not with Status::ok
+    uint64_t n_items      = 0; // of attention
+    uint64_t n_epochs     = 0; // senders that came
+    size_t   quota_nbytes = 0;
+    size_t   free_nbytes  = 0;
+    uint32_t n_sequences  = 0;
 };
 
 class GuestReceiver {

@@ -15,7 +15,8 @@ set(OALLAMA_WEAVE_GUEST_SOURCES
     ${OALLAMA_CSRC}/weave/guests/guest_channels.cpp
     ${OALLAMA_CSRC}/weave/guests/guest_context.cpp
     ${OALLAMA_CSRC}/weave/guests/guest_decode.cpp
-    ${OALLAMA_CSRC}/weave/guests/guest_graph.cpp)
+    ${OALLAMA_CSRC}/weave/guests/guest_graph.cpp
+    ${OALLAMA_CSRC}/weave/guests/guest_totals.cpp)
 set(OALLAMA_WEAVE_CUDA_SOURCES
     ${OALLAMA_CSRC}/weave/cuda/block_store.cpp
     ${OALLAMA_CSRC}/weave/cuda/conditional_cuda.cu

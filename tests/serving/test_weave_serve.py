@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -75,6 +76,37 @@ def test_home_is_full_before_there_are_guests(woven: tuple[subprocess.Popen[str]
     assert set(slots) == {0, 1}
 
 
+def metrics(port: int, model: Path) -> dict[str, float]:
+    """What a model's process tells of guests, by name and cause."""
+    begin = "llamacpp:weave_"
+    lines = call(port, f"/metrics?model={model.stem}").splitlines()
+    found = (line.removeprefix(begin).rpartition(" ") for line in lines if line.startswith(begin))
+    return {name: float(value) for name, _, value in found}
+
+
+def test_metrics_of_guests(woven: tuple[subprocess.Popen[str], int, Path, Path]) -> None:
+    _, port, hot, cold = woven
+    assert metrics(port, hot)["guests_total"] == 0 and metrics(port, cold)["used_bytes"] == 0
+    seen = Event()
+
+    def request(prompt: str) -> None:
+        while not seen.is_set():
+            complete(port, hot, prompt, 300)
+
+    with ThreadPoolExecutor(5) as pool:
+        requests = [pool.submit(request, prompt) for prompt in PROMPTS[:5]]
+        until(lambda: metrics(port, hot)["guests"] == metrics(port, cold)["kept_guests"] == 3)
+        there = metrics(port, cold)
+        seen.set()
+        for each in requests:
+            each.result()
+    assert 0 < there["used_bytes"] <= there["lent_bytes"] and there["senders_total"] == 1
+    at_home = metrics(port, hot)
+    assert at_home["guests_total"] >= 3 and at_home["rows_total"] > 0 and at_home["waited_seconds_total"] > 0
+    assert sum(value for name, value in at_home.items() if name.startswith("lost_guests_total")) == 0
+    assert metrics(port, cold)["tasks_total"] > there["tasks_total"] > metrics(port, cold)["refused_tasks_total"] == 0
+
+
 def test_the_hot_model_outlives_the_cold_one(woven: tuple[subprocess.Popen[str], int, Path, Path]) -> None:
     _, port, hot, cold = woven
     expected = [complete(port, hot, prompt, 200) for prompt in PROMPTS[:5]]
@@ -115,6 +147,7 @@ def test_guests_end_before_those_at_home(woven: tuple[subprocess.Popen[str], int
     assert 1 <= len(refusals) <= 3 and {0, 1} <= set(found)
     assert set(refusals) == {"503: there is no receiver for this sequence any more, and no room in the KV cache"}
     assert isinstance(request(PROMPTS[0]), int)
+    assert metrics(port, hot)['lost_guests_total{cause="receiver failed"}'] >= len(refusals)
 
 
 def test_what_serve_refuses(tiny: Callable[..., Path], tmp_path: Path) -> None:

@@ -65,7 +65,9 @@ void Receiver::graph(bool begins) {
 }
 
 ReceiverStats Receiver::stats() const {
-    return { n_tasks_, n_refused_, n_items_, n_epochs_, store_.free_nbytes(), store_.n_sequences() };
+    return {
+        n_tasks_, n_refused_, n_items_, n_epochs_, store_.quota_nbytes(), store_.free_nbytes(), store_.n_sequences()
+    };
 }
 
 void Receiver::poll() {

@@ -62,6 +62,14 @@ void set_receiver(std::shared_ptr<GuestReceiver> wanted) {
     receiver.store(owner.get());
 }
 
+bool receiver_stats(ReceiverStats & stats) {
+    if (!owner) {
+        return false;
+    }
+    stats = owner->stats();
+    return true;
+}
+
 void set_receiver_from_environment() {
     static bool  done  = false;
     const char * given = getenv("OALLAMA_WEAVE_RECEIVER");

@@ -15,6 +15,9 @@ std::shared_ptr<GuestReceiver> make_receiver(const std::string & path, const Rec
 // Replaces the one before, made by make_receiver(); null: none. No graph may be computed meanwhile.
 void set_receiver(std::shared_ptr<GuestReceiver> receiver);
 
+// Of the receiver of this process; false: it has none.
+bool receiver_stats(ReceiverStats & stats);
+
 // From OALLAMA_WEAVE_RECEIVER (path:quota in bytes[:graphs, operators or parts]), once; does nothing without it. Throws
 // ChannelError.
 void set_receiver_from_environment();

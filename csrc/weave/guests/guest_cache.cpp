@@ -48,8 +48,10 @@ llama_memory_context_ptr GuestCache::init_batch(llama_batch_allocr & balloc, uin
             continue;
         }
         Guest & guest = guests_.at(seq_id);
-        if (!guest.lost && (shared.count(seq_id) || !has_room(guest, uint32_t(n_tokens)))) {
-            lose(guest);
+        if (!guest.lost && shared.count(seq_id)) {
+            lose(guest, Loss::shared);
+        } else if (!guest.lost && !has_room(guest, uint32_t(n_tokens))) {
+            lose(guest, Loss::no_room);
         }
         if (guest.lost && guest.tokens.empty()) {
             guests_.erase(seq_id); // nothing of it is there yet
@@ -107,6 +109,8 @@ bool GuestCache::becomes_guest(llama_seq_id seq_id) {
     }
     guests_.emplace(seq_id, std::move(guest));
     ++stats_.n_guests;
+    ++guest_totals().came;
+    ++guest_totals().now;
     return true;
 }
 
@@ -133,23 +137,27 @@ bool GuestCache::has_room(uint32_t n_tokens) {
 void GuestCache::look_after_channels() {
     for (size_t i = 0; i < channels_.n(); ++i) {
         if (!channels_.keeps_guests(i)) {
-            lose_guests_of(i);
+            lose_guests_of(i, channels_.sender(i) ? Loss::called_back : Loss::failed);
         }
     }
+    const auto waited_ns = uint64_t(1e9 * channels_.waited_s());
+    guest_totals().waited_ns += waited_ns - told_waited_ns_;
+    told_waited_ns_ = waited_ns;
 }
 
-void GuestCache::lose_guests_of(size_t channel) {
+void GuestCache::lose_guests_of(size_t channel, Loss why) {
     for (auto & [seq_id, guest] : guests_) {
         if (!guest.lost && guest.channel == channel) {
-            lose(guest);
+            lose(guest, why);
         }
     }
 }
 
 // The receiver forgets it at once: later its handle may be another sequence's, of the next receiver.
-void GuestCache::lose(Guest & guest) {
+void GuestCache::lose(Guest & guest, Loss why) {
     let_go(guest, 0);
     guest.lost = true;
+    ++guest_totals().lost[int(why)];
 }
 
 bool GuestCache::has_room(Guest & guest, uint32_t n_tokens) {
@@ -177,6 +185,7 @@ void GuestCache::let_go(Guest & guest, uint32_t n_tokens) {
         sender->trim(guest.handle, kept);
     }
     guest.n_reserved = kept;
+    guest_totals().now -= n_tokens == 0;
 }
 
 bool GuestCache::is_lost(llama_seq_id seq_id) const {
@@ -230,6 +239,7 @@ void GuestCache::apply_guests(const llama_ubatch & ubatch, uint32_t n_local) {
     if (sender_number_ != 0) { // the only channel
         sender->set_rows(parts_[0].rows);
         stats_.n_rows += uint64_t(parts_[0].n_rows) * layers_.size();
+        guest_totals().rows += uint64_t(parts_[0].n_rows) * layers_.size();
     }
 }
 
@@ -242,7 +252,7 @@ void GuestCache::look_after_device() {
     for (size_t i = 0; i < channels_.n(); ++i) {
         GuestSender * sender = channels_.sender(i);
         if (sender && sender->number() != 0 && !sender->lives()) {
-            lose_guests_of(i);
+            lose_guests_of(i, Loss::failed);
         }
     }
 }
@@ -272,6 +282,7 @@ void GuestCache::send(const Attention & wanted, uint32_t n_threads) {
             sender->send(mine);
         }
         stats_.n_rows += part.n_rows;
+        guest_totals().rows += part.n_rows;
     }
 }
 
@@ -280,7 +291,7 @@ void GuestCache::receive() {
         Sender * sender = channels_.host_sender(part.channel);
         if (!sender || !sender->receive()) {
             std::fill_n(out_ + part.first * out_row_, part.n_rows * out_row_, 0.0f);
-            lose_guests_of(part.channel);
+            lose_guests_of(part.channel, Loss::failed);
         }
     }
 }

@@ -12,6 +12,7 @@
 
 #include "guest_channels.h"
 #include "guest_context.h"
+#include "guest_totals.h"
 #include "llama-kv-cache.h"
 
 #include <map>
@@ -101,8 +102,8 @@ class GuestCache : public llama_kv_cache {
     bool     becomes_guest(llama_seq_id seq_id);
     OpenTask shape() const;
     void     look_after_channels();
-    void     lose(Guest & guest);
-    void     lose_guests_of(size_t channel);
+    void     lose(Guest & guest, Loss why);
+    void     lose_guests_of(size_t channel, Loss why);
     bool     has_room(Guest & guest, uint32_t n_tokens);
     void     let_go(Guest & guest, uint32_t n_tokens);
     int32_t  order_of(llama_seq_id seq_id) const;
@@ -113,6 +114,7 @@ class GuestCache : public llama_kv_cache {
     std::vector<GuestLayer>       layers_;
     GuestChannels                 channels_;
     GuestStats                    stats_;
+    uint64_t                      told_waited_ns_ = 0; // to guest_totals()
 
     // Of the micro-batch that is computed.
     struct Part {

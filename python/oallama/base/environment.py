@@ -82,6 +82,8 @@ DRAIN_S = Variable("OALLAMA_DRAIN_S", "seconds", "`0`", "csrc/serve/admission.cp
 MODEL_ENVIRONMENTS = Variable("OALLAMA_MODEL_ENVIRONMENTS", "JSON: model, variable, value", "unset",
     "csrc/serve/child_environment.h",
     "Variables for single models of llama-server's router.")
+REVIVE = Variable("OALLAMA_REVIVE", "`1`", "unset", "csrc/serve/revival.cpp",
+    "llama-server's router loads a model again whose process died. `oallama serve --hot` sets it.")
 RANK_DEVICE = Variable("OALLAMA_RANK_DEVICE", "device", "`CPU`", "csrc/ranks/module.cpp",
     "The ggml device that a tensor-parallel rank computes on. `oallama cluster run` sets all of `OALLAMA_RANK_*`.")
 RANK_THREADS = Variable("OALLAMA_RANK_THREADS", "number", "`0`: the backend's", "csrc/ranks/module.cpp",
@@ -158,7 +160,7 @@ OTHERS = (
     Variable("XDG_CONFIG_HOME", "folder", "`~/.config`", "python/oallama/cli/config.py",
         "`oallama.toml` in it has the defaults of `oallama`'s options."),
     Variable("OPENAI_API_KEY", "text", "unset", "python/oallama/bench/load/client.py",
-        "`oallama bench serve` sends it to servers that ask for a key."),
+        "`oallama bench serve` and `oallama top` send it to servers that ask for a key."),
     Variable("GOMP_SPINCOUNT", "number", "`20000` beside a loopback RPC server", "python/oallama/engine/rpc.py",
         "How long idle OpenMP threads spin. libgomp's own default makes two processes on the same cores fight for "
         "them at every device change."),

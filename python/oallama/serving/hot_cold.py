@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from oallama.base.children import run_server
-from oallama.base.environment import MODEL_ENVIRONMENTS
+from oallama.base.environment import MODEL_ENVIRONMENTS, REVIVE
 from oallama.base.printing import say
 from oallama.data.budget import format_bytes, parse_budget
 from oallama.data.plan import check_model
@@ -161,7 +161,8 @@ def serve_hot_cold(request: HotCold, wanted: Settings, address: Address, more: S
         command += [*page, *more]
         say("models load now")
         of_models = environments(hot, cold, request.deadline_s, request.limits, folder)
-        environment = os.environ | request.limits.of_router() | {MODEL_ENVIRONMENTS.name: of_models}
+        ours = {MODEL_ENVIRONMENTS.name: of_models, REVIVE.name: "1"}
+        environment = os.environ | request.limits.of_router() | ours
         try:
             with address.announced("serving"):
                 return run_server(command, environment)

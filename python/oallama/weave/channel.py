@@ -141,7 +141,7 @@ class Receiver:
         self._native.drain(wanted)
 
     def stats(self) -> dict[str, int]:
-        """n_tasks, n_refused, n_items, n_epochs (senders that came), free_nbytes, n_sequences."""
+        """n_tasks, n_refused, n_items, n_epochs (senders that came), quota_nbytes, free_nbytes, n_sequences."""
         return dict(self._native.stats())
 
 
