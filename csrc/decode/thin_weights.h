@@ -167,6 +167,19 @@ struct Q8_0 {
     using Sum = SumOfBytes<Weight, Column>;
 };
 
+// Scales of MXFP4 by their byte e: half of 2^(e - 127), since values are looked up as twice what they are.
+struct HalvesOfPowers {
+    float of[256] = { 0x1p-128f };
+
+    constexpr HalvesOfPowers() {
+        for (int e = 1; e < 256; ++e) {
+            of[e] = 2.0f * of[e - 1];
+        }
+    }
+};
+
+constexpr HalvesOfPowers halves_of_powers;
+
 // Two blocks: the first halves of both, then the second halves.
 struct MXFP4 {
     static constexpr int values = 64, bytes = 34;
@@ -188,11 +201,7 @@ struct MXFP4 {
             const __m512i v  = _mm512_inserti32x4(_mm512_castsi128_si512(part_at(p + 1)), part_at(p + 18), 1);
             const __m512i of = _mm512_inserti64x4(low(v), _mm512_castsi512_si256(high(v)), 1);
             whole            = _mm512_shuffle_epi8(table, of);
-            // Half of 2^(e - 127).
-            const __m512i   e     = in_lanes(_mm512_set1_epi32(uint8_t(p[0])), _mm512_set1_epi32(uint8_t(p[17])));
-            const __mmask16 least = _mm512_cmplt_epi32_mask(e, _mm512_set1_epi32(2)); // a denormal
-            const __m512i   bits  = _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(1)), 23);
-            scale = _mm512_castsi512_ps(_mm512_mask_sllv_epi32(bits, least, _mm512_set1_epi32(0x00200000), e));
+            scale            = in_lanes(halves_of_powers.of[uint8_t(p[0])], halves_of_powers.of[uint8_t(p[17])]);
         }
     };
 
@@ -205,14 +214,15 @@ struct MXFP4 {
             memcpy(to.whole + 32 + 16 * block, whole + 16, 16);
         }
         to.start = start_of(to.whole, 12);
-        to.scale = _mm512_castsi512_ps(
-            in_lanes(_mm512_castps_si512(_mm512_set1_ps(scales[0])), _mm512_castps_si512(_mm512_set1_ps(scales[1]))));
+        to.scale = in_lanes(scales[0], scales[1]);
     }
 
     using Sum = SumOfBytes<Weight, Column>;
 
     // Beside the values of each block.
-    static __m512i in_lanes(__m512i first, __m512i second) { return _mm512_mask_mov_epi32(first, 0xf0f0, second); }
+    static __m512 in_lanes(float first, float second) {
+        return _mm512_mask_broadcastss_ps(_mm512_set1_ps(first), 0xf0f0, _mm_set_ss(second));
+    }
 };
 
 // A block: of 128 values parts 0 and 2, then 1 and 3 of 32.

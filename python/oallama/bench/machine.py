@@ -76,7 +76,8 @@ def repository() -> dict[str, Any]:
             "dirty": packed["changed_files"] > 0,
             "pin": {"llama_cpp_python": pin["version"], "llama_cpp": pin["llama_cpp_commit"]},
         }
-    status = _output("git", "-C", str(REPOSITORY), "status", "--porcelain")
+    # Results of other runs change nothing of this one.
+    status = _output("git", "-C", str(REPOSITORY), "status", "--porcelain", "--", ".", ":!bench/results")
     return {
         "commit": _output("git", "-C", str(REPOSITORY), "rev-parse", "HEAD"),
         "dirty": None if status is None else bool(status),
