@@ -13,8 +13,11 @@ class oa_proxied_answer {
   public:
     std::atomic<bool> is_cut{ false }; // what was sent is no whole answer
 
+    // of_model: by a llama-server of ours; other hosts' answers go on as they come.
+    explicit oa_proxied_answer(bool of_model) : of_model_(of_model) {}
+
     void begin(const httplib::Response & response) {
-        is_stream_ = response.get_header_value("Content-Type").rfind("text/event-stream", 0) == 0;
+        is_stream_ = of_model_ && response.get_header_value("Content-Type").rfind("text/event-stream", 0) == 0;
     }
 
     // What goes on of the bytes that came: of a stream whole events alone.
@@ -35,16 +38,17 @@ class oa_proxied_answer {
 
         const bool   unreachable = error == httplib::Error::Connection || error == httplib::Error::ConnectionTimeout;
         const int    status      = unreachable ? 503 : 502;
-        const char * what  = unreachable ? "cannot be reached" : begun ? "did not end its answer" : "did not answer";
-        json         shown = format_error_response(std::string("the process of this model ") + what + " (" +
-                                                       httplib::to_string(error) + ")",
+        const char * what = unreachable ? "cannot be reached" : begun ? "did not end its answer" : "did not answer";
+        json shown = format_error_response(std::string(of_model_ ? "the process of this model " : "the other host ") +
+                                               what + " (" + httplib::to_string(error) + ")",
                                            unreachable ? ERROR_TYPE_UNAVAILABLE : ERROR_TYPE_SERVER);
-        shown["code"]      = status;
+        shown["code"]          = status;
         const std::string text = safe_json_to_str({ { "error", shown } });
         return { status, !begun ? text : is_stream_ ? "event: error\ndata: " + text + "\n\n" : "" };
     }
 
   private:
+    const bool  of_model_;
     bool        is_stream_ = false;
     std::string rest_;
 };

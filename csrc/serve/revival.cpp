@@ -34,19 +34,18 @@ void Revival::died(const std::string & model, Load load) {
     if (stopping_ || !switched_on()) {
         return;
     }
-    note(model, std::move(load));
+    const auto before = deaths_.find(model);
+    note(model, std::move(load), before != deaths_.end() && Clock::now() - before->second.last < 2 * most);
     if (!thread_.joinable()) {
         thread_ = std::thread([this] { work(); });
     }
     changed_.notify_all();
 }
 
-void Revival::note(const std::string & model, Load load) {
-    const auto now    = Clock::now();
-    Death &    before = deaths_[model];
-    const bool again  = before.last != Clock::time_point() && now - before.last < 2 * most;
-    before            = { now, again ? std::min(std::max(2 * before.wait, seconds(1)), most) : seconds(0) };
-    due_.insert({ now + at_least + before.wait, { model, std::move(load) } });
+void Revival::note(const std::string & model, Load load, bool again) {
+    Death & death = deaths_[model];
+    death.wait    = again ? std::min(std::max(2 * death.wait, seconds(1)), most) : seconds(0);
+    due_.insert({ Clock::now() + at_least + death.wait, { model, std::move(load) } });
 }
 
 void Revival::forget(const std::string & model) {
@@ -98,11 +97,12 @@ void Revival::work() {
             failure = error.what();
         }
         lock.lock();
-        const bool again = !failure.empty() && loading_ == due.model && !should_stop();
+        const bool wanted = loading_ == due.model && !should_stop();
         loading_.clear();
-        if (again) {
+        deaths_[due.model].last = Clock::now();
+        if (!failure.empty() && wanted) {
             fprintf(stderr, "oallama: %s\n", failure.c_str());
-            note(due.model, std::move(due.load));
+            note(due.model, std::move(due.load), true);
         }
     }
 }

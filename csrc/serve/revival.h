@@ -33,7 +33,7 @@ class Revival {
     using Clock = std::chrono::steady_clock;
 
     struct Death {
-        Clock::time_point    last;
+        Clock::time_point    last; // that it was loaded again
         std::chrono::seconds wait{ 0 };
     };
 
@@ -43,7 +43,7 @@ class Revival {
     };
 
     Revival() = default;
-    void note(const std::string & model, Load load);
+    void note(const std::string & model, Load load, bool again);
     void work();
 
     std::mutex                            mutex_;

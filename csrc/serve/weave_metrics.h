@@ -24,7 +24,7 @@ inline void oa_add_weave_metrics(std::ostream & out) {
         const GuestTotals &           totals           = guest_totals();
         one("weave_guests", "gauge", "Sequences whose KV cache is with a cold model", totals.now.load());
         one("weave_guests_total", "counter", "Sequences that became guests", totals.came.load());
-        head("weave_lost_guests_total", "counter", "Guests that were computed anew at home, by cause");
+        head("weave_lost_guests_total", "counter", "Guests whose receiver has them no more, by cause");
         for (int i = 0; i < n_losses; ++i) {
             out << "llamacpp:weave_lost_guests_total{cause=\"" << causes[i] << "\"} " << totals.lost[i] << "\n";
         }

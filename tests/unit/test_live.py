@@ -6,6 +6,7 @@ import io
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
@@ -33,7 +34,7 @@ COLD = """llamacpp:prompt_tokens_total 0
 llamacpp:tokens_predicted_total 0
 llamacpp:requests_processing 0
 llamacpp:requests_deferred 0
-llamacpp:weave_lent_bytes 2.14748e+09
+llamacpp:weave_lent_bytes 2147483648
 llamacpp:weave_used_bytes 1048576
 llamacpp:weave_kept_guests 2
 """
@@ -45,6 +46,7 @@ class Router(ThreadingHTTPServer):
     def __init__(self) -> None:
         self.models = {"hot": ("loaded", HOT), "cold": ("loaded", COLD), "third": ("loading", "")}
         self.asked: list[str] = []
+        self.n_decoded = 0  # of each request that is served
         super().__init__(("127.0.0.1", 0), _Answers)
 
     @property
@@ -64,7 +66,8 @@ class _Answers(BaseHTTPRequestHandler):
             return self._say(json.dumps({"data": data}))
         assert query["autoload"] == ["false"]
         _, text = self.server.models[query["model"][0]]
-        return self._say(text if asked.path == "/metrics" else json.dumps([{}] * 5))
+        slots = [{"is_processing": i < 3, "next_token": [{"n_decoded": self.server.n_decoded}]} for i in range(5)]
+        return self._say(text if asked.path == "/metrics" else json.dumps(slots))
 
     def _say(self, text: str) -> None:
         self.send_response(200 if text else 500)
@@ -96,8 +99,18 @@ def test_two_looks_have_rates(router: Router) -> None:
     hot, cold, _ = watch.look()
     assert hot.tokens_per_s is not None and hot.tokens_per_s > 0 == hot.prompt_per_s == cold.tokens_per_s
     assert (hot.n_busy, hot.n_waiting, hot.n_guests, hot.n_lost, hot.n_kept) == (3, 1, 2, 3, None)
-    assert (cold.n_guests, cold.n_kept, cold.used_bytes, cold.lent_bytes) == (None, 2, 1 << 20, 2147480000)
+    assert (cold.n_guests, cold.n_kept, cold.used_bytes, cold.lent_bytes) == (None, 2, 1 << 20, 1 << 31)
     assert not any("third" in path for path in router.asked), "what is not loaded is not asked"
+
+
+def test_tokens_of_answers_under_way_count(router: Router) -> None:
+    """llama-server's counter of tokens does not, before they have ended."""
+    watch = Watch(router.url)
+    watch.look()
+    router.n_decoded = 40
+    assert (watch.look()[0].tokens_per_s or 0) > 0
+    router.n_decoded = 0  # they have ended, and the counter was read before
+    assert watch.look()[0].tokens_per_s == 0
 
 
 def test_rates_are_per_second() -> None:
@@ -126,6 +139,54 @@ def test_the_table_cuts_no_number(width: int) -> None:
     text = console.export_text()
     assert "…" not in text and "12/16" in text and "99" in text and "3 away, 17% waiting, 21 lost" in text
     assert "loading" in text and ("512.0 MiB of 2.0 GiB" in text) == (width == 100)
+
+
+@contextmanager
+def answering(bodies: dict[str, tuple[int, str]]) -> Iterator[str]:
+    """The URL of a server that has these paths, with status and body."""
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, text = bodies[self.path]
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *_: object) -> None:
+            """Not on a test's output."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+ONE = {"/v1/models": (200, '{"data": [{"id": "only"}]}'), "/slots": (200, "[]"), "/metrics": (200, COLD)}
+
+
+def test_a_server_of_one_model() -> None:
+    with answering(ONE) as url:
+        (model,) = Watch(url).look()
+    assert (model.name, model.state, model.n_busy, model.n_kept) == ("only", "loaded", 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "body", "said"),
+    [
+        ("/metrics", 501, "", "answers 501; the server must run with --metrics"),
+        ("/slots", 501, "", "and without --no-slots"),
+        ("/v1/models", 401, "", "set OPENAI_API_KEY"),
+        ("/v1/models", 200, "<html>", "is no llama-server"),
+        ("/v1/models", 200, "[]", "is no llama-server"),
+        ("/v1/models", 200, '{"data": null}', "is no llama-server"),
+        ("/v1/models", 200, '{"data": [{"id": "a", "status": "b"}]}', "is no llama-server"),
+        ("/slots", 200, '[{"is_processing": true}]', "is no llama-server"),
+        ("/metrics", 500, "", "answers 500"),
+    ],
+)
+def test_servers_that_do_not_tell(path: str, status: int, body: str, said: str) -> None:
+    with answering(ONE | {path: (status, body)}) as url, pytest.raises(OallamaError, match=said):
+        Watch(url).look()
 
 
 def test_json_has_what_there_is(router: Router) -> None:

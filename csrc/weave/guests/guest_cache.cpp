@@ -51,7 +51,8 @@ llama_memory_context_ptr GuestCache::init_batch(llama_batch_allocr & balloc, uin
         if (!guest.lost && shared.count(seq_id)) {
             lose(guest, Loss::shared);
         } else if (!guest.lost && !has_room(guest, uint32_t(n_tokens))) {
-            lose(guest, Loss::no_room);
+            GuestSender * sender = channels_.sender(guest.channel);
+            lose(guest, sender && sender->lives() ? Loss::no_room : Loss::failed);
         }
         if (guest.lost && guest.tokens.empty()) {
             guests_.erase(seq_id); // nothing of it is there yet
@@ -280,9 +281,9 @@ void GuestCache::send(const Attention & wanted, uint32_t n_threads) {
         mine.out += part.first * out_row_;
         if (sender) {
             sender->send(mine);
+            guest_totals().rows += part.n_rows;
         }
         stats_.n_rows += part.n_rows;
-        guest_totals().rows += part.n_rows;
     }
 }
 

@@ -18,7 +18,11 @@ from oallama.errors import OallamaError
 
 _SERIES = re.compile(r"^llamacpp:(\w+(?:\{[^}]*\})?) ([-+.\deE]+)$", re.MULTILINE)
 _TIMEOUT_S = 5.0
-_RATES = {"prompt_per_s": "prompt_tokens_total", "tokens_per_s": "tokens_predicted_total"}
+_HINTS = {
+    401: "; set OPENAI_API_KEY",
+    501: "; the server must run with --metrics, and without --no-slots",
+}
+UNDER_WAY = "tokens of answers under way"  # beside the counters
 
 
 @dataclass(frozen=True)
@@ -50,9 +54,16 @@ class ModelNow:
     lent_bytes: int | None = None
 
 
+class _NoAnswer(OallamaError):
+    """Nobody, or nobody who could answer now."""
+
+
 @dataclass
 class Watch:
-    """Looks at a server of one model or at a router, again and again; loads nothing."""
+    """Looks at a server of one model or at a router, again and again.
+
+    It loads nothing and wakes no model of a router. A server of one model that sleeps (--sleep-idle-seconds) is woken.
+    """
 
     url: str
     _before: dict[str, tuple[float, Mapping[str, float]]] = field(default_factory=dict)
@@ -61,25 +72,30 @@ class Watch:
         """Every model, in the server's order.
 
         Raises:
-            OallamaError: nobody answers there, or it is no llama-server.
+            OallamaError: nobody answers there, it is no llama-server, or it does not tell.
         """
-        listed = json.loads(self._get("/v1/models")).get("data", [])
-        return [self._model(each["id"], each.get("status", {}).get("value"), len(listed)) for each in listed]
+        try:
+            listed = json.loads(self._get("/v1/models"))["data"]
+            return [self._model(each["id"], each["status"]["value"] if "status" in each else None) for each in listed]
+        except (ValueError, TypeError, KeyError, IndexError):
+            raise OallamaError(f"what answers at {self.url} is no llama-server") from None
 
-    def _model(self, name: str, state: str | None, n_models: int) -> ModelNow:
+    def _model(self, name: str, state: str | None) -> ModelNow:
         """state: None where the server has one model."""
-        if state not in (None, "loaded", "sleeping"):
+        if state not in (None, "loaded"):
             self._before.pop(name, None)
-            return ModelNow(name, state or "")
+            return ModelNow(name, str(state))
         of_model = f"?{urllib.parse.urlencode({'model': name, 'autoload': 'false'})}" if state else ""
         try:
             values = series(self._get(f"/metrics{of_model}"))
+            now = time.monotonic()
             slots = json.loads(self._get(f"/slots{of_model}"))
-        except OallamaError:
-            if n_models == 1 and state is None:
+        except _NoAnswer:
+            if state is None:
                 raise
             return ModelNow(name, "no answer")  # it may have died since it was listed
-        now = time.monotonic()
+        # llama-server counts the tokens of an answer when it has ended.
+        values[UNDER_WAY] = sum(slot["next_token"][0]["n_decoded"] for slot in slots if slot["is_processing"])
         then, before = self._before.get(name, (now, {}))
         self._before[name] = now, values
         return model_now(name, state or "loaded", len(slots), values, before, now - then)
@@ -91,11 +107,11 @@ class Watch:
             with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
                 return str(answer.read().decode("utf-8", "replace"))
         except urllib.error.HTTPError as error:
-            hint = "; start it with --metrics" if path.startswith("/metrics") and error.code == 501 else ""
-            raise OallamaError(f"{self.url}{path} answers {error.code}{hint}") from None
+            kind = _NoAnswer if error.code in (400, 500, 502, 503) else OallamaError
+            raise kind(f"{self.url}{path} answers {error.code}{_HINTS.get(error.code, '')}") from None
         except (OSError, http.client.HTTPException, ValueError) as error:
             what = getattr(error, "reason", error)
-            raise OallamaError(f"no server answers at {self.url} ({what}); `oallama serve` starts one") from None
+            raise _NoAnswer(f"no server answers at {self.url} ({what}); `oallama serve` starts one") from None
 
 
 def series(text: str) -> dict[str, float]:
@@ -106,15 +122,17 @@ def series(text: str) -> dict[str, float]:
 def model_now(
     name: str, state: str, n_slots: int, values: Mapping[str, float], before: Mapping[str, float], seconds: float
 ) -> ModelNow:
-    """From the metrics of two looks; before: empty in the first one, and after the model was loaded anew."""
+    """From the metrics of two looks, and the tokens of answers under way; before: empty in the first look."""
 
     def count(series: str) -> int | None:
         return int(values[series]) if series in values else None
 
-    def rate(series: str) -> float | None:
+    def rate(series: str, more: str = "") -> float | None:
         new, old = values.get(series), before.get(series)
-        # A counter that has become less is of another process.
-        return None if new is None or old is None or new < old or seconds <= 0 else (new - old) / seconds
+        if new is None or old is None or new < old or seconds <= 0:
+            return None  # a counter that has become less is of another process
+        grown = new - old + values.get(more, 0.0) - before.get(more, 0.0)
+        return max(0.0, grown) / seconds  # an answer may end between the two requests of a look
 
     lost = [value for series, value in values.items() if series.startswith("weave_lost_guests_total")]
     return ModelNow(
@@ -123,7 +141,8 @@ def model_now(
         n_busy=count("requests_processing"),
         n_slots=n_slots,
         n_waiting=count("requests_deferred"),
-        **{field: rate(series) for field, series in _RATES.items()},
+        prompt_per_s=rate("prompt_tokens_total"),
+        tokens_per_s=rate("tokens_predicted_total", UNDER_WAY),
         n_guests=count("weave_guests"),
         n_lost=int(sum(lost)) if lost else None,
         waited=rate("weave_waited_seconds_total"),
