@@ -77,6 +77,8 @@ class Watch:
         try:
             listed = json.loads(self._get("/v1/models"))["data"]
             return [self._model(each["id"], each["status"]["value"] if "status" in each else None) for each in listed]
+        except OallamaError:
+            raise
         except (ValueError, TypeError, KeyError, IndexError):
             raise OallamaError(f"what answers at {self.url} is no llama-server") from None
 
