@@ -130,15 +130,15 @@ def test_a_model_that_does_not_answer_is_shown(router: Router) -> None:
     assert [model.state for model in Watch(router.url).look()] == ["loaded", "no answer", "loading"]
 
 
-@pytest.mark.parametrize("width", [60, 100])
+@pytest.mark.parametrize("width", [60, 120])
 def test_the_table_cuts_no_number(width: int) -> None:
     busy = ModelNow("a-model-of-a-long-name-Q4_K_M", "loaded", 12, 16, 103, 1234.5, 98.7, 3, 21, 0.17)
     lends = ModelNow("cold", "loaded", 0, 4, 0, 0.0, 0.0, n_kept=3, used_bytes=1 << 29, lent_bytes=1 << 31)
     console = Console(width=width, record=True, file=io.StringIO())
     console.print(render_top([busy, lends, ModelNow("third", "loading")], "http://127.0.0.1:8080"))
     text = console.export_text()
-    assert "…" not in text and "12/16" in text and "99" in text and "3 away, 17% waiting, 21 lost" in text
-    assert "loading" in text and ("512.0 MiB of 2.0 GiB" in text) == (width == 100)
+    assert "…" not in text and "12/16" in text and "99" in text and "3 away" in text and "loading" in text
+    assert all((shown in text) == (width == 120) for shown in ("512.0 MiB of 2.0 GiB", "17%", "21"))
 
 
 @contextmanager

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 def render_top(models: Sequence[ModelNow], title: str) -> RenderableType:
-    """in/s, out/s: tokens of prompts and of answers per second. guests: how many, and how much time they cost."""
-    view = table(title, spare=("lent", "queue", "in/s"))
-    view.add_column("model", overflow="fold")
-    for header in ("slots", "queue", "in/s", "out/s", "guests", "lent"):
+    """in/s, out/s: tokens of prompts and of answers per second. waits: the share of time that guests cost."""
+    view = table(title, spare=("lent", "lost", "queue", "waits", "in/s"))
+    view.add_column("model", no_wrap=True)
+    for header in ("slots", "queue", "in/s", "out/s", "guests", "waits", "lost", "lent"):
         view.add_column(header, justify="right", no_wrap=True)
     for model in models:
         if model.n_slots is None:
-            view.add_row(model.name, model.state, *["-"] * 5)
+            view.add_row(model.name, model.state, *["-"] * 7)
             continue
         view.add_row(
             model.name,
@@ -31,6 +31,8 @@ def render_top(models: Sequence[ModelNow], title: str) -> RenderableType:
             _rate(model.prompt_per_s),
             _rate(model.tokens_per_s),
             _guests(model),
+            "-" if model.waited is None else f"{model.waited:.0%}",
+            _number(model.n_lost),
             _lent(model),
         )
     return view
@@ -38,9 +40,7 @@ def render_top(models: Sequence[ModelNow], title: str) -> RenderableType:
 
 def _guests(model: ModelNow) -> str:
     if model.n_guests is not None:
-        waited = f", {model.waited:.0%} waiting" if model.waited else ""
-        lost = f", {model.n_lost} lost" if model.n_lost else ""
-        return f"{model.n_guests} away{waited}{lost}"
+        return f"{model.n_guests} away"
     return "-" if model.n_kept is None else f"{model.n_kept} here"
 
 
