@@ -30,7 +30,7 @@ print(*sorted({line.split()[-1] for line in open("/proc/self/maps") if "libggml-
 
 def test_every_function_that_is_looked_for_by_name_is_listed() -> None:
     listed = set(re.findall(r"OA_FUNCTION\((oa[\w:]+)\)", (CSRC / "weave/cpu/cpu_functions.cpp").read_text()))
-    sources = [*CSRC.rglob("*.cpp"), *(ROOT / "third_party/llama.cpp/patches").glob("*.patch")]
+    sources = [*CSRC.rglob("*.cpp"), *CSRC.rglob("*.h"), *(ROOT / "third_party/llama.cpp/patches").glob("*.patch")]
     wanted = {name for path in sources for name in re.findall(r"OA_OF_CPU\((oa[\w:]+)\)", path.read_text())}
     assert len(wanted) > 10 and wanted == listed
 
