@@ -1,13 +1,17 @@
-"""Drafts: predicted against measured seconds per token, for every place of the draft and every length.
+"""Drafts and MTP heads: predicted against measured seconds per token, for every place and every length of a guess.
 
 python bench/drafts.py [--out FILE.jsonl] [--acceptance 0.7] [--rounds 3] [--tokens 96] [--longest 4]
     [--planners auto,layers]
+PYTHONPATH=tests python bench/drafts.py --heads glm4moe,deepseek2,qwen35 [...]
 
 A loopback RPC server with all cores is the accelerator; the host has one thread. Two budgets: "roomy" holds both models
 on the device, "tight" just the target, so that a draft pushes some of it off. llama-server runs every way by its plan
 and accepts guesses at random (--spec-synth-rates), each with the given probability, since random weights guess nothing.
 The ways take turns, round by round. One JSON line per budget and way: medians of the seconds of a step, and those
 per token that they give with the expected tokens of a step. "stock" plans the target by llama.cpp's layers.
+
+--heads: models of these architectures with heads of their own instead, upstream's tiny ones with the widths of a
+published model (wide_models.py), six layers and one more as the head.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ from oallama.base.children import die_with_parent
 from oallama.bench.machine import describe
 from oallama.bench.script import arguments, note, record, words
 from oallama.data.workload import Workload
-from oallama.drafts import Acceptance, Joint, plan_jointly
+from oallama.drafts import Acceptance, Joint, plan_jointly, plan_with_heads
 from oallama.engine.load_settings import Settings
 from oallama.engine.rpc import LocalRpcServer, free_port
 from oallama.engine.runtime import quiet
@@ -36,7 +40,7 @@ from oallama.loading.autoplan import Choices
 from oallama.loading.start import plan_model
 from oallama.modelmaker import make_model
 from oallama.planning.speculation import LONGEST, Choice
-from oallama.serving.command import Draft, planned_environment, planned_server
+from oallama.serving.command import Draft, Heads, planned_environment, planned_server
 
 TARGET = {"n_layer": 16, "n_embd": 1024, "n_ff": 4096, "n_head": 16, "n_head_kv": 4, "n_vocab": 8192}
 DRAFT = {"n_layer": 3, "n_embd": 1024, "n_ff": 4096, "n_head": 16, "n_head_kv": 4, "n_vocab": 8192}
@@ -51,29 +55,60 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--longest", type=int, default=LONGEST)
     parser.add_argument("--planners", type=words, default=["auto", "layers"])
+    parser.add_argument("--heads", type=words, default=[], help="architectures whose MTP heads guess")
     options = parser.parse_args()
     quiet()
     server = LocalRpcServer()
+
+    def lines() -> Iterator[dict[str, Any]]:
+        for target, draft in _with_heads(options.heads) if options.heads else _with_draft():
+            yield from measured(target, draft, server, options)
+
+    record(lines(), options.out, each={"machine": describe()})
+
+
+def _with_draft() -> Iterator[tuple[Path, Path | None]]:
     with tempfile.TemporaryDirectory() as folder:
-        models = [Path(folder) / name for name in ("target.gguf", "draft.gguf")]
-        for path, overrides in zip(models, (TARGET, DRAFT), strict=True):
+        target, draft = (Path(folder) / name for name in ("target.gguf", "draft.gguf"))
+        for path, overrides in ((target, TARGET), (draft, DRAFT)):
             make_model(path, arch="llama", shape="tiny", file_type="Q8_0", overrides=overrides)
-        record(measured(models, server, options), options.out, each={"machine": describe()})
+        yield target, draft
 
 
-def measured(models: list[Path], server: LocalRpcServer, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    whole = _whole(models[0], server.devices[0])
+def _with_heads(archs: list[str]) -> Iterator[tuple[Path, Path | None]]:
+    from wide_models import build, wide_models
+
+    from support.mtp_model import add_heads
+
+    with tempfile.TemporaryDirectory() as name:
+        folder, trunks = Path(name), Path(name) / "trunks"
+        trunks.mkdir()
+        program = build(folder)
+        for arch in archs:
+            for trunk in wide_models(program, trunks, [f"^{arch}$"]):  # the last one has experts
+                add_heads(trunk, folder / f"{arch}.gguf", arch)
+            yield folder / f"{arch}.gguf", None
+
+
+def measured(
+    target: Path, draft: Path | None, server: LocalRpcServer, options: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
+    whole = _whole(target, server.devices[0])
     for budget, vram in (("roomy", 2 * whole), ("tight", whole + (1 << 20))):
         for planner in options.planners:
             work = Workload(N_PROMPT, options.tokens)
             choices = Choices(server.devices[0], planner=planner, workload=work)
             known = Acceptance(options.acceptance, "given")
-            joint = plan_jointly(*models, vram, SETTINGS, choices, known, options.longest)
+            if draft:
+                joint = plan_jointly(target, draft, vram, SETTINGS, choices, known, options.longest)
+            else:
+                joint = plan_with_heads(target, vram, SETTINGS, choices, known, options.longest)
             found = _rounds(joint, server.endpoint, options)
             for choice, steps in found:
                 step = statistics.median(steps)
                 yield {
-                    "budget": budget, "vram": vram, "planner": "stock" if planner == "layers" else "auto",
+                    "target": target.stem, "budget": budget,
+                    "vram": vram, "planner": "stock" if planner == "layers" else "auto",
                     "pair": choice.pair, "n": choice.n, "chosen": choice is joint.best,
                     "acceptance": options.acceptance, "tokens_per_step": choice.tokens, "steps_s": steps,
                     "step_s": step, "step_predicted_s": choice.step_s, "token_s": step / choice.tokens,
@@ -115,7 +150,9 @@ def _step_seconds(joint: Joint, choice: Choice, endpoint: str, options: argparse
 @contextmanager
 def _server(joint: Joint, choice: Choice, endpoint: str, acceptance: float) -> Iterator[int]:
     target, guesser, port = joint.targets[choice.pair], joint.drafts.get(choice.pair), free_port()
-    draft = Draft(joint.draft, guesser, choice.n) if guesser and joint.draft else None
+    draft: Draft | Heads | None = None
+    if choice.n:
+        draft = Draft(joint.draft, guesser, choice.n) if joint.draft and guesser else Heads(choice.n)
     context = target.context
     settings = Settings(context.n_ctx, context.n_batch, context.n_ubatch, flash_attn=context.flash_attn, n_threads=1)
     command = [*planned_server(joint.target, settings, target, (endpoint,), draft), "--port", str(port)]

@@ -1,12 +1,11 @@
 """Which operators besides products with weights and attention cost more than 1 % of a pass, and what predictions say.
 
-python bench/other_operators.py [--arch REGEX] [--out FILE.jsonl]
+PYTHONPATH=tests python bench/other_operators.py [--arch REGEX] [--out FILE.jsonl]
 
-Upstream's program that writes tiny models of all architectures is compiled with a published model's widths in place of
-its own (1024 values, 8 heads, 512 tokens of context and more), so that products with weights have their usual share.
-Each model decodes and reads a prompt of 512 tokens on the CPU under the operator timer. One JSON line per model and
-stage: the pass; seconds of all other operators as measured, as priced when all of them count as small ones, and as
-priced with those timed by kind and shape; the share of the pass of every kind above 1 %.
+The models are upstream's tiny ones of all architectures with the widths of a published model (wide_models.py). Each
+decodes and reads a prompt of 512 tokens on the CPU under the operator timer. One JSON line per model and stage: the
+pass; seconds of all other operators as measured, as priced when all of them count as small ones, and as priced with
+those timed by kind and shape; the share of the pass of every kind above 1 %.
 """
 
 from __future__ import annotations
@@ -24,54 +23,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from wide_models import build, wide_models
 
-from oallama.bench.machine import REPOSITORY, describe
+from oallama.bench.machine import describe
 from oallama.bench.script import arguments, note, record
 from oallama.data.operators import OperatorGraph, attention_chains
 from oallama.engine import load_settings, native, runtime
 from oallama.engine.load_settings import Settings
 from oallama.loading import autoplan
+from support.archs import architectures
 
-TREE = REPOSITORY / "third_party" / "llama.cpp" / "patched"
-WIDE = (
-    (r"n_vocab = 128;", "n_vocab = 4096;"),
-    (r"n_embd  = 256;", "n_embd  = 1024;"),
-    (r"n_head  = 2;", "n_head  = 8;"),
-    (r"n_ff    = 384;", "n_ff    = 3072;"),
-    (r"n_embd = 128;\n(\s+)n_head = [12];\n(\s+)n_ff   = 192;", r"n_embd = 1024;\n\1n_head = 8;\n\2n_ff   = 3072;"),
-    (r"const uint32_t n_ctx = 256;", "const uint32_t n_ctx = 2048;"),
-    (r"LLM_ARCH_QWEN4EXP \? 256 :", "LLM_ARCH_QWEN4EXP ? 128 * n_head :"),
-)
 STAGES = {"decode": 1, "prompt": 512}
 REPEATS = 5
 THREADS = 1
 LEAST = 0.01
-
-
-def build(folder: Path) -> Path:
-    """Upstream's program with wide models."""
-    text = (TREE / "tests" / "test-llama-archs.cpp").read_text()
-    for old, new in WIDE:
-        text = re.sub(old, new, text)
-    source, program = folder / "wide.cpp", folder / "wide"
-    source.write_text(text.replace('"../src/', '"'))
-    includes = [f"-I{TREE / name}" for name in ("include", "ggml/include", "src", "common", "vendor")]
-    lib = runtime.lib_dir()
-    libraries = [f"-L{lib}", "-lllama-common", "-lllama", "-lggml", "-lggml-base", f"-Wl,-rpath,{lib}"]
-    subprocess.run(["c++", "-std=c++17", "-O1", *includes, str(source), *libraries, "-o", str(program)], check=True)
-    return program
-
-
-def models(program: Path, folder: Path, names: list[str]) -> Iterator[Path]:
-    """One at a time: they are up to a gigabyte."""
-    for name in names:
-        command = [str(program), "-a", name, "-o", str(folder), "-s", "1", "-d", "0.02"]
-        done = subprocess.run(command, capture_output=True)
-        if done.returncode:
-            note(f"{name}: not written ({done.returncode})")
-        for path in sorted(folder.glob("*.gguf")):
-            yield path
-            path.unlink()
 
 
 def measure(path: Path) -> list[dict[str, Any]]:
@@ -163,15 +128,12 @@ def main() -> None:
     parser = arguments(__doc__, "other-operators")
     parser.add_argument("--arch", default="", help="regular expression of architectures; all by default")
     options = parser.parse_args()
-    sys.path.insert(0, str(REPOSITORY / "tests"))
-    from support.archs import architectures
-
     names = [name for name in architectures() if re.search(options.arch, name)]
     with tempfile.TemporaryDirectory() as folder:
         program = build(Path(folder))
 
         def lines() -> Iterator[dict[str, Any]]:
-            for path in models(program, Path(folder), names):
+            for path in wide_models(program, Path(folder), names):
                 command = [sys.executable, __file__, "--one", str(path)]
                 done = subprocess.run(command, capture_output=True, text=True)
                 if done.returncode:
