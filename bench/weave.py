@@ -10,7 +10,8 @@ Modes, interleaved in every round, each with both models started anew:
   operators  guests; at the end of every operator
   parts      guests; also inside of matrix multiplications
 One JSON line per mode and round: seconds of the steps (a token of every sequence) of either model while the hot one
-decodes, and how long the hot one waited for results. --table FILE.jsonl prints a recorded file.
+decodes, and how long the hot one waited for results; and seconds of steps in which a guest joins with a prompt, while
+all others decode a token. --table FILE.jsonl prints a recorded file.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ MODES = ("alone", "polls", "home", "graphs", "operators", "parts")
 HOT_CORE, COLD_CORE = 0, 1
 PROMPT = 256
 QUOTA = 1 << 30
+JOINS = 6
 
 
 def main() -> None:
@@ -97,7 +99,8 @@ def measure(mode: str, options: argparse.Namespace) -> dict[str, Any]:
         out, _ = process.communicate("end\n", timeout=60)
     steps = json.loads(out)
     inside = [seconds for end, seconds in steps if found["begin"] < end - seconds and end < found["end"]]
-    return {"hot_s": found["hot_s"], "waited_s": found["waited_s"], "cold_s": inside, "lost": found.get("lost", 0)}
+    of_hot = {name: found.get(name, 0) for name in ("hot_s", "waited_s", "join_s", "join_waited_s", "lost")}
+    return {**of_hot, "cold_s": inside}
 
 
 def worker(side: str, mode: str, path: str, core: int, options: argparse.Namespace) -> subprocess.Popen[str]:
@@ -136,7 +139,7 @@ def hot(mode: str, path: str, options: argparse.Namespace) -> None:
     """Decodes its steps; prints their seconds."""
     channels = [] if mode == "home" else [path]
     first = options.hot_sequences - options.guests
-    sizes = {"n_seq": options.hot_sequences, "n_ctx": 8192}
+    sizes = {"n_seq": options.hot_sequences, "n_ctx": 8192, "n_ubatch": 512}
     with Sequences(options.model, channels=channels, first_guest=first, deadline_s=options.deadline, **sizes) as model:
         numbers = range(options.hot_sequences)
         fill(model, numbers)
@@ -145,10 +148,23 @@ def hot(mode: str, path: str, options: argparse.Namespace) -> None:
             started = time.monotonic()
             model.step({number: [500] for number in numbers})
             seconds.append(time.monotonic() - started)
-        stats = model.stats
-        found = {"begin": begin, "end": time.monotonic(), "hot_s": seconds, "waited_s": stats["waited_s"] - before}
-        assert mode == "home" or stats["n_guests"] == options.guests
-        print(json.dumps({**found, "lost": stats["n_lost"]}))
+        waited = model.stats["waited_s"]
+        found = {"begin": begin, "end": time.monotonic(), "hot_s": seconds, "waited_s": waited - before}
+        found |= {"join_s": joins(model, options), "join_waited_s": model.stats["waited_s"] - waited}
+        assert mode == "home" or model.stats["n_guests"] == options.guests + JOINS
+        print(json.dumps({**found, "lost": model.stats["n_lost"]}))
+
+
+def joins(model: Sequences, options: argparse.Namespace) -> list[float]:
+    """Seconds of steps in which the last sequence begins anew, and the others go on."""
+    seconds, last = [], options.hot_sequences - 1
+    for at in range(JOINS):
+        model.remove(last)
+        started = time.monotonic()
+        model.step({**{number: [500] for number in range(last)}, last: prompt(last + at)})
+        seconds.append(time.monotonic() - started)
+        model.step({number: [500] for number in range(last + 1)})
+    return seconds
 
 
 def fill(model: Any, numbers: range) -> None:
@@ -158,22 +174,26 @@ def fill(model: Any, numbers: range) -> None:
 
 def summary(line: dict[str, Any]) -> str:
     hot_s = statistics.median(line["hot_s"]) if line["hot_s"] else 0.0
-    return f"hot {hot_s * 1e3:.1f} ms, cold {statistics.median(line['cold_s']) * 1e3:.1f} ms, lost {line['lost']}"
+    join_s = statistics.median(line["join_s"]) if line["join_s"] else 0.0
+    cold_s = statistics.median(line["cold_s"])
+    return f"hot {hot_s * 1e3:.1f} ms, join {join_s * 1e3:.1f} ms, cold {cold_s * 1e3:.1f} ms, lost {line['lost']}"
 
 
 def table(lines: list[dict[str, Any]]) -> str:
     """Medians over the rounds of the medians over the steps, in ms."""
-    rows = [f"{'mode':10} {'hot step':>9} {'of it waiting':>14} {'cold step':>10}"]
+    rows = [f"{'mode':10} {'hot step':>9} {'of it waiting':>14} {'a join':>8} {'cold step':>10}"]
     for mode in MODES:
         of_mode = [line for line in lines if line.get("mode") == mode]
         if not of_mode:
             continue
         cold_s = statistics.median(statistics.median(line["cold_s"]) for line in of_mode)
-        hot_text = waits = "-"
+        hot_text = waits = join = "-"
         if of_mode[0]["hot_s"]:
             hot_text = f"{statistics.median(statistics.median(line['hot_s']) for line in of_mode) * 1e3:.1f}"
             waits = f"{statistics.median(line['waited_s'] / len(line['hot_s']) for line in of_mode) * 1e3:.1f}"
-        rows.append(f"{mode:10} {hot_text:>9} {waits:>14} {cold_s * 1e3:10.1f}")
+            if all(line.get("join_s") for line in of_mode):
+                join = f"{statistics.median(statistics.median(line['join_s']) for line in of_mode) * 1e3:.1f}"
+        rows.append(f"{mode:10} {hot_text:>9} {waits:>14} {join:>8} {cold_s * 1e3:10.1f}")
     return "\n".join(rows)
 
 

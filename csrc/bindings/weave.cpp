@@ -14,7 +14,8 @@ using namespace oa::weave;
 namespace {
 
 using Floats = py::array_t<float, py::array::c_style | py::array::forcecast>;
-using Place  = std::pair<uint32_t, uint32_t>; // and its generation
+using Place  = std::pair<uint32_t, uint32_t>;                      // and its generation
+using Given  = std::vector<std::tuple<Place, uint32_t, uint32_t>>; // a sequence, the position of its rows, how many
 
 // A refusal is an answer; a receiver that has failed is an error.
 Status checked(const Sender & sender, Status status) {
@@ -46,9 +47,46 @@ bool resize(Sender & sender, Place place, uint32_t n_tokens, Status (Sender::*ch
     return checked(sender, status) == Status::ok;
 }
 
-py::array_t<float> attend(Sender & sender, uint32_t layer,
-                          const std::vector<std::tuple<Place, uint32_t, uint32_t>> & sequences, const Floats & q,
-                          const Floats & k, const Floats & v, float scale, float max_bias, float softcap,
+std::vector<SequenceRows> rows_of(const Given & sequences, const Floats & k) {
+    std::vector<SequenceRows> rows;
+    uint32_t                  n_rows = 0;
+    for (const auto & [place, position, n] : sequences) {
+        rows.push_back({ { place.first, place.second }, position, n });
+        n_rows += n;
+    }
+    if (n_rows != uint32_t(k.shape(0))) {
+        throw std::invalid_argument("the sequences have other rows than k");
+    }
+    return rows;
+}
+
+void append(Sender & sender, uint32_t layer, const Given & sequences, const Floats & k, const Floats & v) {
+    if (k.ndim() != 3 || v.ndim() != 3 || k.shape(0) != v.shape(0) || k.shape(1) != v.shape(1)) {
+        throw std::invalid_argument("k, v: [rows, heads, width] with the same rows and heads");
+    }
+    const auto rows         = rows_of(sequences, k);
+    Attention  wanted       = {};
+    wanted.task.layer       = layer;
+    wanted.task.n_rows      = uint32_t(k.shape(0));
+    wanted.task.n_sequences = uint32_t(rows.size());
+    wanted.task.n_head_kv   = uint32_t(k.shape(1));
+    wanted.task.d_k         = uint32_t(k.shape(2));
+    wanted.task.d_v         = uint32_t(v.shape(2));
+    wanted.task.n_chunks    = 1;
+    wanted.rows             = rows.data();
+    wanted.k                = k.data();
+    wanted.v                = v.data();
+    wanted.k_stride         = size_t(k.shape(1) * k.shape(2));
+    wanted.v_stride         = size_t(v.shape(1) * v.shape(2));
+    {
+        py::gil_scoped_release release;
+        sender.send(wanted);
+    }
+    checked(sender, Status::ok);
+}
+
+py::array_t<float> attend(Sender & sender, uint32_t layer, const Given & sequences, const Floats & q, const Floats & k,
+                          const Floats & v, float scale, float max_bias, float softcap,
                           const std::optional<Floats> & sinks, bool tiled, uint32_t n_chunks, uint32_t n_padded) {
     if (q.ndim() != 3 || k.ndim() != 3 || v.ndim() != 3 || q.shape(0) != k.shape(0) || q.shape(0) != v.shape(0) ||
         q.shape(2) != k.shape(2) || k.shape(1) != v.shape(1) || k.shape(1) == 0 || q.shape(1) % k.shape(1) != 0) {
@@ -58,19 +96,11 @@ py::array_t<float> attend(Sender & sender, uint32_t layer,
     if (sinks && sinks->size() != q.shape(1)) {
         throw std::invalid_argument("sinks: one number per head of q");
     }
-    std::vector<SequenceRows> rows;
-    uint32_t                  n_rows = 0;
-    for (const auto & [place, position, n] : sequences) {
-        rows.push_back({ { place.first, place.second }, position, n });
-        n_rows += n;
-    }
-    if (n_rows != uint32_t(q.shape(0))) {
-        throw std::invalid_argument("the sequences have other rows than q");
-    }
+    const auto         rows = rows_of(sequences, k);
     py::array_t<float> out({ q.shape(0), q.shape(1), v.shape(2) });
     Attention          wanted = {};
     wanted.task               = { layer,
-                                  n_rows,
+                                  uint32_t(q.shape(0)),
                                   uint32_t(rows.size()),
                                   uint32_t(q.shape(1)),
                                   uint32_t(k.shape(1)),
@@ -119,6 +149,7 @@ py::dict guest_stats(uintptr_t ctx) {
     d["n_guests"] = stats.n_guests;
     d["n_lost"]   = stats.n_lost;
     d["n_rows"]   = stats.n_rows;
+    d["n_kept"]   = stats.n_kept;
     d["waited_s"] = stats.waited_s;
     return d;
 }
@@ -186,7 +217,8 @@ void register_sender(py::module_ & m) {
         .def("trim", [](Sender & self, Place at, uint32_t n) { return resize(self, at, n, &Sender::trim); })
         .def("attend", &attend, py::arg("layer"), py::arg("sequences"), py::arg("q"), py::arg("k"), py::arg("v"),
              py::arg("scale"), py::arg("max_bias"), py::arg("softcap"), py::arg("sinks"), py::arg("tiled"),
-             py::arg("n_chunks"), py::arg("n_padded"));
+             py::arg("n_chunks"), py::arg("n_padded"))
+        .def("append", &append, py::arg("layer"), py::arg("sequences"), py::arg("k"), py::arg("v"));
 }
 
 struct Field {

@@ -29,6 +29,8 @@ inline void oa_add_weave_metrics(std::ostream & out) {
             out << "llamacpp:weave_lost_guests_total{cause=\"" << causes[i] << "\"} " << totals.lost[i] << "\n";
         }
         one("weave_rows_total", "counter", "Rows of layers whose attention was computed elsewhere", totals.rows.load());
+        one("weave_appended_rows_total", "counter", "Rows of layers of which K and V alone were sent",
+            totals.kept_rows.load());
         one("weave_waited_seconds_total", "counter", "Waiting for results of attention", 1e-9 * totals.waited_ns);
     }
     ReceiverStats stats;

@@ -25,7 +25,7 @@
 namespace oa::weave {
 
 constexpr uint32_t magic         = 0x5645574f; // "OWEV"
-constexpr uint32_t version       = 3;
+constexpr uint32_t version       = 4;
 constexpr size_t   line          = 128;
 constexpr uint32_t max_sequences = 256; // of one task
 
@@ -37,6 +37,7 @@ enum class Kind : uint32_t {
     reserve, // room for its tokens: ReserveTask
     trim,    // to a number of tokens; of zero it is forgotten: ReserveTask
     attend,  // append K and V, compute the attention: AttendTask -> rows of float
+    append,  // K and V alone: AttendTask of no heads -> nothing
 };
 
 enum class Status : uint32_t { ok, malformed, unknown_sequence, no_room };
@@ -135,7 +136,8 @@ struct ReserveTask {
 };
 
 // Rows of one layer. After it: n_sequences SequenceRows, sinks (n_head floats, if any), then Q, K and V of n_rows each,
-// as float, each part on a multiple of 64 bytes. The result is n_rows times n_head x d_v floats.
+// as float, each part on a multiple of 64 bytes. The result is n_rows times n_head x d_v floats. Of an append task
+// n_head is 0: it has no Q, and its result is empty.
 struct AttendTask {
     uint32_t layer;
     uint32_t n_rows, n_sequences;

@@ -18,12 +18,22 @@ OA_HD constexpr size_t answer_nbytes(const AttendTask & task) {
     return size_t(task.n_rows) * task.n_head * task.d_v * sizeof(float);
 }
 
-// Whether sizes can be, with heads of at most max_width values, in multiples of `unit`.
-OA_HD constexpr bool is_sound(const AttendTask & task, uint32_t max_width, uint32_t unit) {
+// Whether the sizes of K and V can be, with heads of at most max_width values, in multiples of `unit`.
+OA_HD constexpr bool has_sound_rows(const AttendTask & task, uint32_t max_width, uint32_t unit) {
     return task.n_rows > 0 && task.n_rows <= max_rows && task.n_sequences > 0 && task.n_sequences <= max_sequences &&
-           task.n_head > 0 && task.n_head <= max_heads && task.n_head_kv > 0 && task.n_head % task.n_head_kv == 0 &&
-           task.d_k > 0 && task.d_k <= max_width && task.d_k % unit == 0 && task.d_v > 0 && task.d_v <= max_width &&
-           task.d_v % unit == 0;
+           task.n_head_kv > 0 && task.n_head_kv <= max_heads && task.d_k > 0 && task.d_k <= max_width &&
+           task.d_k % unit == 0 && task.d_v > 0 && task.d_v <= max_width && task.d_v % unit == 0;
+}
+
+// Whether all sizes of an attend task can be.
+OA_HD constexpr bool is_sound(const AttendTask & task, uint32_t max_width, uint32_t unit) {
+    return has_sound_rows(task, max_width, unit) && task.n_head > 0 && task.n_head <= max_heads &&
+           task.n_head % task.n_head_kv == 0;
+}
+
+// The same of an append task.
+OA_HD constexpr bool is_sound_append(const AttendTask & task, uint32_t max_width, uint32_t unit) {
+    return has_sound_rows(task, max_width, unit) && task.n_head == 0 && !task.has_sinks && !task.tiled;
 }
 
 // Whether a sound task's payload has as many bytes as it should, and its answer no more than there is room for.
@@ -67,7 +77,7 @@ OA_HD inline size_t rows_of_a_task(AttendTask task, size_t task_nbytes, size_t r
     const size_t a_row =
         (size_t(task.n_head + task.n_head_kv) * task.d_k + size_t(task.n_head_kv) * task.d_v) * sizeof(float);
     const size_t room = task_nbytes - line, sent = room > before ? (room - before) / a_row : 0;
-    const size_t answered = (result_nbytes - line) / answer_nbytes(task);
+    const size_t answer = answer_nbytes(task), answered = answer > 0 ? (result_nbytes - line) / answer : sent;
     return sent < answered ? sent : answered;
 }
 

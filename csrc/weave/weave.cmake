@@ -11,6 +11,7 @@ set(OALLAMA_WEAVE_SOURCES
     ${OALLAMA_CSRC}/weave/cpu/receiver_of_process.cpp
     ${OALLAMA_CSRC}/weave/cpu/store.cpp)
 set(OALLAMA_WEAVE_GUEST_SOURCES
+    ${OALLAMA_CSRC}/weave/guests/guest_batches.cpp
     ${OALLAMA_CSRC}/weave/guests/guest_cache.cpp
     ${OALLAMA_CSRC}/weave/guests/guest_channels.cpp
     ${OALLAMA_CSRC}/weave/guests/guest_context.cpp

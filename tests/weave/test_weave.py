@@ -19,6 +19,7 @@ import pytest
 from oallama.engine import runtime
 from oallama.weave import Receiver, channel_path
 from oallama.weave.sequences import Sequences
+from support.archs import TOKENS, write_models
 from support.guests import play, tokens
 from support.logits import nmse
 from support.processes import until
@@ -71,6 +72,29 @@ def test_a_long_prompt_and_a_single_sequence(kv_type: int, tiny: Callable[..., P
         for channels in ([], [path]):
             with Hot(model, channels=channels, n_ubatch=128, n_threads=2, kv_type=kv_type) as hot:
                 found.append([hot.step(step)[0] for step in script])
+    assert same(*found)
+
+
+def test_a_prompt_is_attended_at_home(tiny: Callable[..., Path], path: str) -> None:
+    """The first micro-batch of a sequence, that is; the receiver is given its K and V."""
+    with Receiver(path, 64 * MIB), Hot(tiny("llama"), channels=[path], n_ubatch=48) as hot:
+        hot.step({0: tokens(40, 1), 1: tokens(8, 2)})
+        n_layers = hot.stats["n_kept"] // 48
+        assert hot.stats["n_kept"] == 48 * n_layers > 0 and hot.stats["n_rows"] == 0
+        hot.step({0: tokens(1, 3), 2: tokens(60, 4)})  # 47 rows of the prompt beside a token, then 13
+        assert hot.stats["n_kept"] == (48 + 47) * n_layers and hot.stats["n_rows"] == (1 + 13) * n_layers
+
+
+def test_the_bias_of_positions_is_kept(tmp_path: Path, path: str) -> None:
+    """ALiBi, which the mask of a prompt at home has, too."""
+    model = write_models(tmp_path, "^bloom$")[0]
+    script = [{0: TOKENS[:20]}, {0: TOKENS[20:21], 1: TOKENS[:30]}, {0: TOKENS[21:22], 1: TOKENS[30:31]}]
+    found = []
+    with Receiver(path, 64 * MIB):
+        for channels in ([], [path]):
+            with Hot(model, channels=channels) as hot:
+                found.append([logits for step in script for logits in hot.step(step).values()])
+                assert (hot.stats["n_kept"] > 0) == bool(channels)
     assert same(*found)
 
 

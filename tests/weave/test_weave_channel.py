@@ -136,6 +136,59 @@ def test_the_cut_of_a_task_does_not_show(path: str) -> None:
     assert all(np.array_equal(a, b) for a, b in zip(found[2], found[3], strict=True))
 
 
+@pytest.mark.parametrize("kv", ["f32", "f16", "q8_0"])
+@pytest.mark.parametrize("nbytes", [16 * MIB, 20_000], ids=["large-slots", "small-slots"])
+def test_rows_that_were_appended_are_attended_to(path: str, kv: str, nbytes: int) -> None:
+    """Two sequences at once, and more tasks than there are slots; the numbers of tasks wrap around meanwhile."""
+    q, k, v = floats(301, 4, 64), floats(301, 2, 64), floats(301, 2, 64)
+    found = []
+    with Receiver(path, 64 * MIB, task_nbytes=nbytes, result_nbytes=nbytes) as receiver:
+        for appends in (False, True):
+            with Sender(path, base=0xFFFFFFFA) as sender:
+                wanted = {"n_layers": 1, "max_tokens": 512, "k_width": 128, "v_width": 128, "k_type": kv, "v_type": kv}
+                handles = [opened for _ in range(2) if (opened := sender.open(**wanted))]
+                assert all(sender.reserve(handle, 200) for handle in handles)
+                rows = [SequenceRows(handles[0], 0, 180), SequenceRows(handles[1], 0, 120)]
+                if appends:
+                    sender.append(0, rows, k[:300], v[:300])
+                else:
+                    sender.attend(0, rows, q[:300], k[:300], v[:300], scale=0.125)
+                one = (q[300:], k[300:], v[300:])
+                last = [(handles[0], 180), (handles[1], 120)]
+                found += [sender.attend(0, [SequenceRows(*at, 1)], *one, scale=0.125) for at in last]
+        assert receiver.stats()["n_refused"] == 0
+    assert np.array_equal(found[0], found[2]) and np.array_equal(found[1], found[3])
+
+
+def test_a_refused_append_is_noticed_before_a_result(path: str) -> None:
+    q, kv = floats(1, 4, 64), floats(1, 1, 64)
+    with Receiver(path, MIB) as receiver, Sender(path) as sender:
+        handle = opened(sender, 64)
+        sender.append(0, [SequenceRows((handle[0], handle[1] + 1), 0, 1)], kv, kv)
+        with pytest.raises(OallamaError, match="the sequence is unknown"):
+            sender.attend(0, [SequenceRows(handle, 0, 1)], q, kv, kv, scale=1.0)
+        assert receiver.stats()["n_refused"] == 1
+    with Receiver(path, MIB), Sender(path) as sender, pytest.raises(OallamaError, match="there is no room"):
+        handle = opened(sender, 64)
+        sender.append(0, [SequenceRows(handle, 64, 1)], kv, kv)
+        sender.reserve(handle, 64)
+        sender.attend(0, [SequenceRows(handle, 0, 1)], q, kv, kv, scale=1.0)
+
+
+def test_nobody_waits_for_an_append(path: str) -> None:
+    q, kv = floats(1, 4, 64), floats(1, 1, 64)
+    with receiver(path) as process, AnySender(path, deadline_s=0.5) as sender:
+        handle = opened(sender, 64)
+        waited = sender.waited_s
+        os.kill(process.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)  # its threads run on for a moment
+        sender.append(0, [SequenceRows(handle, 0, 1)], kv, kv)
+        assert sender.waited_s == waited
+        with pytest.raises(OallamaError, match=r"has given no sign of life|has not answered"):
+            sender.attend(0, [SequenceRows(handle, 1, 1)], q, kv, kv, scale=1.0)
+    Path(path).unlink()
+
+
 def test_a_quota_is_kept(path: str) -> None:
     a_block = 64 * 2 * 256 * 2 * 3  # tokens, K and V, values of two bytes, layers
     with Receiver(path, 5 * a_block) as receiver, Sender(path) as sender:
@@ -181,8 +234,8 @@ def test_who_may_not_attach(path: str) -> None:
         os.chown(path, os.geteuid(), -1)
         with open(path, "r+b") as file:
             file.seek(4)
-            file.write((4).to_bytes(4, "little"))
-        with pytest.raises(OallamaError, match="speaks version 4 of the protocol, this sender 3"):
+            file.write((5).to_bytes(4, "little"))
+        with pytest.raises(OallamaError, match="speaks version 5 of the protocol, this sender 4"):
             Sender(path)
 
 

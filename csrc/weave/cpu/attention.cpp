@@ -69,12 +69,13 @@ bool is_cut_soundly(const AttendTask & task) {
 
 } // namespace
 
-Status AttendJob::read(const char * payload, size_t nbytes, size_t result_nbytes, const Store & store) {
+Status AttendJob::read(Kind kind, const char * payload, size_t nbytes, size_t result_nbytes, const Store & store) {
     if (nbytes < sizeof(task_)) {
         return Status::malformed;
     }
     memcpy(&task_, payload, sizeof(task_));
-    if (!is_sound(task_, max_width, 1) || !is_cut_soundly(task_) || !fits_slots(task_, nbytes, result_nbytes)) {
+    const bool sound = kind == Kind::append ? is_sound_append(task_, max_width, 1) : is_sound(task_, max_width, 1);
+    if (!sound || !is_cut_soundly(task_) || !fits_slots(task_, nbytes, result_nbytes)) {
         return Status::malformed;
     }
     const AttendLayout layout(task_);
@@ -116,7 +117,9 @@ void AttendJob::run(uint32_t item, float * out) const {
     const Rows &   rows = rows_[item / task_.n_head_kv];
     const uint32_t head = item % task_.n_head_kv;
     append(rows, head);
-    attend(rows, head, out + size_t(rows.first) * task_.n_head * task_.d_v);
+    if (task_.n_head > 0) {
+        attend(rows, head, out + size_t(rows.first) * task_.n_head * task_.d_v);
+    }
 }
 
 void AttendJob::append(const Rows & rows, uint32_t head) const {

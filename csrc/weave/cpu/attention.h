@@ -1,4 +1,5 @@
-// The work of one attend task: append K and V of a sequence, then attention of its rows, one KV head at a time.
+// The work of one attend task: append K and V of a sequence, then attention of its rows, one KV head at a time. An
+// append task is its first half.
 //
 // The attention is ggml-cpu's own (patch 0010 makes three of its functions callable), cut as ggml-cpu would have cut it
 // in the sender: the same bits come out as if the sequence had never left.
@@ -15,7 +16,7 @@ namespace oa::weave {
 class AttendJob {
   public:
     // The payload has to stay as it is until the last item is done: the other side must not be able to change it.
-    Status read(const char * payload, size_t nbytes, size_t result_nbytes, const Store & store);
+    Status read(Kind kind, const char * payload, size_t nbytes, size_t result_nbytes, const Store & store);
 
     uint32_t n_items() const { return uint32_t(rows_.size()) * task_.n_head_kv; }
     size_t   result_nbytes() const { return answer_nbytes(task_); }

@@ -128,8 +128,8 @@ void Receiver::open(uint32_t slot) {
         return finish(Status::malformed, 0);
     }
     const size_t most = region_.header().result_nbytes - line;
-    if (header.kind == Kind::attend) {
-        const Status status = job_.read(task_.data(), header.nbytes, most, store_);
+    if (header.kind == Kind::attend || header.kind == Kind::append) {
+        const Status status = job_.read(header.kind, task_.data(), header.nbytes, most, store_);
         if (status != Status::ok) {
             return finish(status, 0);
         }

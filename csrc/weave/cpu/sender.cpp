@@ -194,12 +194,18 @@ bool Sender::await(uint32_t number, double seconds) {
 bool Sender::await_oldest() {
     const Sent oldest = sent_.front();
     sent_.erase(sent_.begin());
+    const double begin = oa_now();
+    const bool   done  = await(oldest.number, options_.deadline_s);
+    waited_s_ += oa_now() - begin;
     Status status;
-    if (!await(oldest.number, options_.deadline_s) ||
-        !take_result(oldest.number, oldest.out, oldest.n_floats * sizeof(float), status)) {
+    if (!done || !take_result(oldest.number, oldest.out, oldest.n_floats * sizeof(float), status)) {
         return false;
     }
     return status == Status::ok || fail(std::string("refuses: ") + words(status));
+}
+
+bool Sender::awaits_rows() const {
+    return std::any_of(sent_.begin(), sent_.end(), [](const Sent & sent) { return sent.n_floats > 0; });
 }
 
 bool Sender::send(const Attention & wanted) {
@@ -248,21 +254,21 @@ bool Sender::send_part(const Attention & wanted, uint32_t first, uint32_t n_rows
     if (wanted.sinks) {
         memcpy(to + layout.sinks, wanted.sinks, task.n_head * sizeof(float));
     }
-    copy(layout.q, wanted.q, wanted.q_stride, size_t(task.n_head) * task.d_k);
+    if (task.n_head > 0) {
+        copy(layout.q, wanted.q, wanted.q_stride, size_t(task.n_head) * task.d_k);
+    }
     copy(layout.k, wanted.k, wanted.k_stride, size_t(task.n_head_kv) * task.d_k);
     copy(layout.v, wanted.v, wanted.v_stride, size_t(task.n_head_kv) * task.d_v);
     const size_t out_row = size_t(task.n_head) * task.d_v;
     sent_.push_back({ ring_.next(), wanted.out + first * out_row, n_rows * out_row });
-    publish(Kind::attend, layout.nbytes);
+    publish(task.n_head > 0 ? Kind::attend : Kind::append, layout.nbytes);
     return true;
 }
 
 bool Sender::receive() {
-    const double begin = oa_now();
-    while (!sent_.empty() && !failed()) {
+    while (awaits_rows() && !failed()) {
         await_oldest();
     }
-    waited_s_ += oa_now() - begin;
     return !failed();
 }
 

@@ -14,7 +14,8 @@
 
 namespace oa::weave {
 
-// Attention of a layer: rows of q, k, v are contiguous, and follow each other at the given distance in floats.
+// Attention of a layer: rows of q, k, v are contiguous, and follow each other at the given distance in floats. With
+// task.n_head = 0 K and V are appended, and nothing else; there is no q and no out.
 struct Attention {
     AttendTask           task; // n_rows and n_sequences are those of `rows`
     const SequenceRows * rows;
@@ -44,12 +45,13 @@ class Sender final : public GuestSender {
     Status reserve(Handle handle, uint32_t n_tokens) override;
     Status trim(Handle handle, uint32_t n_tokens) override;
 
-    // Hand over rows of a layer; false: failed.
+    // Hand over rows of a layer; false: failed. Nobody waits for the answer to K and V alone: what goes wrong with them
+    // is found out by a later call, before any result that needs them.
     bool send(const Attention & wanted);
-    // Wait until all that was sent is in `out`; false: failed, `out` is void.
+    // Wait until the attention of all that was sent is in `out`; false: failed, `out` is void.
     bool receive();
 
-    // In receive().
+    // For results, and for free slots.
     double waited_s() const override { return waited_s_; }
 
   private:
@@ -65,6 +67,7 @@ class Sender final : public GuestSender {
     Status call(Kind kind, const void * task, size_t nbytes, void * result, size_t result_nbytes);
     bool   await(uint32_t number, double seconds);
     bool   await_oldest();
+    bool   awaits_rows() const;
     bool   send_part(const Attention & wanted, uint32_t first, uint32_t n_rows);
     bool   fail(const std::string & why);
 

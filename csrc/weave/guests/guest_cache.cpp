@@ -1,20 +1,14 @@
 #include "guest_cache.h"
 
-#include "guest_rows.h"
 #include "llama-hparams.h"
 #include "llama-impl.h"
 #include "store.h"
 
 #include <algorithm>
-#include <set>
 
 namespace oa::weave {
 
 namespace {
-
-constexpr size_t tiled_rows     = 64;  // ggml-cpu's GGML_FA_TILE_Q
-constexpr size_t chunked_tokens = 512; // from which ggml-cpu cuts a single row's tokens
-constexpr size_t padding        = 256; // of the tokens that llama.cpp's cache shows
 
 // llama.cpp's flash attention rounds a cache of f32 to f16 first.
 ggml_type kept_as(ggml_type type) {
@@ -25,74 +19,6 @@ ggml_type kept_as(ggml_type type) {
 
 GuestCache::~GuestCache() {
     clear(false);
-}
-
-llama_memory_context_ptr GuestCache::init_batch(llama_batch_allocr & balloc, uint32_t n_ubatch, bool embd_all) {
-    GGML_UNUSED(embd_all);
-    const llama_batch &               batch = balloc.get_batch();
-    std::map<llama_seq_id, llama_pos> after;
-    std::set<llama_seq_id>            shared;
-    for (int32_t i = 0; i < batch.n_tokens; ++i) {
-        for (int32_t j = 0; j < batch.n_seq_id[i]; ++j) {
-            const llama_seq_id seq_id = batch.seq_id[i][j];
-            after[seq_id]             = std::max(after[seq_id], batch.pos[i] + 1);
-            if (batch.n_seq_id[i] > 1 || batch.embd) {
-                shared.insert(seq_id); // only the local cache knows tokens of several sequences, or without a number
-            }
-        }
-    }
-    look_after_channels();
-    bool all_here = true;
-    for (const auto & [seq_id, n_tokens] : after) {
-        if (!is_guest(seq_id) && (shared.count(seq_id) || !becomes_guest(seq_id))) {
-            continue;
-        }
-        Guest & guest = guests_.at(seq_id);
-        if (!guest.lost && shared.count(seq_id)) {
-            lose(guest, Loss::shared);
-        } else if (!guest.lost && !has_room(guest, uint32_t(n_tokens))) {
-            GuestSender * sender = channels_.sender(guest.channel);
-            lose(guest, sender && sender->lives() ? Loss::no_room : Loss::failed);
-        }
-        if (guest.lost && guest.tokens.empty()) {
-            guests_.erase(seq_id); // nothing of it is there yet
-        } else {
-            all_here = all_here && !guest.lost;
-        }
-    }
-
-    std::vector<GuestBatch>   batches;
-    std::vector<llama_ubatch> locals;
-    balloc.split_reset();
-    while (all_here) {
-        auto ubatch = balloc.split_simple(n_ubatch);
-        if (ubatch.n_tokens == 0) {
-            break;
-        }
-        sort_rows(ubatch, balloc.get_out_ids(), [this](llama_seq_id seq_id) { return order_of(seq_id); });
-        uint32_t n_local = 0;
-        while (n_local < ubatch.n_tokens && !is_guest(ubatch.seq_id[n_local][0])) {
-            ++n_local;
-        }
-        batches.push_back({ ubatch, n_local });
-        if (n_local > 0) {
-            ubatch.n_tokens = ubatch.n_seqs = n_local;
-            locals.push_back(std::move(ubatch));
-        }
-    }
-    slot_info_vec_t sinfos;
-    if (!locals.empty()) {
-        sinfos = prepare(locals);
-    }
-    if (!all_here || (sinfos.empty() && !locals.empty())) {
-        return std::make_unique<llama_kv_cache_context>(LLAMA_MEMORY_STATUS_FAILED_PREPARE);
-    }
-    return std::make_unique<GuestContext>(this, std::move(batches), std::move(sinfos), std::move(locals));
-}
-
-int32_t GuestCache::order_of(llama_seq_id seq_id) const {
-    const auto found = guests_.find(seq_id);
-    return found == guests_.end() ? 0 : 1 + int32_t(found->second.channel) * LLAMA_MAX_SEQ + seq_id;
 }
 
 bool GuestCache::becomes_guest(llama_seq_id seq_id) {
@@ -214,36 +140,6 @@ void GuestCache::put_back(llama_seq_id seq_id, std::vector<llama_token> tokens) 
     --stats_.n_lost;
 }
 
-void GuestCache::apply_guests(const llama_ubatch & ubatch, uint32_t n_local) {
-    parts_.clear();
-    n_rows_ = ubatch.n_tokens;
-    for (uint32_t i = n_local; i < ubatch.n_tokens; ++i) {
-        Guest &        guest    = guests_.at(ubatch.seq_id[i][0]);
-        const uint32_t position = uint32_t(ubatch.pos[i]);
-        guest.tokens.resize(position);
-        guest.tokens.push_back(ubatch.token[i]);
-        if (parts_.empty() || parts_.back().channel != guest.channel) {
-            parts_.push_back({ guest.channel, i - n_local, 0, {} });
-        }
-        Part & part = parts_.back();
-        ++part.n_rows;
-        const bool follows = i > n_local && ubatch.seq_id[i][0] == ubatch.seq_id[i - 1][0] &&
-                             position == uint32_t(ubatch.pos[i - 1]) + 1 && !part.rows.empty();
-        if (follows) {
-            ++part.rows.back().n_rows;
-        } else {
-            part.rows.push_back({ guest.handle, position, 1 });
-        }
-    }
-    GuestSender * sender = parts_.empty() ? nullptr : channels_.sender(parts_[0].channel);
-    sender_number_       = sender ? sender->number() : 0;
-    if (sender_number_ != 0) { // the only channel
-        sender->set_rows(parts_[0].rows);
-        stats_.n_rows += uint64_t(parts_[0].n_rows) * layers_.size();
-        guest_totals().rows += uint64_t(parts_[0].n_rows) * layers_.size();
-    }
-}
-
 ggml_backend_dev_t GuestCache::device() const {
     const auto parts = memory_breakdown();
     return parts.size() == 1 ? ggml_backend_buft_get_device(parts.begin()->first) : nullptr;
@@ -254,45 +150,6 @@ void GuestCache::look_after_device() {
         GuestSender * sender = channels_.sender(i);
         if (sender && sender->number() != 0 && !sender->lives()) {
             lose_guests_of(i, Loss::failed);
-        }
-    }
-}
-
-void GuestCache::send(const Attention & wanted, uint32_t n_threads) {
-    out_row_       = size_t(wanted.task.n_head) * wanted.task.d_v;
-    out_           = wanted.out;
-    const bool f16 = kept_as(type_k()) == GGML_TYPE_F16 && kept_as(type_v()) == GGML_TYPE_F16;
-    for (const Part & part : parts_) {
-        Sender *  sender        = channels_.host_sender(part.channel);
-        Attention mine          = wanted;
-        mine.task.n_rows        = part.n_rows;
-        mine.task.n_sequences   = uint32_t(part.rows.size());
-        mine.task.tiled         = f16 && n_rows_ >= tiled_rows;
-        mine.task.n_chunks      = 1;
-        const uint32_t n_padded = std::min<uint32_t>(get_size(), GGML_PAD(part.rows[0].position + 1, padding));
-        if (f16 && n_rows_ == 1 && n_padded >= chunked_tokens) {
-            mine.task.n_chunks = n_threads;
-            mine.task.n_padded = n_padded;
-        }
-        mine.rows = part.rows.data();
-        mine.q += part.first * wanted.q_stride;
-        mine.k += part.first * wanted.k_stride;
-        mine.v += part.first * wanted.v_stride;
-        mine.out += part.first * out_row_;
-        if (sender) {
-            sender->send(mine);
-            guest_totals().rows += part.n_rows;
-        }
-        stats_.n_rows += part.n_rows;
-    }
-}
-
-void GuestCache::receive() {
-    for (const Part & part : parts_) {
-        Sender * sender = channels_.host_sender(part.channel);
-        if (!sender || !sender->receive()) {
-            std::fill_n(out_ + part.first * out_row_, part.n_rows * out_row_, 0.0f);
-            lose_guests_of(part.channel, Loss::failed);
         }
     }
 }

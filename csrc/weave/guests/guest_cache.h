@@ -3,7 +3,8 @@
 //
 // A sequence of a number from `first_guest` on becomes a guest when its first token comes and a receiver has room; it
 // stays where it is until it ends, or its receiver fails. Cells of the cache hold the others alone. In a micro-batch
-// the rows of guests come last, a sequence after the other.
+// the rows of guests come last, a sequence after the other. The first of them are those of sequences that begin with
+// this micro-batch. Their attention needs no others, so it is computed here, and the receiver is given K and V alone.
 //
 // A guest whose receiver has failed, wants its memory back, or has no more room is *lost*: its tokens are known, so
 // they are computed anew in the local cache before the batch in which that came to light is computed once more
@@ -17,6 +18,7 @@
 
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -25,7 +27,8 @@ namespace oa::weave {
 struct GuestStats {
     uint64_t n_guests = 0; // sequences that became guests
     uint64_t n_lost   = 0; // of them, that were computed anew here
-    uint64_t n_rows   = 0; // rows of layers that were sent
+    uint64_t n_rows   = 0; // rows of layers whose attention was computed elsewhere
+    uint64_t n_kept   = 0; // rows of layers of which K and V alone were sent
     double   waited_s = 0; // for results
 };
 
@@ -70,7 +73,7 @@ class GuestCache : public llama_kv_cache {
     bool is_lost(llama_seq_id seq_id) const;
 
     // Notes the rows of guests of the micro-batch that is computed next.
-    void apply_guests(const llama_ubatch & ubatch, uint32_t n_local);
+    void apply_guests(const llama_ubatch & ubatch, uint32_t n_local, uint32_t n_new);
 
     // Of that micro-batch: the number of the sender that is on the device of the cache; 0: none.
     uint32_t sender_number() const { return sender_number_; }
@@ -83,6 +86,8 @@ class GuestCache : public llama_kv_cache {
     // zero and its guests are lost. n_threads: of the operator.
     void send(const Attention & wanted, uint32_t n_threads);
     void receive();
+    // K and V of the rows of sequences that begin here leave, and nobody waits.
+    void append(const Attention & wanted);
 
     GuestLayer & layer(int il) { return layers_[size_t(il)]; }
     GuestStats   stats() const;
@@ -106,7 +111,9 @@ class GuestCache : public llama_kv_cache {
     void     lose_guests_of(size_t channel, Loss why);
     bool     has_room(Guest & guest, uint32_t n_tokens);
     void     let_go(Guest & guest, uint32_t n_tokens);
-    int32_t  order_of(llama_seq_id seq_id) const;
+    int32_t  order_of(llama_seq_id seq_id, bool is_new) const;
+
+    std::set<llama_seq_id> new_guests(const llama_ubatch & ubatch) const;
 
     const GuestOptions            options_;
     const llama_hparams &         hparams_;
@@ -122,11 +129,14 @@ class GuestCache : public llama_kv_cache {
         uint32_t                  first, n_rows;
         std::vector<SequenceRows> rows;
     };
-    std::vector<Part> parts_;
-    uint32_t          sender_number_ = 0;
-    uint32_t          n_rows_        = 0; // guests' and others
-    float *           out_           = nullptr;
-    size_t            out_row_       = 0;
+    std::vector<Part> new_parts_, parts_; // of sequences that begin, and of the others
+
+    std::vector<Part> parts_of(const llama_ubatch & ubatch, uint32_t begin, uint32_t end) const;
+
+    uint32_t sender_number_ = 0;
+    uint32_t n_rows_        = 0; // guests' and others
+    float *  out_           = nullptr;
+    size_t   out_row_       = 0;
 };
 
 } // namespace oa::weave

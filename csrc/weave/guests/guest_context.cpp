@@ -21,7 +21,7 @@ bool GuestContext::apply() {
     if (n_local() > 0 && !llama_kv_cache_context::apply()) {
         return false;
     }
-    cache_->apply_guests(get_ubatch(), n_local());
+    cache_->apply_guests(get_ubatch(), n_local(), n_new());
     return true;
 }
 

@@ -9,10 +9,11 @@ namespace oa::weave {
 
 class GuestCache;
 
-// The first n_local rows are the cache's own, the others are guests'.
+// The first n_local rows are the cache's own, the others are guests'. Of these the first n_new belong to sequences that
+// begin here: they need nothing but each other, so their attention is computed here, too.
 struct GuestBatch {
     llama_ubatch all;
-    uint32_t     n_local;
+    uint32_t     n_local, n_new;
 };
 
 class GuestContext : public llama_kv_cache_context {
@@ -27,8 +28,10 @@ class GuestContext : public llama_kv_cache_context {
 
     const llama_ubatch & local() const { return locals_[at_local_]; }
     uint32_t             n_local() const { return batches_[at_].n_local; }
-    uint32_t             n_guests() const { return get_ubatch().n_tokens - n_local(); }
-    GuestCache *         cache() const { return cache_; }
+    uint32_t             n_new() const { return batches_[at_].n_new; }
+    // Rows whose attention is computed elsewhere.
+    uint32_t     n_away() const { return get_ubatch().n_tokens - n_local() - n_new(); }
+    GuestCache * cache() const { return cache_; }
 
   private:
     GuestCache *              cache_;

@@ -1,4 +1,5 @@
 // The graph of a micro-batch with guests: their rows leave before the attention of the others, and come back after it.
+// Of sequences that begin, K and V leave, and nothing comes back: their rows attend to each other here.
 #include "attend_rows.h"
 #include "guest_hooks.h"
 #include "guest_op.h"
@@ -13,7 +14,9 @@ class GuestInput : public llm_graph_input_attn_kv {
     using llm_graph_input_attn_kv::llm_graph_input_attn_kv;
 
     void set_input(const llama_ubatch * ubatch) override {
-        GGML_UNUSED(ubatch);
+        if (mask_of_new && mask_of_new->buffer) {
+            set_mask_of_new(*ubatch);
+        }
         if (context().n_local() > 0) {
             return llm_graph_input_attn_kv::set_input(&context().local());
         }
@@ -27,7 +30,7 @@ class GuestInput : public llm_graph_input_attn_kv {
 
     bool can_reuse(const llm_graph_params & params) override {
         const auto * now = dynamic_cast<const GuestContext *>(params.mctx);
-        if (!now || now->n_local() != n_local || now->n_guests() != n_guests ||
+        if (!now || now->n_local() != n_local || now->n_new() != n_new || now->n_away() != n_away ||
             now->cache()->sender_number() != sender) {
             return false;
         }
@@ -42,8 +45,25 @@ class GuestInput : public llm_graph_input_attn_kv {
 
     const GuestContext & context() const { return *static_cast<const GuestContext *>(mctx); }
 
-    uint32_t n_local = 0, n_guests = 0;
+    uint32_t n_local = 0, n_new = 0, n_away = 0;
     uint32_t sender = 0; // GuestCache::sender_number()
+
+    ggml_tensor * mask_of_new = nullptr; // F16 [n_new, n_new]
+
+  private:
+    // A row sees those of its own sequence up to itself, which stand right before it.
+    void set_mask_of_new(const llama_ubatch & ubatch) {
+        std::vector<float> mask(size_t(n_new) * n_new, -INFINITY);
+        for (uint32_t i = 0; i < n_new; ++i) {
+            const auto position = uint32_t(ubatch.pos[n_local + i]);
+            for (uint32_t back = 0; back <= position; ++back) {
+                mask[size_t(i) * n_new + i - back] = hparams.use_alibi ? -float(back) : 0.0f;
+            }
+        }
+        std::vector<ggml_fp16_t> rounded(mask.size());
+        ggml_fp32_to_fp16_row(mask.data(), rounded.data(), int64_t(mask.size()));
+        ggml_backend_tensor_set(mask_of_new, rounded.data(), 0, ggml_nbytes(mask_of_new));
+    }
 };
 
 ggml_tensor * rows(ggml_context * ctx, ggml_tensor * all, int64_t first, int64_t n) {
@@ -99,20 +119,42 @@ void send_op(ggml_tensor * dst, int ith, int nth, void * userdata) {
     layer.cache->send(wanted, uint32_t(nth));
 }
 
-// dst: the local rows (src[1], if any), then the guests' (src[0]).
+// src: K and V; dst has nothing to say.
+void append_op(ggml_tensor * dst, int ith, int nth, void * userdata) {
+    GGML_UNUSED(nth);
+    if (ith != 0) {
+        return;
+    }
+    const auto &       layer = *static_cast<const GuestLayer *>(userdata);
+    const ggml_tensor *k = dst->src[0], *v = dst->src[1];
+    Attention          wanted = {};
+    wanted.task               = layer.task;
+    wanted.k                  = floats(k);
+    wanted.v                  = floats(v);
+    wanted.k_stride           = stride(k);
+    wanted.v_stride           = stride(v);
+    layer.cache->append(wanted);
+}
+
+// dst: the rows computed here (src[1], if any), then the others (src[0]).
 void receive_op(ggml_tensor * dst, int ith, int nth, void * userdata) {
     GGML_UNUSED(nth);
     if (ith != 0) {
         return;
     }
     static_cast<const GuestLayer *>(userdata)->cache->receive();
-    const ggml_tensor *guests = dst->src[0], *local = dst->src[1];
+    const ggml_tensor *away = dst->src[0], *here = dst->src[1];
     char *             to = static_cast<char *>(dst->data);
-    if (local) {
-        memcpy(to, local->data, ggml_nbytes(local));
-        to += ggml_nbytes(local);
+    if (here) {
+        memcpy(to, here->data, ggml_nbytes(here));
+        to += ggml_nbytes(here);
     }
-    memcpy(to, guests->data, ggml_nbytes(guests));
+    memcpy(to, away->data, ggml_nbytes(away));
+}
+
+// As the cache keeps K or V; ggml's attention takes f32 by itself.
+ggml_tensor * as_kept(ggml_context * ctx, ggml_tensor * x, ggml_type type) {
+    return x->type == type ? x : ggml_cast(ctx, x, type);
 }
 
 } // namespace
@@ -124,7 +166,8 @@ std::unique_ptr<llm_graph_input_attn_kv> oa_weave_input(const llm_graph_context 
     }
     auto inp        = std::make_unique<GuestInput>(graph.hparams, graph.cparams, context);
     inp->n_local    = context->n_local();
-    inp->n_guests   = context->n_guests();
+    inp->n_new      = context->n_new();
+    inp->n_away     = context->n_away();
     inp->sender     = context->cache()->sender_number();
     inp->self_k_rot = context->build_input_k_rot(graph.ctx0);
     inp->self_v_rot = context->build_input_v_rot(graph.ctx0);
@@ -136,20 +179,28 @@ std::unique_ptr<llm_graph_input_attn_kv> oa_weave_input(const llm_graph_context 
         ggml_set_name(inp->self_kq_mask, "attn_inp_kq_mask");
         inp->self_kq_mask_cnv = inp->self_kq_mask;
     }
+    if (inp->n_new > 0) {
+        inp->mask_of_new = ggml_new_tensor_2d(graph.ctx0, GGML_TYPE_F16, inp->n_new, inp->n_new);
+        ggml_set_input(inp->mask_of_new);
+        ggml_set_name(inp->mask_of_new, "guests_mask");
+    }
     return inp;
 }
 
 ggml_tensor * oa_weave_attend(const llm_graph_context & graph, const llm_graph_input_attn_kv * inp, ggml_tensor * q,
                               ggml_tensor * k, ggml_tensor * v, ggml_tensor * sinks, float scale, int il) {
     const auto * of = dynamic_cast<const GuestInput *>(inp);
-    if (!of || of->n_guests == 0) {
+    if (!of || of->n_new + of->n_away == 0) {
         return nullptr;
     }
     ggml_context * ctx    = graph.ctx0;
-    const auto     n_here = int64_t(of->n_local), n_there = int64_t(of->n_guests), n_head = q->ne[1], d_v = v->ne[0];
+    const auto     n_here = int64_t(of->n_local), n_new = int64_t(of->n_new), n_away = int64_t(of->n_away);
+    const auto     n_all = n_here + n_new + n_away, n_head = q->ne[1], d_v = v->ne[0];
+    const size_t   alignment = of->sender != 0 ? 16 : 1;
 
-    GuestLayer & layer   = of->context().cache()->layer(il);
-    layer.cache          = of->context().cache();
+    GuestCache & guests  = *of->context().cache();
+    GuestLayer & layer   = guests.layer(il);
+    layer.cache          = &guests;
     layer.task.layer     = uint32_t(il);
     layer.task.n_head    = uint32_t(n_head);
     layer.task.n_head_kv = uint32_t(k->ne[1]);
@@ -159,31 +210,49 @@ ggml_tensor * oa_weave_attend(const llm_graph_context & graph, const llm_graph_i
     layer.task.max_bias  = graph.hparams.f_max_alibi_bias;
     layer.task.softcap   = graph.hparams.attn_soft_cap ? graph.hparams.f_attn_logit_softcapping : 0.0f;
 
-    const size_t alignment = of->sender != 0 ? 16 : 1;
-
-    ggml_tensor * sent[] = { plain(ctx, rows(ctx, q, n_here, n_there), alignment),
-                             plain(ctx, rows(ctx, k, n_here, n_there), alignment),
-                             plain(ctx, rows(ctx, v, n_here, n_there), alignment), sinks };
-    ggml_tensor * guests = ggml_custom_4d(ctx, GGML_TYPE_F32, d_v * n_head, n_there, 1, 1, sent, sinks ? 4 : 3, send_op,
-                                          GGML_N_TASKS_MAX, &layer);
-    graph.cb(guests, "guests_sent", il);
-    ggml_build_forward_expand(graph.gf, guests);
-
-    ggml_tensor * local = nullptr;
+    ggml_tensor *away = nullptr, *local = nullptr, *fresh = nullptr;
+    if (n_away > 0) {
+        const int64_t first  = n_here + n_new;
+        ggml_tensor * sent[] = { plain(ctx, rows(ctx, q, first, n_away), alignment),
+                                 plain(ctx, rows(ctx, k, first, n_away), alignment),
+                                 plain(ctx, rows(ctx, v, first, n_away), alignment), sinks };
+        away = ggml_custom_4d(ctx, GGML_TYPE_F32, d_v * n_head, n_away, 1, 1, sent, sinks ? 4 : 3, send_op,
+                              GGML_N_TASKS_MAX, &layer);
+        graph.cb(away, "guests_sent", il);
+        ggml_build_forward_expand(graph.gf, away);
+    }
+    ggml_tensor *k_new = nullptr, *v_new = nullptr;
+    if (n_new > 0) {
+        k_new                = plain(ctx, rows(ctx, k, n_here, n_new), alignment);
+        v_new                = plain(ctx, rows(ctx, v, n_here, n_new), alignment);
+        ggml_tensor * sent[] = { k_new, v_new };
+        ggml_tensor * given  = ggml_custom_4d(ctx, GGML_TYPE_F32, 1, 1, 1, 1, sent, 2, append_op, 1, &layer);
+        graph.cb(given, "guests_appended", il);
+        ggml_build_forward_expand(graph.gf, given);
+    }
     if (n_here > 0) {
         const auto * cache = inp->mctx;
         ggml_build_forward_expand(graph.gf, cache->cpy_k(ctx, rows(ctx, k, 0, n_here), inp->get_k_idxs(), il));
         ggml_build_forward_expand(graph.gf, cache->cpy_v(ctx, rows(ctx, v, 0, n_here), inp->get_v_idxs(), il));
         local = graph.build_attn_mha(rows(ctx, q, 0, n_here), cache->get_k(ctx, il), cache->get_v(ctx, il), nullptr,
                                      inp->get_kq_mask(), sinks, nullptr, 0, scale, il);
-        oa_attend_rows_set(local->src[0], int32_t(n_here + n_there));
+        oa_attend_rows_set(local->src[0], int32_t(n_all));
     }
-    ggml_tensor * parts[] = { guests, local };
-    ggml_tensor * all = ggml_custom_4d(ctx, GGML_TYPE_F32, d_v * n_head, n_here + n_there, 1, 1, parts, local ? 2 : 1,
-                                       receive_op, 1, &layer);
+    if (n_new > 0) {
+        fresh = graph.build_attn_mha(rows(ctx, q, n_here, n_new), as_kept(ctx, k_new, guests.type_k()),
+                                     as_kept(ctx, v_new, guests.type_v()), nullptr, of->mask_of_new, sinks, nullptr, 0,
+                                     scale, il);
+        oa_attend_rows_set(fresh->src[0], int32_t(n_all));
+    }
+
+    ggml_tensor * all = local && fresh ? ggml_concat(ctx, local, fresh, 1) : local ? local : fresh;
+    if (away) {
+        ggml_tensor * parts[] = { away, all };
+        all = ggml_custom_4d(ctx, GGML_TYPE_F32, d_v * n_head, n_all, 1, 1, parts, all ? 2 : 1, receive_op, 1, &layer);
+    }
     if (of->sender != 0) {
-        const ggml_backend_dev_t device = layer.cache->device();
-        put_on_device(graph, guests, { GuestOp::Kind::send, of->sender, &layer.task }, device);
+        const ggml_backend_dev_t device = guests.device();
+        put_on_device(graph, away, { GuestOp::Kind::send, of->sender, &layer.task }, device);
         put_on_device(graph, all, { GuestOp::Kind::receive, of->sender, &layer.task }, device);
     }
     ggml_build_forward_expand(graph.gf, all);

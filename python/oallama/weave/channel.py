@@ -223,12 +223,24 @@ class Sender:
         """
         q, k, v = as_array(q), as_array(k), as_array(v)
         sinks = None if sinks is None else as_array(sinks)
-        rows = [(tuple(given.sequence), given.position, given.n_rows) for given in sequences]
+        rows = _rows(sequences)
         with self._told():
             out: Floats = self._native.attend(
                 layer, rows, q, k, v, scale, max_bias, softcap, sinks, tiled, n_chunks, n_padded
             )
         return out
+
+    def append(self, layer: int, sequences: Sequence[SequenceRows], k: Any, v: Any) -> None:
+        """Append K and V of the rows to their sequences, and wait for no answer.
+
+        k: [rows, n_head_kv, d_k], v: [rows, n_head_kv, d_v], as in `attend`. What the receiver refuses makes a later
+        call fail, at the latest the next `attend`.
+
+        Raises:
+            ValueError, TypeError, OallamaError: as `attend`.
+        """
+        with self._told():
+            self._native.append(layer, _rows(sequences), as_array(k), as_array(v))
 
     @property
     def free_nbytes(self) -> int:
@@ -242,7 +254,7 @@ class Sender:
 
     @property
     def waited_s(self) -> float:
-        """Seconds in which `attend` waited for results."""
+        """Seconds of waiting for results, and for the room that they take until then."""
         return float(self._native.waited_s)
 
     def lives(self) -> bool:
@@ -255,6 +267,10 @@ class Sender:
             yield
         except self._failed as error:
             raise OallamaError(str(error)) from None
+
+
+def _rows(sequences: Sequence[SequenceRows]) -> list[tuple[Handle, int, int]]:
+    return [(given.sequence, given.position, given.n_rows) for given in sequences]
 
 
 @contextmanager
@@ -272,5 +288,8 @@ def guests(channels: Sequence[str], first_guest: int = 0, deadline_s: float = DE
 
 
 def guest_stats(ctx: int) -> dict[str, float]:
-    """Of a llama_context by its address: n_guests, n_lost (computed anew here), n_rows (of layers, sent), waited_s."""
+    """Of a llama_context by its address: n_guests, n_lost (computed anew here), n_rows and n_kept, waited_s.
+
+    n_rows: rows of layers whose attention was computed elsewhere; n_kept: of which K and V alone were sent.
+    """
     return dict(_core().weave_guest_stats(ctx))
