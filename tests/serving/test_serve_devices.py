@@ -162,7 +162,7 @@ def test_options_are_applied_or_refused(tiny: Callable[..., Path], options: list
 def test_options_of_guests_need_a_hot_model(tiny: Callable[..., Path]) -> None:
     for options in (["--guests", "2"], ["--lend", "1GiB"], ["--weave", "w.json"]):
         done = oallama("serve", tiny("llama", "F16"), *options)
-        assert done.returncode == 2 and "are for --hot MODEL with --cold MODEL" in " ".join(done.stderr.split())
+        assert done.returncode == 2 and "for --hot MODEL with --cold MODEL; leave" in " ".join(done.stderr.split())
 
 
 # ---- two processes -----------------------------------------------------------------------------------------------

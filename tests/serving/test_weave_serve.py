@@ -18,8 +18,13 @@ from typing import Any
 
 import pytest
 
+from oallama.base.environment import BACKEND_MAP
+from oallama.data.plan import PlacementPlan
+from oallama.engine.load_settings import Settings
 from oallama.engine.rpc import free_port
 from support.cli import oallama
+from support.made_profile import made_profile
+from support.plans import make
 from support.processes import process_of, until
 from support.servers import OALLAMA, PROMPTS, answers, call, children, complete
 
@@ -151,15 +156,51 @@ def test_guests_end_before_those_at_home(woven: tuple[subprocess.Popen[str], int
     assert sum(lost) >= len(refusals)
 
 
+def test_settings_of_single_models(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    """The hot model has its own context, slots and threads; the cold one is placed by a plan for another context."""
+    hot, cold, port = tiny("llama", "F16"), tiny("qwen2", "F16"), free_port()
+    sizes = Settings(n_ctx=768, n_batch=128, n_ubatch=128, n_seq_max=3, n_threads=1)
+    made_profile(cold, None, sizes, own=2.0).save(tmp_path / "profile.json")
+    options = ["--ctx", "768", "--batch", "128", "--ubatch", "128", "--parallel", "3", "--threads", "1"]
+    options += ["--device", "CPU", "--profile", tmp_path / "profile.json", "-o", tmp_path / "plan.json"]
+    assert oallama("plan", cold, *options).returncode == 0
+    config = tmp_path / "models.toml"
+    config.write_text(f'[{hot.stem}]\nctx = 1024\nparallel = 5\nthreads = 1\n[{cold.stem}]\nplan = "plan.json"\n')
+    arguments = ["--hot", hot, "--cold", cold, "--guests", "0", "--ctx", "512", "--parallel", "2"]
+    with start(*arguments, "--model-config", config, "--port", str(port)) as server:
+        until(lambda: answers(port, hot) and answers(port, cold))
+        shown = {model: call(port, f"/props?model={model.stem}") for model in (hot, cold)}
+        (process,) = children(cold)
+        environment = dict(
+            line.partition("=")[::2] for line in Path(f"/proc/{process}/environ").read_text().split("\0")
+        )
+        table = Path(environment[BACKEND_MAP.name]).read_text()
+        server.send_signal(signal.SIGTERM)
+        _, said = server.communicate(timeout=60)
+    assert server.returncode == 0, said
+    assert [props["total_slots"] for props in shown.values()] == [5, 3]
+    # The slots of a model without a plan share its context; those of one with a plan have their parts.
+    assert [props["default_generation_settings"]["n_ctx"] for props in shown.values()] == [1024, 256]
+    plan = PlacementPlan.load(tmp_path / "plan.json")
+    assert table == plan.to_backend_map() and f"by plan {plan.hash[:8]}" in said
+
+
 def test_what_serve_refuses(tiny: Callable[..., Path], tmp_path: Path) -> None:
     model, other = tiny("llama"), tmp_path / tiny("llama").name
     other.symlink_to(model)
+    config, planned = tmp_path / "config.toml", tmp_path / "planned.toml"
+    config.write_text("[nobody]\nctx = 512\n")
+    make().save(tmp_path / "plan.json")
+    planned.write_text(f'[{model.stem}]\nplan = "plan.json"\n')
     for arguments, reason in (
         (["--hot", model, "--cold", other], "two models are called llama-Q8_0"),
         ([model, "--hot", model], "--hot takes the place of MODEL"),
         (["--cold", model], "give MODEL, or --hot MODEL with --cold MODEL"),
         (["--hot", model, "--cold", tmp_path / "none.gguf"], "none.gguf"),
         (["--hot", model, "--cold", tiny("qwen2"), "--lend", "much"], "cannot read the memory budget 'much'"),
+        (["--hot", model, "--cold", tiny("qwen2"), "--model-config", config], "no model is called 'nobody'"),
+        (["--hot", model, "--cold", tiny("qwen2"), "--model-config", planned], "leave out the plan of llama-Q8_0"),
+        ([model, "--model-config", config], "--model-config is for --hot MODEL with --cold MODEL"),
     ):
         done = oallama("serve", *arguments)
         assert done.returncode == 2 and reason in done.stderr and "Traceback" not in done.stderr, done.stderr

@@ -21,6 +21,7 @@ from oallama.loading.budgets import refuse_margin
 from oallama.planning.heads import guesses_of
 from oallama.serving.command import Draft, Heads, planned_environment, planned_server
 from oallama.serving.door import Address
+from oallama.serving.model_config import read_model_config
 from oallama.serving.page import page_options
 from oallama.serving.serve_limits import Limits
 from oallama.serving.served_runs import recorded
@@ -45,6 +46,9 @@ class Guests:
     ] = None
     lend: Annotated[str | None, typer.Option(help='Memory of each cold process for guests, like "2GiB".')] = None
     weave: Annotated[Path | None, typer.Option(help="Plan file of `oallama weave plan -o`.")] = None
+    model_config: Annotated[
+        Path | None, typer.Option(help="TOML file with contexts, threads, slots and plans of single models.")
+    ] = None
     deadline: Annotated[float, typer.Option(min=0.001, help="Seconds after which a guest's attention is lost.")] = 0.1
 
 
@@ -100,14 +104,20 @@ def serve(
             raise OallamaError(f"--hot takes the place of MODEL and of what is for one model; leave out {what}")
         asked = (several.guests, several.lend, several.deadline, several.weave, hardware.device, hardware.margin)
         request = HotCold(several.hot, several.cold or [], limits, *asked)
+        if several.model_config:
+            names = [model.stem for model in request.models]
+            request = replace(request, configs=read_model_config(several.model_config, names))
         form = "on" if kernels.flash_attn == "auto" else kernels.flash_attn
         of_all = settings(sizes, replace(kernels, flash_attn=form), parallel or 4)
         address.check()
         raise typer.Exit(serve_hot_cold(request, of_all, address, context.args))
     if model is None or several.cold:
         raise OallamaError("give MODEL, or --hot MODEL with --cold MODEL")
-    if several.lend is not None or several.guests is not None or several.weave is not None:
-        raise OallamaError("--guests, --lend and --weave are for --hot MODEL with --cold MODEL; leave them out")
+    of_several = {"--guests": several.guests, "--lend": several.lend, "--weave": several.weave}
+    of_several |= {"--model-config": several.model_config}
+    if given := [name for name, value in of_several.items() if value is not None]:
+        verb, what = ("is", "it") if len(given) == 1 else ("are", "them")
+        raise OallamaError(f"{' and '.join(given)} {verb} for --hot MODEL with --cold MODEL; leave {what} out")
     runtime.program("llama-server")  # before minutes of profiling, as the next line
     address.check()
     connection = hardware.connect()

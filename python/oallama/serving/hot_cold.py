@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -19,8 +19,10 @@ from oallama.engine.load_settings import Settings
 from oallama.engine.runtime import quiet
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
+from oallama.loading.given_plan import check_plan
 from oallama.profiling.fingerprint import cpu_set
 from oallama.serving.door import Address
+from oallama.serving.model_config import ModelConfig
 from oallama.serving.page import page_options
 from oallama.serving.serve_limits import Limits
 from oallama.serving.serving import Served, check, environments, preset
@@ -37,6 +39,7 @@ class HotCold:
     process for them; None: for as much context as the hot one has at home, on a GPU as far as there is room for it.
     deadline_s: of the attention of a layer. plan: of `oallama weave plan`, for the hot model and one of the cold ones;
     the others look for tasks as ever. device: as `parse_places` reads it. margin: bytes of a GPU that stay free.
+    configs: of single models, by name.
     """
 
     hot: Path
@@ -48,22 +51,33 @@ class HotCold:
     plan: Path | None = None
     device: str | None = None
     margin: str | None = None
+    configs: Mapping[str, ModelConfig] = field(default_factory=dict)
+
+    def config(self, model: Path) -> ModelConfig:
+        """What holds for one of the models alone."""
+        return self.configs.get(model.stem, ModelConfig())
+
+    @property
+    def models(self) -> list[Path]:
+        """The hot one first."""
+        return [self.hot, *self.cold]
 
 
 def planned(request: HotCold, wanted: Settings) -> tuple[Served, list[Served]]:
     """What every model is served with; threads are dealt out evenly unless given.
 
     Raises:
-        OallamaError: a file is no model, two have one name, `lend` is no size or more than there is, or the devices do
-            not allow what is wanted of them.
+        OallamaError: a file is no model, two have one name, `lend` is no size or more than there is, a plan is for
+            another model or context, or the devices do not allow what is wanted of them.
     """
     quiet()
-    n_threads = wanted.n_threads or max(1, len(cpu_set()) // (1 + len(request.cold)))
-    guests = wanted.n_seq_max if request.guests is None else request.guests
+    of_hot = request.config(request.hot).settings(wanted)
+    guests = of_hot.n_seq_max if request.guests is None else request.guests
     guests = guests if request.cold else 0
     places = parse_places(request.device)
     check_places(places, len(request.cold), guests)
-    if guests and wanted.flash_attn == "off":
+    _check_plans(request, guests, places.on_gpus)
+    if guests and of_hot.flash_attn == "off":
         raise OallamaError("guests need flash attention: leave --flash-attn off out, or give --guests 0")
     if not guests and (request.lend is not None or request.plan):
         raise OallamaError("--lend and --weave are for guests, and there are none; leave them out")
@@ -71,14 +85,19 @@ def planned(request: HotCold, wanted: Settings) -> tuple[Served, list[Served]]:
         raise OallamaError("--margin is for models on GPUs (--device); leave it out")
 
     looks = read_looks(request.plan, places.on_gpus) if request.plan else None
+    n_threads = _threads_of_others(request, wanted)
     is_cold = []
 
     def served(path: Path, device: str | None) -> Served:
-        graph = autoplan.read_graph(path, wanted)
+        config = request.config(path)
+        own = config.settings(wanted)
+        graph = autoplan.read_graph(path, own)
         if looks and path == request.hot:
             check_model(looks.hot, graph.model, REMEDY)
-        settings = replace(autoplan.resolve(wanted, graph.n_ctx_train), n_threads=n_threads)
-        made = Served(path, settings, device=device)
+        settings = replace(autoplan.resolve(own, graph.n_ctx_train), n_threads=own.n_threads or n_threads)
+        if config.plan:
+            check_plan(config.plan, path, settings)
+        made = Served(path, settings, device=device, plan=config.plan)
         if not looks or graph.model != looks.cold:
             return made
         is_cold.append(path)
@@ -89,14 +108,32 @@ def planned(request: HotCold, wanted: Settings) -> tuple[Served, list[Served]]:
     if looks and not set(is_cold) & set(request.cold):
         raise OallamaError(f"the weave plan {request.plan} is for another cold model; {REMEDY}")
     if guests:
-        lent = _lent(request, wanted, [hot, *cold], guests)
+        lent = _lent(request, [hot, *cold], guests)
         hot, cold = replace(hot, guests=guests), [replace(model, lend_nbytes=lent) for model in cold]
     elif places.on_gpus:
         _rooms(request, [hot, *cold])
     return hot, cold
 
 
-def _lent(request: HotCold, wanted: Settings, models: Sequence[Served], guests: int) -> int:
+def _threads_of_others(request: HotCold, wanted: Settings) -> int:
+    """Threads of a model of which nobody says how many."""
+    given = [request.config(model).settings(wanted).n_threads for model in request.models]
+    return max(1, (len(cpu_set()) - sum(given)) // max(1, given.count(0)))
+
+
+def _check_plans(request: HotCold, guests: int, on_gpus: bool) -> None:
+    """Raises OallamaError for plans of models that may not have one."""
+    names = [model.stem for model in request.models if request.config(model).plan]
+    if guests and request.hot.stem in names:
+        raise OallamaError(
+            f"guests need a KV cache that all sequences share, and plans count one each; leave out the plan of "
+            f"{request.hot.stem}, or give --guests 0"
+        )
+    if on_gpus and names:
+        raise OallamaError(f"--device places whole models, and {names[0]} has a plan; leave out one of them")
+
+
+def _lent(request: HotCold, models: Sequence[Served], guests: int) -> int:
     """Bytes of each cold model's process, on its GPU if it has one."""
     hot, cold = models[0], models[1:]
     room = _rooms(request, models).get(cold[0].device or "")
@@ -110,7 +147,7 @@ def _lent(request: HotCold, wanted: Settings, models: Sequence[Served], guests: 
             )
         return budget.bytes_total
     at_home = sum(found["kv"] for found in _dry_run(hot).values())
-    asked = -(-at_home * guests // (wanted.n_seq_max * len(cold)))
+    asked = -(-at_home * guests // (hot.settings.n_seq_max * len(cold)))
     if room is None or asked <= room:
         return asked
     if room == 0:
@@ -128,10 +165,15 @@ def _rooms(request: HotCold, models: Sequence[Served]) -> dict[str, int]:
     return {device: room_for_guests(device, each, request.margin) for device, each in taken.items()}
 
 
-@cache
 def _dry_run(model: Served) -> dict[str, dict[str, int]]:
-    devices = (model.device,) if model.device else ()
-    return skeleton.dry_run(os.fspath(model.model), replace(model.settings, devices=devices), None)
+    """Of a model without a plan."""
+    return _dry_run_of(model.model, model.settings, model.device)
+
+
+@cache
+def _dry_run_of(path: Path, settings: Settings, device: str | None) -> dict[str, dict[str, int]]:
+    devices = (device,) if device else ()
+    return skeleton.dry_run(os.fspath(path), replace(settings, devices=devices), None)
 
 
 def serve_hot_cold(request: HotCold, wanted: Settings, address: Address, more: Sequence[str]) -> int:
@@ -148,7 +190,8 @@ def serve_hot_cold(request: HotCold, wanted: Settings, address: Address, more: S
         lends = format_bytes(model.lend_nbytes) if model.lend_nbytes else "nothing"
         where = f" on {model.device}" if model.device else ""
         n_sequences, threads = model.settings.n_seq_max, model.settings.n_threads
-        say(f"{model.name}{where}: {n_sequences} sequences, {threads} threads, lends {lends}")
+        by = f", by plan {model.plan.hash[:8]}" if model.plan else ""
+        say(f"{model.name}{where}: {n_sequences} sequences, {threads} threads, lends {lends}{by}")
     with (
         tempfile.TemporaryDirectory(prefix="oallama-") as folder,
         tempfile.NamedTemporaryFile("w", prefix="oallama-", suffix=".ini") as file,

@@ -9,14 +9,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from oallama.base.environment import (
+    BACKEND_MAP,
     WEAVE_CHANNELS,
     WEAVE_CUDA_RECEIVER,
     WEAVE_DEADLINE_MS,
     WEAVE_FIRST_GUEST,
     WEAVE_RECEIVER,
 )
+from oallama.data.plan import HOST, PlacementPlan
 from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
+from oallama.profiling.tuner import tuned_variable
 from oallama.serving.command import model_options, preset_section
 from oallama.serving.serve_limits import Limits
 
@@ -35,6 +38,7 @@ class Served:
             only.
         device: where all of it is, None: on the CPU.
         distance: between two looks on a GPU; None: the engine's default.
+        plan: by which it is placed; None: as `device` says.
     """
 
     model: Path
@@ -44,6 +48,14 @@ class Served:
     part: int | None = DEFAULT_PART
     device: str | None = None
     distance: Distance | None = None
+    plan: PlacementPlan | None = None
+
+    @property
+    def devices(self) -> list[str]:
+        """Accelerators that it is on, by ggml's names."""
+        if self.plan:
+            return [name for name in self.plan.devices if name != HOST]
+        return [self.device] if self.device else []
 
     @property
     def name(self) -> str:
@@ -71,9 +83,9 @@ def preset(models: Sequence[Served]) -> str:
     sections = ["version = 1\n"]
     for served in models:
         options = {
-            **model_options(os.path.abspath(served.model), served.settings, [served.device] if served.device else []),
+            **model_options(os.path.abspath(served.model), served.settings, served.devices),
             "parallel": served.n_sequences,
-            "kv-unified": True,
+            "no-kv-unified" if served.plan else "kv-unified": True,
             "cache-ram": 0,
             "metrics": True,
             "load-on-startup": True,
@@ -83,7 +95,8 @@ def preset(models: Sequence[Served]) -> str:
 
 
 def environments(hot: Served, cold: Sequence[Served], deadline_s: float, limits: Limits, folder: str) -> str:
-    """Variables of the models' processes, as MODEL_ENVIRONMENTS wants them. folder: for sockets of receivers on GPUs.
+    """Variables of the models' processes, as MODEL_ENVIRONMENTS wants them. folder: for receivers' sockets on GPUs, and
+    for the tables of plans.
 
     A model that is unloaded alone gets less time to end than llama-server's router grants it, 10 s.
     """
@@ -94,6 +107,11 @@ def environments(hot: Served, cold: Sequence[Served], deadline_s: float, limits:
     }
     limits = replace(limits, drain_s=min(limits.drain_s, 5.0))
     found = {served.name: limits.of_server(served.n_sequences) for served in (hot, *cold)}
+    for number, served in enumerate((hot, *cold)):
+        if served.plan:
+            table = Path(folder) / f"{number}.map"
+            table.write_text(served.plan.to_backend_map())
+            found[served.name] |= {BACKEND_MAP.name: str(table), **tuned_variable(served.devices)}
     for served in lenders:
         receiver = f"{paths[served.name]}:{served.lend_nbytes}"
         if served.device:
