@@ -34,7 +34,7 @@ from typing import Any
 
 import numpy as np
 from attention import read_rate
-from other_operators import TREE
+from wide_models import TREE
 
 from oallama import Llama
 from oallama.bench.machine import describe
