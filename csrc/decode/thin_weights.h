@@ -68,11 +68,18 @@ inline __m512i start_of(const int8_t * bytes, int offset) {
     return _mm512_mullo_epi32(sums, _mm512_set1_epi32(-offset));
 }
 
-// A group that is one vector: `whole` and `scale` of both, and the column's `start`.
-template <class Weight, class Column> struct SumOfBytes {
+// A column's group that is one vector.
+struct ColumnOfBytes {
+    int8_t  whole[64];
+    __m512i start;
+    __m512  scale;
+};
+
+// Its products with a weight that has `whole` and `scale`, too.
+template <class Weight> struct SumOfBytes {
     __m512 lanes = _mm512_setzero_ps();
 
-    void add(const Weight & w, const Column & x) {
+    void add(const Weight & w, const ColumnOfBytes & x) {
         const __m512 scale = _mm512_mul_ps(w.scale, x.scale);
         lanes              = _mm512_fmadd_ps(products(x.start, w.whole, bytes_at(x.whole)), scale, lanes);
     }
@@ -136,11 +143,7 @@ struct Q4_0 {
 struct Q8_0 {
     static constexpr int values = 64, bytes = 68;
 
-    struct Column {
-        int8_t  whole[64];
-        __m512i start;
-        __m512  scale;
-    };
+    using Column = ColumnOfBytes;
 
     struct Weight {
         __m512i whole;
@@ -164,7 +167,7 @@ struct Q8_0 {
         to.scale = _mm512_insertf32x8(_mm512_set1_ps(first), _mm256_set1_ps(second), 1);
     }
 
-    using Sum = SumOfBytes<Weight, Column>;
+    using Sum = SumOfBytes<Weight>;
 };
 
 // Scales of MXFP4 by their byte e: half of 2^(e - 127), since values are looked up as twice what they are.
@@ -184,11 +187,7 @@ constexpr HalvesOfPowers halves_of_powers;
 struct MXFP4 {
     static constexpr int values = 64, bytes = 34;
 
-    struct Column {
-        int8_t  whole[64];
-        __m512i start;
-        __m512  scale;
-    };
+    using Column = ColumnOfBytes;
 
     struct Weight {
         __m512i whole;
@@ -217,7 +216,7 @@ struct MXFP4 {
         to.scale = in_lanes(scales[0], scales[1]);
     }
 
-    using Sum = SumOfBytes<Weight, Column>;
+    using Sum = SumOfBytes<Weight>;
 
     // Beside the values of each block.
     static __m512 in_lanes(float first, float second) {
