@@ -137,6 +137,8 @@ py::dict receiver_stats(const GuestReceiver & receiver) {
     d["n_refused"]    = stats.n_refused;
     d["n_items"]      = stats.n_items;
     d["n_epochs"]     = stats.n_epochs;
+    d["n_looks"]      = stats.n_looks;
+    d["n_drains"]     = stats.n_drains;
     d["quota_nbytes"] = stats.quota_nbytes;
     d["free_nbytes"]  = stats.free_nbytes;
     d["n_sequences"]  = stats.n_sequences;

@@ -41,5 +41,7 @@ inline void oa_add_weave_metrics(std::ostream & out) {
         one("weave_tasks_total", "counter", "Tasks of guests that were done", stats.n_tasks);
         one("weave_refused_tasks_total", "counter", "Of them, tasks that were refused", stats.n_refused);
         one("weave_senders_total", "counter", "Processes that came with guests", stats.n_epochs);
+        one("weave_looks_total", "counter", "Looks of graphs' threads for tasks of guests, in 64s", stats.n_looks);
+        one("weave_drains_total", "counter", "How often guests were asked to leave", stats.n_drains);
     }
 }

@@ -25,6 +25,8 @@ struct ReceiverStats {
     uint64_t n_refused    = 0; // of them, not with Status::ok
     uint64_t n_items      = 0; // of attention
     uint64_t n_epochs     = 0; // senders that came
+    uint64_t n_looks      = 0; // of graphs' threads, for tasks; in 64s
+    uint64_t n_drains     = 0; // how often the sender was asked to take its sequences back
     size_t   quota_nbytes = 0;
     size_t   free_nbytes  = 0;
     uint32_t n_sequences  = 0;

@@ -109,6 +109,8 @@ def test_metrics_of_guests(woven: tuple[subprocess.Popen[str], int, Path, Path])
     at_home = metrics(port, hot)
     assert at_home["guests_total"] >= 3 and at_home["rows_total"] > 0 and at_home["waited_seconds_total"] > 0
     assert sum(value for name, value in at_home.items() if name.startswith("lost_guests_total")) == 0
+    complete(port, cold, PROMPTS[0])
+    assert metrics(port, cold)["looks_total"] >= 64 and there["drains_total"] == 0
     assert metrics(port, cold)["tasks_total"] > there["tasks_total"] > metrics(port, cold)["refused_tasks_total"] == 0
 
 

@@ -155,6 +155,7 @@ def test_a_receiver_gets_its_memory_back(at_home: list[np.ndarray], tiny: Callab
         cold.drain()
         found += play(hot, 6, leave=True)
         assert cold.stats()["n_sequences"] == 0 and cold.stats()["free_nbytes"] == 64 * MIB
+        assert cold.stats()["n_drains"] == 1
         assert hot.stats["n_lost"] == 3
         cold.drain(False)
         hot.remove(7)
@@ -211,7 +212,7 @@ def test_the_threads_of_the_cold_models_graphs_work(tiny: Callable[..., Path], p
         found["hot"] = play(hot)
         ended.set()
         thread.join()
-        assert hot.stats["n_lost"] == 0
+        assert hot.stats["n_lost"] == 0 and receiver.stats()["n_looks"] >= 64
     assert same(found["hot"], expected) and same(found["cold"], of_cold)
 
 

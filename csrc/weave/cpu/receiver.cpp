@@ -53,6 +53,7 @@ Receiver::~Receiver() {
 
 void Receiver::drain(bool wanted) {
     const std::lock_guard<std::mutex> lock(state_mutex_);
+    n_drains_.fetch_add(wanted && state_ != State::draining, std::memory_order_relaxed);
     state_ = wanted ? State::draining : State::ready;
     region_.store_release<uint32_t>(word::state, uint32_t(state_));
 }
@@ -65,9 +66,17 @@ void Receiver::graph(bool begins) {
 }
 
 ReceiverStats Receiver::stats() const {
-    return {
-        n_tasks_, n_refused_, n_items_, n_epochs_, store_.quota_nbytes(), store_.free_nbytes(), store_.n_sequences()
-    };
+    ReceiverStats stats;
+    stats.n_tasks      = n_tasks_;
+    stats.n_refused    = n_refused_;
+    stats.n_items      = n_items_;
+    stats.n_epochs     = n_epochs_;
+    stats.n_looks      = n_looks_;
+    stats.n_drains     = n_drains_;
+    stats.quota_nbytes = store_.quota_nbytes();
+    stats.free_nbytes  = store_.free_nbytes();
+    stats.n_sequences  = store_.n_sequences();
+    return stats;
 }
 
 void Receiver::poll() {

@@ -34,6 +34,8 @@ class Receiver final : public GuestReceiver {
     void    graph(bool begins);
     bool    polls_in_graphs() const { return options_.polls != Polls::graphs; }
     int64_t part() const { return options_.polls == Polls::parts ? options_.part : 0; }
+    // Threads of graphs have polled so many times more.
+    void looked(uint32_t n) { n_looks_.fetch_add(n, std::memory_order_relaxed); }
 
     void drain(bool wanted) override;
 
@@ -60,7 +62,7 @@ class Receiver final : public GuestReceiver {
     std::atomic<uint32_t> left_{ 0 };      // items that are not done
     std::atomic<int>      n_graphs_{ 0 };
     std::atomic<bool>     ended_{ false };
-    std::atomic<uint64_t> n_tasks_{ 0 }, n_refused_{ 0 }, n_items_{ 0 }, n_epochs_{ 0 };
+    std::atomic<uint64_t> n_tasks_{ 0 }, n_refused_{ 0 }, n_items_{ 0 }, n_epochs_{ 0 }, n_looks_{ 0 }, n_drains_{ 0 };
 
     std::mutex state_mutex_;
     State      state_ = State::ready;

@@ -13,6 +13,17 @@ namespace {
 std::shared_ptr<oa::weave::Receiver> owner;
 std::atomic<oa::weave::Receiver *>   receiver{ nullptr };
 
+constexpr uint32_t looks_at_once = 64; // are counted, so that threads seldom share a cache line for it
+
+void look(oa::weave::Receiver & of_process) {
+    static thread_local uint32_t n_looks = 0;
+    if (++n_looks == looks_at_once) {
+        of_process.looked(n_looks);
+        n_looks = 0;
+    }
+    of_process.poll();
+}
+
 } // namespace
 
 void oa_weave_graph(bool begins) {
@@ -24,7 +35,7 @@ void oa_weave_graph(bool begins) {
 void oa_weave_poll(void) {
     auto * of_process = receiver.load(std::memory_order_relaxed);
     if (of_process && of_process->polls_in_graphs()) {
-        of_process->poll();
+        look(*of_process);
     }
 }
 
@@ -37,7 +48,7 @@ void oa_weave_worked(int64_t n_multiply_adds) {
     worked += n_multiply_adds;
     if (worked >= of_process->part()) {
         worked = 0;
-        of_process->poll();
+        look(*of_process);
     }
 }
 

@@ -141,7 +141,11 @@ class Receiver:
         self._native.drain(wanted)
 
     def stats(self) -> dict[str, int]:
-        """n_tasks, n_refused, n_items, n_epochs (senders that came), quota_nbytes, free_nbytes, n_sequences."""
+        """Counts n_tasks, n_refused, n_items, n_epochs, n_looks, n_drains; quota_nbytes, free_nbytes, n_sequences.
+
+        n_epochs: senders that came; n_looks: of graphs' threads for tasks, counted in 64s; n_drains: how often the
+        sender was asked to take its sequences back.
+        """
         return dict(self._native.stats())
 
 
