@@ -229,3 +229,16 @@ def test_looks_inside_of_operators_change_nothing(
             with serving, Hot(tiny(arch), n_ubatch=256, n_threads=2, kv_type=kv_type) as cold:
                 found.append([logits for step in script for logits in cold.step(step).values()])
     assert same(*found)
+
+
+def test_looks_inside_of_repacked_experts(tiny: Callable[..., Path], path: str) -> None:
+    """Each expert's matrix is cut, for each of its rows: 4 experts of a token, 2 layers, 96 groups of 8 outputs."""
+    found = []
+    for part in (1 << 40, 1):
+        with Receiver(path, MIB, part=part) as receiver, receiver.serving(), Hot(tiny("qwen3moe", "Q4_0")) as cold:
+            before = receiver.stats()["n_looks"]
+            logits = cold.step({0: tokens(40, 1)})[0]
+            found.append((receiver.stats()["n_looks"] - before, logits))
+    (few, expected), (many, logits) = found
+    assert few < 1000 and many > 40 * 4 * 2 * 96
+    assert np.array_equal(logits, expected)
