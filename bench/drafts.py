@@ -86,7 +86,9 @@ def _with_heads(archs: list[str]) -> Iterator[tuple[Path, Path | None]]:
         program = build(folder)
         for arch in archs:
             for trunk in wide_models(program, trunks, [f"^{arch}$"]):  # the last one has experts
-                add_heads(trunk, folder / f"{arch}.gguf", arch)
+                add_heads(trunk, folder / f"{arch}.gguf", arch, keeps_sections=arch != "glm4moe")
+            if not (folder / f"{arch}.gguf").exists():
+                raise SystemExit(f"upstream's program writes no {arch}")
             yield folder / f"{arch}.gguf", None
 
 

@@ -151,7 +151,8 @@ def hot(mode: str, path: str, options: argparse.Namespace) -> None:
         waited = model.stats["waited_s"]
         found = {"begin": begin, "end": time.monotonic(), "hot_s": seconds, "waited_s": waited - before}
         found |= {"join_s": joins(model, options), "join_waited_s": model.stats["waited_s"] - waited}
-        assert mode == "home" or model.stats["n_guests"] == options.guests + JOINS
+        joined = JOINS if options.guests else 0
+        assert mode == "home" or model.stats["n_guests"] == options.guests + joined
         print(json.dumps({**found, "lost": model.stats["n_lost"]}))
 
 

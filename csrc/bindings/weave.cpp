@@ -55,13 +55,14 @@ std::vector<SequenceRows> rows_of(const Given & sequences, const Floats & k) {
         n_rows += n;
     }
     if (n_rows != uint32_t(k.shape(0))) {
-        throw std::invalid_argument("the sequences have other rows than k");
+        throw std::invalid_argument("the sequences have other rows than k and v");
     }
     return rows;
 }
 
 void append(Sender & sender, uint32_t layer, const Given & sequences, const Floats & k, const Floats & v) {
-    if (k.ndim() != 3 || v.ndim() != 3 || k.shape(0) != v.shape(0) || k.shape(1) != v.shape(1)) {
+    if (k.ndim() != 3 || v.ndim() != 3 || k.shape(0) != v.shape(0) || k.shape(1) != v.shape(1) || k.size() == 0 ||
+        v.size() == 0) {
         throw std::invalid_argument("k, v: [rows, heads, width] with the same rows and heads");
     }
     const auto rows         = rows_of(sequences, k);
@@ -89,7 +90,8 @@ py::array_t<float> attend(Sender & sender, uint32_t layer, const Given & sequenc
                           const Floats & v, float scale, float max_bias, float softcap,
                           const std::optional<Floats> & sinks, bool tiled, uint32_t n_chunks, uint32_t n_padded) {
     if (q.ndim() != 3 || k.ndim() != 3 || v.ndim() != 3 || q.shape(0) != k.shape(0) || q.shape(0) != v.shape(0) ||
-        q.shape(2) != k.shape(2) || k.shape(1) != v.shape(1) || k.shape(1) == 0 || q.shape(1) % k.shape(1) != 0) {
+        q.shape(2) != k.shape(2) || k.shape(1) != v.shape(1) || q.size() == 0 || v.size() == 0 ||
+        q.shape(1) % k.shape(1) != 0) {
         throw std::invalid_argument(
             "q, k, v: [rows, heads, width] with the same rows, widths of q and k and heads of k and v");
     }
@@ -148,11 +150,11 @@ py::dict receiver_stats(const GuestReceiver & receiver) {
 py::dict guest_stats(uintptr_t ctx) {
     const GuestStats stats = oa_weave_guest_stats(reinterpret_cast<llama_context *>(ctx));
     py::dict         d;
-    d["n_guests"] = stats.n_guests;
-    d["n_lost"]   = stats.n_lost;
-    d["n_rows"]   = stats.n_rows;
-    d["n_kept"]   = stats.n_kept;
-    d["waited_s"] = stats.waited_s;
+    d["n_guests"]   = stats.n_guests;
+    d["n_lost"]     = stats.n_lost;
+    d["n_rows"]     = stats.n_rows;
+    d["n_appended"] = stats.n_appended;
+    d["waited_s"]   = stats.waited_s;
     return d;
 }
 

@@ -30,8 +30,8 @@ inline void oa_add_weave_metrics(std::ostream & out) {
         }
         one("weave_rows_total", "counter", "Rows of layers whose attention was computed elsewhere", totals.rows.load());
         one("weave_appended_rows_total", "counter", "Rows of layers of which K and V alone were sent",
-            totals.kept_rows.load());
-        one("weave_waited_seconds_total", "counter", "Waiting for results of attention", 1e-9 * totals.waited_ns);
+            totals.appended_rows.load());
+        one("weave_waited_seconds_total", "counter", "Waiting for receivers", 1e-9 * totals.waited_ns);
     }
     ReceiverStats stats;
     if (OA_OF_CPU(oa::weave::receiver_stats)(stats)) {

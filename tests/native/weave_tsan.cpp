@@ -171,6 +171,7 @@ bool attend(Sender & sender, std::vector<Guest> & guests, std::minstd_rand & ran
     if (rows.empty()) {
         return true;
     }
+    const bool               appends = random() % 3 == 0;
     const std::vector<float> q(n_rows * n_head * d, 0.5f), kv(n_rows * n_head_kv * d, 0.5f);
     std::vector<float>       out(q.size());
     for (uint32_t layer = 0; layer < n_layers; ++layer) {
@@ -183,7 +184,10 @@ bool attend(Sender & sender, std::vector<Guest> & guests, std::minstd_rand & ran
         wanted.q_stride     = n_head * d;
         wanted.k_stride = wanted.v_stride = n_head_kv * d;
         wanted.out                        = out.data();
-        if (!sender.send(wanted) || !sender.receive()) {
+        if (appends) {
+            wanted.task.n_head = wanted.task.tiled = 0;
+        }
+        if (!sender.send(wanted) || (!appends && !sender.receive())) {
             return false;
         }
     }

@@ -108,6 +108,7 @@ def test_metrics_of_guests(woven: tuple[subprocess.Popen[str], int, Path, Path])
     assert 0 < there["used_bytes"] <= there["lent_bytes"] and there["senders_total"] == 1
     at_home = metrics(port, hot)
     assert at_home["guests_total"] >= 3 and at_home["rows_total"] > 0 and at_home["waited_seconds_total"] > 0
+    assert at_home["appended_rows_total"] > 0
     assert sum(value for name, value in at_home.items() if name.startswith("lost_guests_total")) == 0
     complete(port, cold, PROMPTS[0])
     assert metrics(port, cold)["looks_total"] >= 64 and there["drains_total"] == 0

@@ -43,7 +43,7 @@ def test_a_plan_counts_more_than_what_holds_for_all(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("ctx = 512", r"'ctx' stands outside of a table; write it below \[big\]"),
+        ("ctx = 512", r"'ctx' belongs to no model; write it below \[\"big\"\]"),
         ("[huge]\nctx = 512", "no model is called 'huge'; there are big, small"),
         ("[big]\nctxt = 512", "there is no option 'ctxt' of big; did you mean 'ctx'?"),
         ("[big]\nhost = 'all'", "there is no option 'host' of big$"),
@@ -54,13 +54,22 @@ def test_a_plan_counts_more_than_what_holds_for_all(tmp_path: Path) -> None:
         ("[big]\ntype-k = 'q9'", "'type-k' of big is one of f32, f16, .*, got 'q9'"),
         ("[big]\nflash-attn = ['on']", r"'flash-attn' of big is one of auto, off, on, got \['on'\]"),
         ("[big]\nplan = 3", "'plan' of big is a path, got 3"),
-        ("[big]\nplan = 'none.json'", "none.json"),
-        ("[big", "models.toml is no TOML: "),
+        ("[big]\nplan = 'none.json'", "models.toml: 'plan' of big: .*none.json"),
+        ("[big", "models.toml is not TOML: "),
     ],
 )
 def test_what_is_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(OallamaError, match=message):
         read(tmp_path, text)
+
+
+def test_names_with_dots_are_quoted(tmp_path: Path) -> None:
+    path = tmp_path / "models.toml"
+    path.write_text('["Llama-3.2-1B"]\nctx = 512\n')
+    assert read_model_config(path, ["Llama-3.2-1B"])["Llama-3.2-1B"].given == {"n_ctx": 512}
+    path.write_text("[Llama-3.2-1B]\nctx = 512\n")
+    with pytest.raises(OallamaError, match=r'no model is called \'Llama-3\'; .*; write \["Llama-3.2-1B"\]'):
+        read_model_config(path, ["Llama-3.2-1B"])
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

@@ -79,10 +79,30 @@ def test_a_prompt_is_attended_at_home(tiny: Callable[..., Path], path: str) -> N
     """The first micro-batch of a sequence, that is; the receiver is given its K and V."""
     with Receiver(path, 64 * MIB), Hot(tiny("llama"), channels=[path], n_ubatch=48) as hot:
         hot.step({0: tokens(40, 1), 1: tokens(8, 2)})
-        n_layers = hot.stats["n_kept"] // 48
-        assert hot.stats["n_kept"] == 48 * n_layers > 0 and hot.stats["n_rows"] == 0
+        n_layers = hot.stats["n_appended"] // 48
+        assert hot.stats["n_appended"] == 48 * n_layers > 0 and hot.stats["n_rows"] == 0
         hot.step({0: tokens(1, 3), 2: tokens(60, 4)})  # 47 rows of the prompt beside a token, then 13
-        assert hot.stats["n_kept"] == (48 + 47) * n_layers and hot.stats["n_rows"] == (1 + 13) * n_layers
+        assert hot.stats["n_appended"] == (48 + 47) * n_layers and hot.stats["n_rows"] == (1 + 13) * n_layers
+
+
+@pytest.mark.parametrize("kv_type", [1, 8, 30], ids=["f16", "q8_0", "bf16"])
+@pytest.mark.parametrize("first_guest", [0, 1])
+def test_several_prompts_at_once(first_guest: int, kv_type: int, tiny: Callable[..., Path], path: str) -> None:
+    """Beside a row at home or not, and a guest that is there already; by two receivers in turns."""
+    script = [
+        {1: tokens(9, 1)},
+        {0: tokens(1, 2), 1: tokens(1, 3), 2: tokens(11, 4), 3: tokens(13, 5), 4: tokens(7, 6)},
+        *({number: tokens(1, 10 * at + number) for number in range(5)} for at in range(1, 4)),
+    ]
+    found = []
+    with Receiver(path, 64 * MIB) as one, Receiver(path + "-b", 64 * MIB) as other:
+        for channels in ([], [path, path + "-b"]):
+            with Hot(tiny("llama"), channels=channels, first_guest=first_guest, kv_type=kv_type) as hot:
+                found.append([logits for step in script for logits in hot.step(step).values()])
+                if channels:
+                    assert hot.stats["n_guests"] == 5 - first_guest and hot.stats["n_lost"] == 0
+                    assert one.stats()["n_sequences"] >= 2 and other.stats()["n_sequences"] >= 2
+    assert same(*found)
 
 
 def test_the_bias_of_positions_is_kept(tmp_path: Path, path: str) -> None:
@@ -94,7 +114,7 @@ def test_the_bias_of_positions_is_kept(tmp_path: Path, path: str) -> None:
         for channels in ([], [path]):
             with Hot(model, channels=channels) as hot:
                 found.append([logits for step in script for logits in hot.step(step).values()])
-                assert (hot.stats["n_kept"] > 0) == bool(channels)
+                assert (hot.stats["n_appended"] > 0) == bool(channels)
     assert same(*found)
 
 

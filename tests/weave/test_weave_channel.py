@@ -264,11 +264,17 @@ def test_wrong_shapes_are_refused(path: str) -> None:
     with Receiver(path, MIB), Sender(path) as sender:
         handle = opened(sender)
         q, kv = floats(2, 2, 32), floats(2, 2, 32)
-        for bad in ((q[:1], kv, kv), (floats(2, 3, 32), kv, kv), (q, floats(2, 2, 16), kv), (q[0], kv, kv)):
+        narrow = floats(2, 2, 16)
+        for bad in ((q[:1], kv, kv), (floats(2, 3, 32), kv, kv), (q, narrow, kv), (q[0], kv, kv), (q[:, :0], kv, kv)):
             with pytest.raises(ValueError, match=r"q, k, v: \[rows, heads, width\]"):
                 sender.attend(0, [SequenceRows(handle, 0, 2)], *bad, scale=1.0)
-        with pytest.raises(ValueError, match="other rows than q"):
+        with pytest.raises(ValueError, match="other rows than k and v"):
             sender.attend(0, [SequenceRows(handle, 0, 1)], q, kv, kv, scale=1.0)
+        for bad in ((kv[:1], kv), (kv, floats(2, 1, 32)), (kv[0], kv), (kv[:, :0], kv[:, :0]), (kv[..., :0], kv)):
+            with pytest.raises(ValueError, match=r"k, v: \[rows, heads, width\]"):
+                sender.append(0, [SequenceRows(handle, 0, 2)], *bad)
+        with pytest.raises(ValueError, match="other rows than k and v"):
+            sender.append(0, [SequenceRows(handle, 0, 1)], kv, kv)
         with pytest.raises(OallamaError, match="refuses: the task is malformed"):
             sender.open(n_layers=0, max_tokens=64, k_width=64, v_width=64)
 
@@ -347,6 +353,10 @@ def test_a_damaged_slot_is_noticed(path: str) -> None:
                     handle = opened(sender, 200, k_type="f32", v_type="f32")
                     for at in range(0, 200, 5):
                         q, k, v = floats(5, 2, 32), floats(5, 2, 32), floats(5, 2, 32)
+                        if at % 3 == 0:
+                            sender.append(0, [SequenceRows(handle, at, 5)], k, v)
+                            reference.attend(q, k, v, 0.2)
+                            continue
                         out = sender.attend(0, [SequenceRows(handle, at, 5)], q, k, v, scale=0.2)
                         assert nmse(out, reference.attend(q, k, v, 0.2)) < 1e-9
                         n_right += 1

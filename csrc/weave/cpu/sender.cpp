@@ -103,6 +103,9 @@ Status Sender::trim(Handle handle, uint32_t n_tokens) {
 }
 
 Status Sender::call(Kind kind, const void * task, size_t nbytes, void * result, size_t result_nbytes) {
+    while (!sent_.empty() && !failed()) {
+        await_oldest(); // each has a deadline of its own
+    }
     if (!begin_task(nbytes)) {
         return Status::malformed;
     }

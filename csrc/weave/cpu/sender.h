@@ -45,8 +45,8 @@ class Sender final : public GuestSender {
     Status reserve(Handle handle, uint32_t n_tokens) override;
     Status trim(Handle handle, uint32_t n_tokens) override;
 
-    // Hand over rows of a layer; false: failed. Nobody waits for the answer to K and V alone: what goes wrong with them
-    // is found out by a later call, before any result that needs them.
+    // Hand over rows of a layer; false: failed. It waits only where all slots are taken. What goes wrong with K and V
+    // alone is found out by a later call, before any result that needs them.
     bool send(const Attention & wanted);
     // Wait until the attention of all that was sent is in `out`; false: failed, `out` is void.
     bool receive();

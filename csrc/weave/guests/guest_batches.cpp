@@ -56,13 +56,13 @@ llama_memory_context_ptr GuestCache::init_batch(llama_batch_allocr & balloc, uin
         if (ubatch.n_tokens == 0) {
             break;
         }
-        const auto begin = new_guests(ubatch);
+        const auto all_new = new_guests(ubatch);
         sort_rows(ubatch, balloc.get_out_ids(),
-                  [&](llama_seq_id seq_id) { return order_of(seq_id, begin.count(seq_id) != 0); });
+                  [&](llama_seq_id seq_id) { return order_of(seq_id, all_new.count(seq_id) != 0); });
         uint32_t n_local = 0, n_new = 0;
         for (uint32_t i = 0; i < ubatch.n_tokens; ++i) {
             n_local += !is_guest(ubatch.seq_id[i][0]);
-            n_new += begin.count(ubatch.seq_id[i][0]) != 0;
+            n_new += all_new.count(ubatch.seq_id[i][0]) != 0;
         }
         batches.push_back({ ubatch, n_local, n_new });
         if (n_local > 0) {
@@ -96,8 +96,11 @@ std::set<llama_seq_id> GuestCache::new_guests(const llama_ubatch & ubatch) const
     for (uint32_t i = 0; i < ubatch.n_tokens; ++i) {
         const llama_seq_id seq_id = ubatch.seq_id[i][0];
         const auto         found  = guests_.find(seq_id);
-        if (found == guests_.end() || !channels_.host_sender(found->second.channel) ||
-            ubatch.pos[i] != next[seq_id]++) {
+        if (found == guests_.end()) {
+            continue;
+        }
+        const GuestSender * sender = channels_.sender(found->second.channel);
+        if (!sender || sender->number() != 0 || ubatch.pos[i] != next[seq_id]++) {
             others.insert(seq_id);
         }
     }
@@ -121,8 +124,8 @@ std::vector<GuestCache::Part> GuestCache::parts_of(const llama_ubatch & ubatch, 
         }
         Part & part = parts.back();
         ++part.n_rows;
-        const bool follows = i > begin && ubatch.seq_id[i][0] == ubatch.seq_id[i - 1][0] &&
-                             position == uint32_t(ubatch.pos[i - 1]) + 1 && !part.rows.empty();
+        const bool follows =
+            i > begin && ubatch.seq_id[i][0] == ubatch.seq_id[i - 1][0] && position == uint32_t(ubatch.pos[i - 1]) + 1;
         if (follows) {
             ++part.rows.back().n_rows;
         } else {
@@ -151,10 +154,9 @@ void GuestCache::apply_guests(const llama_ubatch & ubatch, uint32_t n_local, uin
 }
 
 void GuestCache::send(const Attention & wanted, uint32_t n_threads) {
-    const OpenTask made = shape();
-    const bool     f16  = made.k_type == GGML_TYPE_F16 && made.v_type == GGML_TYPE_F16;
-    out_row_            = size_t(wanted.task.n_head) * wanted.task.d_v;
-    out_                = wanted.out;
+    out_row_       = size_t(wanted.task.n_head) * wanted.task.d_v;
+    out_           = wanted.out;
+    const bool f16 = kept_as(type_k()) == GGML_TYPE_F16 && kept_as(type_v()) == GGML_TYPE_F16;
     for (const Part & part : parts_) {
         Sender *  sender        = channels_.host_sender(part.channel);
         Attention mine          = wanted;
@@ -196,8 +198,8 @@ void GuestCache::append(const Attention & wanted) {
             lose_guests_of(part.channel, Loss::failed);
             continue;
         }
-        guest_totals().kept_rows += part.n_rows;
-        stats_.n_kept += part.n_rows;
+        guest_totals().appended_rows += part.n_rows;
+        stats_.n_appended += part.n_rows;
     }
 }
 

@@ -8,15 +8,6 @@
 
 namespace oa::weave {
 
-namespace {
-
-// llama.cpp's flash attention rounds a cache of f32 to f16 first.
-ggml_type kept_as(ggml_type type) {
-    return type == GGML_TYPE_F32 ? GGML_TYPE_F16 : type;
-}
-
-} // namespace
-
 GuestCache::~GuestCache() {
     clear(false);
 }

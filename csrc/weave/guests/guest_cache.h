@@ -25,11 +25,11 @@
 namespace oa::weave {
 
 struct GuestStats {
-    uint64_t n_guests = 0; // sequences that became guests
-    uint64_t n_lost   = 0; // of them, that were computed anew here
-    uint64_t n_rows   = 0; // rows of layers whose attention was computed elsewhere
-    uint64_t n_kept   = 0; // rows of layers of which K and V alone were sent
-    double   waited_s = 0; // for results
+    uint64_t n_guests   = 0; // sequences that became guests
+    uint64_t n_lost     = 0; // of them, that were computed anew here
+    uint64_t n_rows     = 0; // rows of layers whose attention was computed elsewhere
+    uint64_t n_appended = 0; // rows of layers of which K and V alone were sent
+    double   waited_s   = 0; // for results, and for slots that are free
 };
 
 class GuestCache;
@@ -103,6 +103,9 @@ class GuestCache : public llama_kv_cache {
         std::vector<llama_token> tokens;
         bool                     lost = false;
     };
+
+    // llama.cpp's flash attention rounds a cache of f32 to f16 first.
+    static ggml_type kept_as(ggml_type type) { return type == GGML_TYPE_F32 ? GGML_TYPE_F16 : type; }
 
     bool     becomes_guest(llama_seq_id seq_id);
     OpenTask shape() const;

@@ -53,16 +53,14 @@ class GuestInput : public llm_graph_input_attn_kv {
   private:
     // A row sees those of its own sequence up to itself, which stand right before it.
     void set_mask_of_new(const llama_ubatch & ubatch) {
-        std::vector<float> mask(size_t(n_new) * n_new, -INFINITY);
+        std::vector<ggml_fp16_t> mask(size_t(n_new) * n_new, ggml_fp32_to_fp16(-INFINITY));
         for (uint32_t i = 0; i < n_new; ++i) {
             const auto position = uint32_t(ubatch.pos[n_local + i]);
             for (uint32_t back = 0; back <= position; ++back) {
-                mask[size_t(i) * n_new + i - back] = hparams.use_alibi ? -float(back) : 0.0f;
+                mask[size_t(i) * n_new + i - back] = ggml_fp32_to_fp16(hparams.use_alibi ? -float(back) : 0.0f);
             }
         }
-        std::vector<ggml_fp16_t> rounded(mask.size());
-        ggml_fp32_to_fp16_row(mask.data(), rounded.data(), int64_t(mask.size()));
-        ggml_backend_tensor_set(mask_of_new, rounded.data(), 0, ggml_nbytes(mask_of_new));
+        ggml_backend_tensor_set(mask_of_new, mask.data(), 0, ggml_nbytes(mask_of_new));
     }
 };
 
@@ -152,7 +150,7 @@ void receive_op(ggml_tensor * dst, int ith, int nth, void * userdata) {
     memcpy(to, away->data, ggml_nbytes(away));
 }
 
-// As the cache keeps K or V; ggml's attention takes f32 by itself.
+// As the cache keeps K or V.
 ggml_tensor * as_kept(ggml_context * ctx, ggml_tensor * x, ggml_type type) {
     return x->type == type ? x : ggml_cast(ctx, x, type);
 }
@@ -193,9 +191,9 @@ ggml_tensor * oa_weave_attend(const llm_graph_context & graph, const llm_graph_i
     if (!of || of->n_new + of->n_away == 0) {
         return nullptr;
     }
-    ggml_context * ctx    = graph.ctx0;
-    const auto     n_here = int64_t(of->n_local), n_new = int64_t(of->n_new), n_away = int64_t(of->n_away);
-    const auto     n_all = n_here + n_new + n_away, n_head = q->ne[1], d_v = v->ne[0];
+    ggml_context * ctx     = graph.ctx0;
+    const auto     n_local = int64_t(of->n_local), n_new = int64_t(of->n_new), n_away = int64_t(of->n_away);
+    const auto     n_all = n_local + n_new + n_away, n_head = q->ne[1], d_v = v->ne[0];
     const size_t   alignment = of->sender != 0 ? 16 : 1;
 
     GuestCache & guests  = *of->context().cache();
@@ -210,9 +208,9 @@ ggml_tensor * oa_weave_attend(const llm_graph_context & graph, const llm_graph_i
     layer.task.max_bias  = graph.hparams.f_max_alibi_bias;
     layer.task.softcap   = graph.hparams.attn_soft_cap ? graph.hparams.f_attn_logit_softcapping : 0.0f;
 
-    ggml_tensor *away = nullptr, *local = nullptr, *fresh = nullptr;
+    ggml_tensor *away = nullptr, *local = nullptr, *of_new = nullptr;
     if (n_away > 0) {
-        const int64_t first  = n_here + n_new;
+        const int64_t first  = n_local + n_new;
         ggml_tensor * sent[] = { plain(ctx, rows(ctx, q, first, n_away), alignment),
                                  plain(ctx, rows(ctx, k, first, n_away), alignment),
                                  plain(ctx, rows(ctx, v, first, n_away), alignment), sinks };
@@ -223,29 +221,29 @@ ggml_tensor * oa_weave_attend(const llm_graph_context & graph, const llm_graph_i
     }
     ggml_tensor *k_new = nullptr, *v_new = nullptr;
     if (n_new > 0) {
-        k_new                = plain(ctx, rows(ctx, k, n_here, n_new), alignment);
-        v_new                = plain(ctx, rows(ctx, v, n_here, n_new), alignment);
+        k_new                = plain(ctx, rows(ctx, k, n_local, n_new), alignment);
+        v_new                = plain(ctx, rows(ctx, v, n_local, n_new), alignment);
         ggml_tensor * sent[] = { k_new, v_new };
-        ggml_tensor * given  = ggml_custom_4d(ctx, GGML_TYPE_F32, 1, 1, 1, 1, sent, 2, append_op, 1, &layer);
-        graph.cb(given, "guests_appended", il);
-        ggml_build_forward_expand(graph.gf, given);
+        ggml_tensor * node   = ggml_custom_4d(ctx, GGML_TYPE_F32, 1, 1, 1, 1, sent, 2, append_op, 1, &layer);
+        graph.cb(node, "guests_appended", il);
+        ggml_build_forward_expand(graph.gf, node);
     }
-    if (n_here > 0) {
+    if (n_local > 0) {
         const auto * cache = inp->mctx;
-        ggml_build_forward_expand(graph.gf, cache->cpy_k(ctx, rows(ctx, k, 0, n_here), inp->get_k_idxs(), il));
-        ggml_build_forward_expand(graph.gf, cache->cpy_v(ctx, rows(ctx, v, 0, n_here), inp->get_v_idxs(), il));
-        local = graph.build_attn_mha(rows(ctx, q, 0, n_here), cache->get_k(ctx, il), cache->get_v(ctx, il), nullptr,
+        ggml_build_forward_expand(graph.gf, cache->cpy_k(ctx, rows(ctx, k, 0, n_local), inp->get_k_idxs(), il));
+        ggml_build_forward_expand(graph.gf, cache->cpy_v(ctx, rows(ctx, v, 0, n_local), inp->get_v_idxs(), il));
+        local = graph.build_attn_mha(rows(ctx, q, 0, n_local), cache->get_k(ctx, il), cache->get_v(ctx, il), nullptr,
                                      inp->get_kq_mask(), sinks, nullptr, 0, scale, il);
         oa_attend_rows_set(local->src[0], int32_t(n_all));
     }
     if (n_new > 0) {
-        fresh = graph.build_attn_mha(rows(ctx, q, n_here, n_new), as_kept(ctx, k_new, guests.type_k()),
-                                     as_kept(ctx, v_new, guests.type_v()), nullptr, of->mask_of_new, sinks, nullptr, 0,
-                                     scale, il);
-        oa_attend_rows_set(fresh->src[0], int32_t(n_all));
+        of_new = graph.build_attn_mha(rows(ctx, q, n_local, n_new), as_kept(ctx, k_new, guests.type_k()),
+                                      as_kept(ctx, v_new, guests.type_v()), nullptr, of->mask_of_new, sinks, nullptr, 0,
+                                      scale, il);
+        oa_attend_rows_set(of_new->src[0], int32_t(n_all));
     }
 
-    ggml_tensor * all = local && fresh ? ggml_concat(ctx, local, fresh, 1) : local ? local : fresh;
+    ggml_tensor * all = local && of_new ? ggml_concat(ctx, local, of_new, 1) : local ? local : of_new;
     if (away) {
         ggml_tensor * parts[] = { away, all };
         all = ggml_custom_4d(ctx, GGML_TYPE_F32, d_v * n_head, n_all, 1, 1, parts, all ? 2 : 1, receive_op, 1, &layer);

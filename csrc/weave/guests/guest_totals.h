@@ -17,8 +17,8 @@ struct GuestTotals {
     std::atomic<uint64_t> came{ 0 };
     std::atomic<uint64_t> lost[n_losses] = {}; // by Loss
     std::atomic<uint64_t> rows{ 0 };           // of layers whose attention was computed elsewhere
-    std::atomic<uint64_t> kept_rows{ 0 };      // of layers of which K and V alone were sent
-    std::atomic<uint64_t> waited_ns{ 0 };      // for results
+    std::atomic<uint64_t> appended_rows{ 0 };  // of layers of which K and V alone were sent
+    std::atomic<uint64_t> waited_ns{ 0 };      // for results, and for slots that are free
     std::atomic<int64_t>  now{ 0 };            // guests that are with receivers
 };
 

@@ -47,7 +47,8 @@ class Guests:
     lend: Annotated[str | None, typer.Option(help='Memory of each cold process for guests, like "2GiB".')] = None
     weave: Annotated[Path | None, typer.Option(help="Plan file of `oallama weave plan -o`.")] = None
     model_config: Annotated[
-        Path | None, typer.Option(help="TOML file with contexts, threads, slots and plans of single models.")
+        Path | None,
+        typer.Option(help="TOML file with options of single models: ctx, parallel, threads, plan and others."),
     ] = None
     deadline: Annotated[float, typer.Option(min=0.001, help="Seconds after which a guest's attention is lost.")] = 0.1
 

@@ -13,7 +13,7 @@ from oallama.base.children import run_server
 from oallama.base.environment import MODEL_ENVIRONMENTS, REVIVE
 from oallama.base.printing import say
 from oallama.data.budget import format_bytes, parse_budget
-from oallama.data.plan import check_model
+from oallama.data.plan import HOST, check_model
 from oallama.engine import runtime, skeleton
 from oallama.engine.load_settings import Settings
 from oallama.engine.runtime import quiet
@@ -27,7 +27,7 @@ from oallama.serving.page import page_options
 from oallama.serving.serve_limits import Limits
 from oallama.serving.serving import Served, check, environments, preset
 from oallama.weave import remove_abandoned
-from oallama.weave.gpus import check_places, parse_places, room_for_guests
+from oallama.weave.gpus import check_places, check_sharing, parse_places, room_for_guests
 from oallama.weave.plan import REMEDY, read_looks
 
 
@@ -71,14 +71,14 @@ def planned(request: HotCold, wanted: Settings) -> tuple[Served, list[Served]]:
             another model or context, or the devices do not allow what is wanted of them.
     """
     quiet()
-    of_hot = request.config(request.hot).settings(wanted)
+    of_hot = _settings(request, request.hot, wanted)
     guests = of_hot.n_seq_max if request.guests is None else request.guests
     guests = guests if request.cold else 0
     places = parse_places(request.device)
     check_places(places, len(request.cold), guests)
     _check_plans(request, guests, places.on_gpus)
     if guests and of_hot.flash_attn == "off":
-        raise OallamaError("guests need flash attention: leave --flash-attn off out, or give --guests 0")
+        raise OallamaError(f"guests need flash attention, which {request.hot.stem} is not to have; or give --guests 0")
     if not guests and (request.lend is not None or request.plan):
         raise OallamaError("--lend and --weave are for guests, and there are none; leave them out")
     if request.margin is not None and not places.on_gpus:
@@ -89,14 +89,16 @@ def planned(request: HotCold, wanted: Settings) -> tuple[Served, list[Served]]:
     is_cold = []
 
     def served(path: Path, device: str | None) -> Served:
-        config = request.config(path)
-        own = config.settings(wanted)
+        config, own = request.config(path), _settings(request, path, wanted)
         graph = autoplan.read_graph(path, own)
         if looks and path == request.hot:
             check_model(looks.hot, graph.model, REMEDY)
         settings = replace(autoplan.resolve(own, graph.n_ctx_train), n_threads=own.n_threads or n_threads)
         if config.plan:
-            check_plan(config.plan, path, settings)
+            try:
+                check_plan(config.plan, path, settings)
+            except OallamaError as error:
+                raise OallamaError(f"{path.stem}: {error}") from None
         made = Served(path, settings, device=device, plan=config.plan)
         if not looks or graph.model != looks.cold:
             return made
@@ -110,27 +112,40 @@ def planned(request: HotCold, wanted: Settings) -> tuple[Served, list[Served]]:
     if guests:
         lent = _lent(request, [hot, *cold], guests)
         hot, cold = replace(hot, guests=guests), [replace(model, lend_nbytes=lent) for model in cold]
-    elif places.on_gpus:
+    elif any(model.devices for model in (hot, *cold)):
         _rooms(request, [hot, *cold])
     return hot, cold
 
 
+def _settings(request: HotCold, model: Path, wanted: Settings) -> Settings:
+    """Those of a model; without a plan, "auto" is "on" as for all others."""
+    config = request.config(model)
+    own = config.settings(wanted)
+    return own if config.plan or own.flash_attn != "auto" else replace(own, flash_attn="on")
+
+
 def _threads_of_others(request: HotCold, wanted: Settings) -> int:
-    """Threads of a model of which nobody says how many."""
-    given = [request.config(model).settings(wanted).n_threads for model in request.models]
+    """Of each model whose number of threads is not given."""
+    given = [_settings(request, model, wanted).n_threads for model in request.models]
     return max(1, (len(cpu_set()) - sum(given)) // max(1, given.count(0)))
 
 
 def _check_plans(request: HotCold, guests: int, on_gpus: bool) -> None:
     """Raises OallamaError for plans of models that may not have one."""
-    names = [model.stem for model in request.models if request.config(model).plan]
-    if guests and request.hot.stem in names:
+    plans = {model.stem: plan for model in request.models if (plan := request.config(model).plan)}
+    if guests and request.hot.stem in plans:
         raise OallamaError(
             f"guests need a KV cache that all sequences share, and plans count one each; leave out the plan of "
             f"{request.hot.stem}, or give --guests 0"
         )
-    if on_gpus and names:
-        raise OallamaError(f"--device places whole models, and {names[0]} has a plan; leave out one of them")
+    if on_gpus and plans:
+        raise OallamaError(f"--device places whole models, and {min(plans)} has a plan; leave out one of them")
+    for name, plan in plans.items():
+        if guests and set(plan.devices) != {HOST}:
+            raise OallamaError(
+                f"guests need both models on the CPU, and the plan of {name} uses {plan.devices[0]}; leave it out, or "
+                "give --guests 0"
+            )
 
 
 def _lent(request: HotCold, models: Sequence[Served], guests: int) -> int:
@@ -160,8 +175,12 @@ def _rooms(request: HotCold, models: Sequence[Served]) -> dict[str, int]:
     """What every GPU has left beside the models on it."""
     taken: dict[str, list[int]] = {}
     for model in models:
-        if model.device:
-            taken.setdefault(model.device, []).append(sum(_dry_run(model)[model.device].values()))
+        for device in model.devices:
+            plan = model.plan
+            nbytes = plan.predicted.devices[device].total if plan else sum(_dry_run(model)[device].values())
+            taken.setdefault(device, []).append(nbytes)
+    for device, each in taken.items():
+        check_sharing(device, len(each))
     return {device: room_for_guests(device, each, request.margin) for device, each in taken.items()}
 
 
@@ -176,22 +195,25 @@ def _dry_run_of(path: Path, settings: Settings, device: str | None) -> dict[str,
     return skeleton.dry_run(os.fspath(path), replace(settings, devices=devices), None)
 
 
+def _where(model: Served) -> str:
+    if model.plan:
+        return f" by plan {model.plan.hash[:8]}"
+    return f" on {model.device}" if model.device else ""
+
+
 def serve_hot_cold(request: HotCold, wanted: Settings, address: Address, more: Sequence[str]) -> int:
     """Run llama-server's router until it ends; returns its exit code. more: arguments of llama-server."""
     hot, cold = planned(request, wanted)
     remove_abandoned()
     there = autoplan.find_accelerator()
-    if there and not any(model.device for model in (hot, *cold)):
+    if there and not any(model.devices for model in (hot, *cold)):
         say(f"all models run on the CPU; --device {there}, or --device hot={there},cold=.., puts them on GPUs")
-    where = f" on {hot.device}" if hot.device else ""
     at_home, threads = hot.settings.n_seq_max, hot.settings.n_threads
-    say(f"{hot.name}{where}: {at_home} sequences at home, {hot.guests} more as guests, {threads} threads")
+    say(f"{hot.name}{_where(hot)}: {at_home} sequences at home, {hot.guests} more as guests, {threads} threads")
     for model in cold:
         lends = format_bytes(model.lend_nbytes) if model.lend_nbytes else "nothing"
-        where = f" on {model.device}" if model.device else ""
         n_sequences, threads = model.settings.n_seq_max, model.settings.n_threads
-        by = f", by plan {model.plan.hash[:8]}" if model.plan else ""
-        say(f"{model.name}{where}: {n_sequences} sequences, {threads} threads, lends {lends}{by}")
+        say(f"{model.name}{_where(model)}: {n_sequences} sequences, {threads} threads, lends {lends}")
     with (
         tempfile.TemporaryDirectory(prefix="oallama-") as folder,
         tempfile.NamedTemporaryFile("w", prefix="oallama-", suffix=".ini") as file,

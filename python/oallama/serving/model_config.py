@@ -1,15 +1,15 @@
 """Settings of single models behind one address: `oallama serve --hot .. --cold .. --model-config FILE.toml`.
 
-    [big]                      # by the name that requests use
+    ["big-Q4_K_M"]             # by the name that requests use
     ctx = 16384
     parallel = 6
     threads = 3
 
-    [small]
-    plan = "small-plan.json"   # of `oallama plan -o`; in this file's folder, unless the path is a whole one
+    ["small-Q8_0"]
+    plan = "small-plan.json"   # of `oallama plan -o`; relative to this file's folder
 
-Keys are names of options without the dashes. What is not said of a model is as the command line says it of all, and
-with a plan as the plan says.
+Keys are names of options without the dashes. What the file says of a model comes first, then what its plan says, then
+the command line.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ModelConfig:
     plan: PlacementPlan | None = None
 
     def settings(self, of_all: Settings) -> Settings:
-        """Those of the model. Threads are never a plan's."""
+        """Those of the model; a plan says nothing of threads."""
         base = replace(of_all, **asdict(self.plan.context)) if self.plan else of_all
         return replace(base, **self.given)
 
@@ -61,23 +61,25 @@ def read_model_config(path: Path, names: Collection[str]) -> dict[str, ModelConf
     """The file's settings by model. names: of the models that are served.
 
     Raises:
-        OallamaError: the file cannot be read or is no TOML, has a model or an option that nobody knows, a value that
-            does not fit its option, or a plan that is none.
+        OallamaError: the file cannot be read or is not TOML, has a model or an option that nobody knows, a value that
+            does not fit its option, or a plan that cannot be read.
     """
     try:
-        content = tomllib.loads(path.read_text())
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise OallamaError(f"{path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise OallamaError(f"{path} is no TOML: {error}") from None
+        raise OallamaError(f"{path} is not TOML: {error}") from None
     return {name: _of_model(path, name, table, names) for name, table in content.items()}
 
 
 def _of_model(path: Path, name: str, table: object, names: Collection[str]) -> ModelConfig:
     if not isinstance(table, dict):
-        raise OallamaError(f"{path}: {name!r} stands outside of a table; write it below [{min(names)}], for one model")
+        raise OallamaError(f'{path}: {name!r} belongs to no model; write it below ["{min(names)}"], for example')
     if name not in names:
-        raise OallamaError(f"{path}: no model is called {name!r}; there are {', '.join(sorted(names))}")
+        quoted = [each for each in sorted(names) if each.startswith(f"{name}.")]
+        hint = f'; write ["{quoted[0]}"]' if quoted else ""
+        raise OallamaError(f"{path}: no model is called {name!r}; there are {', '.join(sorted(names))}{hint}")
     given: dict[str, Any] = {}
     for key, value in table.items():
         if key == _PLAN:
@@ -92,13 +94,16 @@ def _of_model(path: Path, name: str, table: object, names: Collection[str]) -> M
         return ModelConfig(given)
     if not isinstance(table[_PLAN], str):
         raise OallamaError(f"{path}: {_PLAN!r} of {name} is a path, got {table[_PLAN]!r}")
-    return ModelConfig(given, PlacementPlan.load(path.parent / table[_PLAN]))
+    try:
+        return ModelConfig(given, PlacementPlan.load(path.parent / Path(table[_PLAN]).expanduser()))
+    except OallamaError as error:
+        raise OallamaError(f"{path}: {_PLAN!r} of {name}: {error}") from None
 
 
 def _checked(what: str, value: object, allowed: int | Collection[str]) -> object:
     if isinstance(allowed, int):
         if isinstance(value, bool) or not isinstance(value, int) or value < allowed:
             raise OallamaError(f"{what} is a whole number from {allowed} on, got {value!r}")
-    elif value not in allowed:
+    elif not isinstance(value, str) or value not in allowed:
         raise OallamaError(f"{what} is one of {', '.join(allowed)}, got {value!r}")
     return value

@@ -258,7 +258,7 @@ class Sender:
 
     @property
     def waited_s(self) -> float:
-        """Seconds of waiting for results, and for the room that they take until then."""
+        """Seconds of waiting for results, and for slots that are free."""
         return float(self._native.waited_s)
 
     def lives(self) -> bool:
@@ -292,8 +292,8 @@ def guests(channels: Sequence[str], first_guest: int = 0, deadline_s: float = DE
 
 
 def guest_stats(ctx: int) -> dict[str, float]:
-    """Of a llama_context by its address: n_guests, n_lost (computed anew here), n_rows and n_kept, waited_s.
+    """Of a llama_context by its address: n_guests, n_lost (computed anew here), n_rows and n_appended, waited_s.
 
-    n_rows: rows of layers whose attention was computed elsewhere; n_kept: of which K and V alone were sent.
+    n_rows: rows of layers whose attention was computed elsewhere; n_appended: of which K and V alone were sent.
     """
     return dict(_core().weave_guest_stats(ctx))

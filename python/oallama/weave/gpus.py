@@ -58,12 +58,8 @@ def check_places(places: Places, n_cold: int, guests: int, environment: Mapping[
         OallamaError: two processes would share a GPU without MPS, or there are to be guests where there cannot be.
     """
     names = [places.hot, *[places.cold] * n_cold]
-    for name in sorted({name for name in names if name is not None and names.count(name) > 1}):
-        if device_list.device(name).backend == BACKEND and not mps_runs(mps_folder(environment)):
-            raise OallamaError(
-                f"{names.count(name)} processes on {name} would take turns of milliseconds, since CUDA's MPS does not "
-                f"run here; start it with: {START_MPS}"
-            )
+    for name in sorted({name for name in names if name is not None}):
+        check_sharing(name, names.count(name), environment)
     if not places.on_gpus or not guests or not n_cold:
         return
     for place in (places.hot, places.cold):
@@ -74,6 +70,15 @@ def check_places(places: Places, n_cold: int, guests: int, environment: Mapping[
             )
     if n_cold > 1:
         raise OallamaError("on GPUs one cold model lends memory to the hot one; give one --cold, or --guests 0")
+
+
+def check_sharing(name: str, n: int, environment: Mapping[str, str] = os.environ) -> None:
+    """Raises OallamaError where n processes on that device would have it in turns."""
+    if n > 1 and device_list.device(name).backend == BACKEND and not mps_runs(mps_folder(environment)):
+        raise OallamaError(
+            f"{n} processes on {name} would take turns of milliseconds, since CUDA's MPS does not run here; start it "
+            f"with: {START_MPS}"
+        )
 
 
 def mps_folder(environment: Mapping[str, str] = os.environ) -> Path:
