@@ -48,7 +48,7 @@ class Guests:
     weave: Annotated[Path | None, typer.Option(help="Plan file of `oallama weave plan -o`.")] = None
     model_config: Annotated[
         Path | None,
-        typer.Option(help="TOML file with options of single models: ctx, parallel, threads, plan and others."),
+        typer.Option(help="TOML file: ctx, parallel, threads, plan and others of single models."),
     ] = None
     deadline: Annotated[float, typer.Option(min=0.001, help="Seconds after which a guest's attention is lost.")] = 0.1
 
