@@ -245,11 +245,12 @@ def bare_root(lines: Lines) -> str:
     return f"{lines[-1]['wheel_bytes'] / 1e6:.0f} MB; {of['install']:.0f} s; {of['first token']:.1f} s"
 
 
+CELLS = ("2026-11-21-cells", "2026-11-27-cells")  # the newer ones have every rival with both -fa
 FASTER = "request time against the best of llama.cpp's `-ngl` and `--fit`"
 BUFFER = "compute buffer of a 128k-vocabulary llama at a micro-batch of 512: llama.cpp's, ours"
 # Words of a row, its files in bench/results (without .jsonl), and what makes a text of their lines.
 ROWS: list[tuple[str, tuple[str, ...], Callable[..., str]]] = [
-    (f"{FASTER}, loopback RPC server", ("2026-11-21-cells",), partial(faster, device="RPC")),
+    (f"{FASTER}, loopback RPC server", CELLS, lambda *files: faster([*chain(*files)], device="RPC")),
     (f"{FASTER}, CPU alone", ("2026-11-21-cells",), partial(faster, device="CPU")),
     (f"{FASTER}, Vulkan in software, which the plan leaves unused", ("2026-11-21-cells",),
      partial(faster, device="Vulkan", form="{:.0f}x")),
@@ -329,10 +330,10 @@ def by_machine() -> Iterator[str]:
 
 
 def by_cell() -> Iterator[str]:
-    """The cells of the loopback server with one host thread."""
+    """The cells of the loopback server with one host thread, against the best rival with either form of attention."""
     cells = {
         (line["arch"], line["budget"], line["depth"]): ratio(line)
-        for line in read("2026-11-21-cells")
+        for line in read(CELLS[-1])
         if line["device"] == "RPC" and line["n_threads"] == 1
     }
     columns = [(budget, depth) for depth in (0, 2048) for budget in ("40%", "80%")]

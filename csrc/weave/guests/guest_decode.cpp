@@ -140,21 +140,19 @@ bool oa_weave_decode(llama_context * ctx, const llama_batch_ext & batch, int & r
         if (!anyone_lost()) {
             break;
         }
-        result = -3;
+        result = 1; // after the last try, too: as when a batch finds no room, the caller may make some and try again
         for (const auto & [seq_id, position] : before) {
             cache->seq_rm(seq_id, position + 1, -1);
         }
+        bool all_are_back = true;
         for (const auto & [seq_id, position] : before) {
             auto tokens = cache->take_back(seq_id);
-            if (tokens.empty()) {
-                continue;
-            }
-            if (!compute_again(ctx, *cache, seq_id, tokens)) {
+            if (!tokens.empty() && !compute_again(ctx, *cache, seq_id, tokens)) {
                 cache->put_back(seq_id, std::move(tokens));
-                result = 1; // as when a batch finds no room: the caller may make some and try again
+                all_are_back = false;
             }
         }
-        if (result == 1) {
+        if (!all_are_back) {
             break;
         }
     }
