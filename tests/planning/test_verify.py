@@ -182,7 +182,7 @@ def test_plans_share_what_they_can(monkeypatch: pytest.MonkeyPatch, model: Path,
 
     assert interleave(on_cpu, rpc) == "loaded"
     assert interleave(rpc, rpc, on_cpu) == "reload"  # one server, two clients
-    monkeypatch.setattr(verify_module, "_free_host_bytes", lambda: {HOST: 1000})
+    monkeypatch.setattr(verify_module, "available_bytes", lambda: 1000)
     assert interleave(needs(400), needs(400)) == "loaded"
     assert interleave(needs(500), needs(500)) == "reload"
 

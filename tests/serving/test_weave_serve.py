@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -20,8 +21,12 @@ import pytest
 
 from oallama.base.environment import BACKEND_MAP
 from oallama.data.plan import PlacementPlan
+from oallama.engine import skeleton
 from oallama.engine.load_settings import Settings
 from oallama.engine.rpc import free_port
+from oallama.errors import OallamaError
+from oallama.serving import hot_cold
+from oallama.serving.serve_limits import Limits
 from support.cli import oallama
 from support.made_profile import made_profile
 from support.plans import make
@@ -186,6 +191,30 @@ def test_settings_of_single_models(tiny: Callable[..., Path], tmp_path: Path) ->
     assert [props["default_generation_settings"]["n_ctx"] for props in shown.values()] == [1024, 256]
     plan = PlacementPlan.load(tmp_path / "plan.json")
     assert table == plan.to_backend_map() and f"by plan {plan.hash[:8]}" in said
+
+
+def test_no_more_is_lent_than_there_is(tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what is available, a twentieth and the models' own memory is kept; two cold models share the rest."""
+    said: list[str] = []
+    monkeypatch.setattr(hot_cold, "say", said.append)
+    settings = Settings(n_ctx=4096, n_seq_max=2, n_threads=1, flash_attn="on")
+    request = hot_cold.HotCold(tiny("llama"), [tiny("qwen2")], Limits(), guests=2)
+    monkeypatch.setattr(hot_cold, "available_bytes", lambda: 1 << 40)
+    _, (cold,) = hot_cold.planned(request, settings)
+    wanted = cold.lend_nbytes
+    assert wanted > 0 and not said
+    taken = 0
+    for model in (request.hot, *request.cold):
+        taken += sum(skeleton.dry_run(model, replace(settings, devices=()))["CPU"].values())
+    available = int((taken + wanted // 2) / 0.95) + 1
+    monkeypatch.setattr(hot_cold, "available_bytes", lambda: available)
+    _, (cold,) = hot_cold.planned(request, settings)
+    assert abs(cold.lend_nbytes - wanted // 2) < 100 and "left for guests, who might take" in said.pop()
+    _, colds = hot_cold.planned(replace(request, cold=[tiny("qwen2"), tiny("qwen2", "F16")], lend="1GiB"), settings)
+    assert [cold.lend_nbytes for cold in colds] == [1 << 30] * 2 and "less than --lend 1GiB" in said.pop()
+    monkeypatch.setattr(hot_cold, "available_bytes", lambda: taken)
+    with pytest.raises(OallamaError, match="the machine has no memory left for guests"):
+        hot_cold.planned(request, settings)
 
 
 def test_what_serve_refuses(tiny: Callable[..., Path], tmp_path: Path) -> None:

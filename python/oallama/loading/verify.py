@@ -7,16 +7,15 @@ the benchmark's (bench/sweep.py): worker processes, warm-up dropped, rounds inte
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from oallama.base.host_memory import available_bytes
 from oallama.bench.engines import Engine, LoadParams
 from oallama.bench.planned import planned
 from oallama.bench.results import Result
@@ -239,16 +238,11 @@ def fit_together(plans: Sequence[PlacementPlan]) -> bool:
     """Whether all plans can be loaded at the same time."""
     if sum(map(_uses_rpc, plans)) > 1:
         return False
-    free = {d.name: d.memory_free for d in device_list.devices()} | _free_host_bytes()
+    free = {d.name: d.memory_free for d in device_list.devices()}
+    if (on_host := available_bytes()) is not None:  # ggml calls all of the host's memory free
+        free[HOST] = on_host
     needed: dict[str, int] = {}
     for plan in plans:
         for name, memory in plan.predicted.devices.items():
             needed[name] = needed.get(name, 0) + memory.total
     return all(needed[name] <= free[name] * _SHARE_OF_FREE for name in needed if name in free)
-
-
-def _free_host_bytes() -> dict[str, int]:
-    """ggml calls all of the host's memory free; Linux knows better."""
-    meminfo = Path("/proc/meminfo")
-    found = re.search(r"^MemAvailable:\s*(\d+) kB", meminfo.read_text(), re.MULTILINE) if meminfo.is_file() else None
-    return {HOST: int(found[1]) * 1024} if found else {}

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from oallama.base.children import run_server
 from oallama.base.environment import MODEL_ENVIRONMENTS, REVIVE
+from oallama.base.host_memory import available_bytes
 from oallama.base.printing import say
 from oallama.data.budget import format_bytes, parse_budget
 from oallama.data.plan import HOST, check_model
@@ -30,13 +31,15 @@ from oallama.weave import remove_abandoned
 from oallama.weave.gpus import check_places, check_sharing, parse_places, room_for_guests
 from oallama.weave.plan import REMEDY, read_looks
 
+_KEPT_FREE = 0.05  # of the host's available memory
+
 
 @dataclass(frozen=True)
 class HotCold:
     """What is served and how.
 
     guests: sequences of the hot model beyond its own; None: as many as its own. lend: memory of each cold model's
-    process for them; None: for as much context as the hot one has at home, on a GPU as far as there is room for it.
+    process for them; None: for as much context as the hot one has at home, as far as there is room for it.
     deadline_s: of the attention of a layer. plan: of `oallama weave plan`, for the hot model and one of the cold ones;
     the others look for tasks as ever. device: as `parse_places` reads it. margin: bytes of a GPU that stay free.
     configs: of single models, by name.
@@ -151,24 +154,41 @@ def _check_plans(request: HotCold, guests: int, on_gpus: bool) -> None:
 def _lent(request: HotCold, models: Sequence[Served], guests: int) -> int:
     """Bytes of each cold model's process, on its GPU if it has one."""
     hot, cold = models[0], models[1:]
-    room = _rooms(request, models).get(cold[0].device or "")
+    where = cold[0].device or "the machine"
+    room = _rooms(request, models)[cold[0].device] if cold[0].device else _room_on_host(models)
     if request.lend is not None:
         budget = parse_budget(request.lend, weights_bytes=0, free_bytes=0)
         if budget.bytes_total is None:
             raise OallamaError(f'--lend is a size, like "2GiB", got {request.lend}')
         if room is not None and budget.bytes_total > room:
-            raise OallamaError(
-                f"{cold[0].device} has {format_bytes(room)} left for guests, which is less than --lend {request.lend}"
-            )
+            short = f"{where} has {format_bytes(room)} left for guests, which is less than --lend {request.lend}"
+            if cold[0].device:
+                raise OallamaError(short)
+            say(f"{short}; what is too much goes to swap, or ends a process")
         return budget.bytes_total
     at_home = sum(found["kv"] for found in _dry_run(hot).values())
     asked = -(-at_home * guests // (hot.settings.n_seq_max * len(cold)))
     if room is None or asked <= room:
         return asked
     if room == 0:
-        raise OallamaError(f"{cold[0].device} has no memory left for guests; lower --ctx, or give --guests 0")
-    say(f"{cold[0].device} has {format_bytes(room)} left for guests, who might take {format_bytes(asked)}")
+        raise OallamaError(f"{where} has no memory left for guests; lower --ctx, or give --lend, or --guests 0")
+    say(f"{where} has {format_bytes(room)} left for guests, who might take {format_bytes(asked)}")
     return room
+
+
+def _room_on_host(models: Sequence[Served]) -> int | None:
+    """Bytes for guests of each cold model: what is available now, less all models with their weights, and a margin.
+
+    None: the system does not say what is available.
+    """
+    available = available_bytes()
+    if available is None:
+        return None
+    taken = [
+        model.plan.predicted.devices[HOST].total if model.plan else sum(_dry_run(model)[HOST].values())
+        for model in models
+    ]
+    return max(0, int((1 - _KEPT_FREE) * available) - sum(taken)) // (len(models) - 1)
 
 
 def _rooms(request: HotCold, models: Sequence[Served]) -> dict[str, int]:
