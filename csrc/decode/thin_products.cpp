@@ -2,13 +2,13 @@
 
 #include "ggml-cpu-impl.h"
 #include "ggml-cpu.h"
-#include "kernel_choice.h"
 #include "own_products.h"
 #include "skipped_experts.h"
 #include "thin_task.h"
 #include "thread_sanitizer.h"
 
 #include <algorithm>
+#include <string_view>
 
 namespace oa::decode {
 
@@ -20,13 +20,17 @@ constexpr int64_t some_items   = 8;   // of each thread, where there are rows en
 constexpr int64_t most_rows    = 128; // of an item
 constexpr size_t  cache_line   = 64;
 
+// Of the instruction set that our products with many columns take; null: it has none.
 const Kernels * kernels() {
 #if defined(__x86_64__)
-    static const bool has = cpu_has_avx512() && __builtin_cpu_supports("avx512vnni");
-    return has ? &avx512_kernels : nullptr;
-#else
-    return nullptr;
+    const std::string_view name = oa_products_kernel();
+    for (const Kernels * each : { &avx512_kernels, &avx_vnni_kernels, &avx2_kernels }) {
+        if (each->name == name) {
+            return each;
+        }
+    }
 #endif
+    return nullptr;
 }
 
 const Kernel * kernel_of(ggml_type type) {

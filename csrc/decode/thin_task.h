@@ -27,6 +27,6 @@ struct Kernels {
     Kernel       of[n_weight_types];
 };
 
-extern const Kernels avx512_kernels;
+extern const Kernels avx2_kernels, avx_vnni_kernels, avx512_kernels;
 
 } // namespace oa::decode

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,17 @@ from support.products import Mixture, assert_sums, columns_of, computed, error, 
 GROUPS = {"q4_0": 128, "q8_0": 64, "mxfp4": 64, "q4_K": 256, "q6_K": 256}  # values that a kernel looks at together
 MOST = 7  # columns
 
-pytestmark = pytest.mark.skipif(not native.core().thin_has("q4_0"), reason="this CPU has no AVX-512 with VNNI")
+SETS = [name for name in ("avx2", "avx-vnni", "avx512") if native.core().products_use(name)]
+native.core().products_use("")
+
+pytestmark = pytest.mark.skipif(not SETS, reason="this CPU has no AVX2")
+
+
+@pytest.fixture(params=SETS, autouse=True, scope="module")
+def instruction_set(request: pytest.FixtureRequest) -> Iterator[None]:
+    native.core().products_use(request.param)
+    yield
+    native.core().products_use("")
 
 
 @pytest.mark.parametrize("type", GROUPS)

@@ -35,10 +35,6 @@ Operator make(Random & random) {
     return made;
 }
 
-bool use(const char *) { // there is one instruction set
-    return true;
-}
-
 std::string kind(const ggml_tensor * node) {
     return node->op == GGML_OP_MUL_MAT ? "matrix" : "mixture";
 }
@@ -46,5 +42,5 @@ std::string kind(const ggml_tensor * node) {
 } // namespace
 
 int main(int argc, char ** argv) {
-    return run_family({ make, oa_thin_takes, use, kind, { "avx512" } }, argc, argv);
+    return run_family({ make, oa_thin_takes, oa_products_use, kind, { "avx2", "avx-vnni", "avx512" } }, argc, argv);
 }

@@ -68,6 +68,18 @@ inline __m512i start_of(const int8_t * bytes, int offset) {
     return _mm512_mullo_epi32(sums, _mm512_set1_epi32(-offset));
 }
 
+constexpr int rows_at_once = 2;
+
+// A group of a row, with the same groups of columns, `stride` groups apart.
+template <class Type, int C>
+void add(typename Type::Sum (&sums)[C], const char * row, const typename Type::Column * columns, int64_t stride) {
+    const typename Type::Weight weight(row);
+#pragma GCC unroll 4
+    for (int c = 0; c < C; ++c) {
+        sums[c].add(weight, columns[c * stride]);
+    }
+}
+
 // A column's group that is one vector.
 struct ColumnOfBytes {
     int8_t  whole[64];
