@@ -17,7 +17,8 @@ from support.hand_plan import hand_plan, realised
 from support.logits import compute_logits, nmse
 from support.products import Mixture, assert_sums, columns_of, computed, error, reference, weight_of, whole_columns
 
-GROUPS = {"q4_0": 128, "q8_0": 64, "mxfp4": 64, "q4_K": 256, "q6_K": 256}  # values that a kernel looks at together
+# Values that a kernel looks at together.
+GROUPS = {"f16": 64, "bf16": 64, "q4_0": 128, "q8_0": 64, "mxfp4": 64, "q4_K": 256, "q6_K": 256}
 MOST = 7  # columns
 
 SETS = [name for name in ("avx2", "avx-vnni", "avx512") if native.core().products_use(name)]

@@ -20,6 +20,8 @@ TILED_FROM = 8
 # Rows, and tokens of a mixture, up to which our kernels for few rows compute them on CPUs that have what they need.
 THIN_TO = 7
 THIN_MIXTURE_TO = 2
+# Types of weights that our kernels multiply with few rows alone.
+THIN_ONLY = frozenset({"f16", "bf16"})
 # Of fused attention on CPUs: llama.cpp's, and ours (docs/attention.md).
 KERNELS = ("ggml", "oallama")
 # Share of clean repeats from which on a measurement counts as taken alone.
