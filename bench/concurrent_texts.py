@@ -5,7 +5,7 @@ ninja -C build/baseline llama-server; python bench/concurrent_texts.py [--reques
 
 Servers, on the CPU with one thread: "upstream" (unpatched llama-server with a slot for each client), "ours" (the same
 of `oallama serve`), "guests" (`--hot` with two slots at home and the other clients as guests of a cold model). Each one
-answers all prompts alone first, then as many requests as told by `clients` at once. Models: the storyteller, which is
+answers all prompts alone first, then as many requests at once as there are clients. Models: the storyteller, which is
 trained, and one with random weights, whose next tokens are nearly ties more often. One JSON line per model and server:
 requests whose text differs from the same server's alone, by round; prompts whose text alone is not upstream's.
 """
@@ -31,6 +31,7 @@ from oallama.bench.machine import describe
 from oallama.bench.script import arguments, note, record, words
 from oallama.engine.rpc import free_port
 from oallama.modelmaker import make_model
+from oallama.serving.live import series
 from oallama.storyteller import demo_model
 
 SERVERS = ("upstream", "ours", "guests")
@@ -66,11 +67,15 @@ def lines(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 note(f"{of}: {server}")
                 with serving(server, made[of], cold, options) as port:
                     alone[server], changed = measured(port, made[of].stem, options)
+                    came, lost = guests_of(port, made[of].stem) if server == "guests" else (0, 0)
+                if server == "guests" and came == 0:
+                    raise SystemExit("no request was a guest")
                 foreign = sum(a != b for a, b in zip(alone[server], alone["upstream"], strict=True))
                 yield {
                     "model": of, "server": server, "clients": options.clients, "tokens": options.tokens,
                     "requests": options.requests, "other_texts": changed,
                     "prompts": len(PROMPTS), "other_than_upstream_alone": foreign,
+                    "guests": came, "lost_guests": lost,
                 }  # fmt: skip
 
 
@@ -114,6 +119,14 @@ def ask(port: int, name: str, prompt: str, n: int) -> str:
     )
     with urllib.request.urlopen(request, timeout=120) as answer:
         return str(json.load(answer)["choices"][0]["text"])
+
+
+def guests_of(port: int, name: str) -> tuple[int, int]:
+    """Sequences that became guests so far, and those of them that came home."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics?model={name}", timeout=10) as answer:
+        values = series(answer.read().decode())
+    lost = sum(value for key, value in values.items() if key.startswith("weave_lost_guests_total"))
+    return int(values["weave_guests_total"]), int(lost)
 
 
 def measured(port: int, name: str, options: argparse.Namespace) -> tuple[list[str], list[int]]:

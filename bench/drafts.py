@@ -86,7 +86,7 @@ def _with_heads(archs: list[str]) -> Iterator[tuple[Path, Path | None]]:
         program = build(folder)
         for arch in archs:
             for trunk in wide_models(program, trunks, [f"^{arch}$"]):  # the last one has experts
-                add_heads(trunk, folder / f"{arch}.gguf", arch, keeps_sections=arch != "glm4moe")
+                add_heads(trunk, folder / f"{arch}.gguf", arch, 1, keeps_sections=arch != "glm4moe")
             if not (folder / f"{arch}.gguf").exists():
                 raise SystemExit(f"upstream's program writes no {arch}")
             yield folder / f"{arch}.gguf", None
@@ -145,7 +145,8 @@ def _step_seconds(joint: Joint, choice: Choice, endpoint: str, options: argparse
             "cache_prompt": False,
         }
         timings = [_post(port, body)["timings"] for _ in range(2)][-1]
-    n_steps = timings["draft_n"] / choice.n if choice.n else timings["predicted_n"]
+    # The last guesses of a request may be cut.
+    n_steps = -(-timings["draft_n"] // choice.n) if choice.n else timings["predicted_n"]
     return float(timings["predicted_ms"] / 1e3 / n_steps)
 
 

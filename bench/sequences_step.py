@@ -6,8 +6,8 @@ python bench/sequences_step.py [--sequences 1,2,4,6,8] [--types F16,Q8_0,Q4_0] [
 The model is llama, small, with six layers, as in bench/capacity.py. A step is a token of each sequence. One JSON line
 per type and number of sequences: seconds of a step without the operator timer; with it, seconds of products with
 weights, of attention and of all else; GFLOP/s of the products and GB/s of their weights. Numbers of sequences take
-turns in a round. peak_gflop_s: of as many cores with independent multiply-adds (bench/peak.py); read_gb_s: what as
-many threads read.
+turns in a round, the largest first. peak_gflop_s: of as many cores with independent multiply-adds (bench/peak.py);
+read_gb_s: what as many threads read.
 """
 
 from __future__ import annotations
@@ -71,11 +71,15 @@ def measured(path: Path, options: argparse.Namespace) -> dict[int, list[dict[str
     found: dict[int, list[dict[str, float]]] = defaultdict(list)
     sizes = {"n_seq": max(options.sequences), "n_ctx": 8192, "n_threads": options.threads}
     with Sequences(path, **sizes) as model:
-        for number in range(max(options.sequences)):
-            model.step({number: [300 + (number * 31 + i * 7) % 1000 for i in range(options.context)]})
         for _ in range(options.rounds):
-            for n in options.sequences:
+            for number in range(max(options.sequences)):
+                model.step({number: [300 + (number * 31 + i * 7) % 1000 for i in range(options.context)]})
+            for n in sorted(options.sequences, reverse=True):  # the cache has these alone
+                for number in range(n, max(options.sequences)):
+                    model.remove(number)
                 found[n].append(one_round(model, n, options))
+            for number in range(max(options.sequences)):
+                model.remove(number)
     return found
 
 

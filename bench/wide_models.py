@@ -31,7 +31,9 @@ def build(folder: Path) -> Path:
     """Upstream's program with wide models."""
     text = (TREE / "tests" / "test-llama-archs.cpp").read_text()
     for old, new in WIDE:
-        text = re.sub(old, new, text)
+        text, n = re.subn(old, new, text)
+        if n == 0:
+            raise RuntimeError(f"test-llama-archs.cpp has nothing like {old}")
     source, program = folder / "wide.cpp", folder / "wide"
     source.write_text(text.replace('"../src/', '"'))
     includes = [f"-I{TREE / name}" for name in ("include", "ggml/include", "src", "common", "vendor")]

@@ -48,7 +48,7 @@ def main() -> None:
             process.terminate()
             process.wait()
     console = Console(width=90, record=True, file=io.StringIO(), force_terminal=True)
-    console.print("[bold]$ oallama top[/bold]\\n", highlight=False)
+    console.print("[bold]$ oallama top[/bold]\n", highlight=False)
     console.print(render_top(models, URL))
     PICTURE.write_text(console.export_svg(title="two models, one with guests", unique_id="top"))
     print(f"wrote {PICTURE}")

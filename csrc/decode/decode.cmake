@@ -9,7 +9,7 @@ endif()
 
 function(oallama_decode_flags target)
     if (CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-        set(avx2 -march=x86-64-v3 -mno-avx512f)
+        set(avx2 -march=x86-64-v3 -mno-avx512f -mno-avxvnni)
         set(avx_vnni -march=x86-64-v3 -mno-avx512f -mavxvnni)
         # GCC 12 warns of its own header's AVX-512 functions.
         set(avx512 -march=x86-64-v4 -mavx512vnni -mprefer-vector-width=512 -Wno-uninitialized -Wno-maybe-uninitialized)

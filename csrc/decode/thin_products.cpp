@@ -34,7 +34,8 @@ const Kernels * kernels() {
 }
 
 const Kernel * kernel_of(ggml_type type) {
-    const auto of = [](WeightType found) { return kernels() ? &kernels()->of[int(found)] : nullptr; };
+    const Kernels * const all = kernels();
+    const auto            of  = [all](WeightType found) { return all ? &all->of[int(found)] : nullptr; };
     switch (type) {
         case GGML_TYPE_F16: return of(WeightType::f16);
         case GGML_TYPE_BF16: return of(WeightType::bf16);

@@ -1,4 +1,4 @@
-// One product of a quantised matrix with few columns as our kernels see it. Plain data: files compiled for other
+// One product of a matrix with few columns as our kernels see it. Plain data: files compiled for other
 // instruction sets share it.
 #pragma once
 

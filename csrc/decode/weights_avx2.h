@@ -7,7 +7,6 @@
 
 #include <immintrin.h>
 
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -44,7 +43,7 @@ inline __m256i halves_at(const void * p) {
     return low(_mm256_set_m128i(_mm_srli_epi16(v, 4), v));
 }
 
-// Unsigned bytes of a weight of at most 128, two of which do not leave 16 bits, with a column's.
+// Unsigned bytes of a weight with a column's. Without VNNI they are at most 128: two products do not leave 16 bits.
 inline __m256i products(__m256i start, __m256i weight, __m256i column) {
 #if defined(__AVXVNNI__)
     return _mm256_dpbusd_avx_epi32(start, weight, column);

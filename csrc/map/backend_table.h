@@ -19,7 +19,7 @@ enum class oa_realisation {
     any, // llama.cpp's own choice
     plain,
     repacked,
-    tiled, // plain memory, and our kernels for many rows of activations
+    tiled, // plain memory, and our kernels for few and for many rows of activations
     twice, // "repacked+tiled": in memory as both
 };
 

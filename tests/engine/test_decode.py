@@ -112,6 +112,8 @@ MIXTURES = [
     Mixture("q4_0", 2, 8, 3, 3),
     Mixture("q8_0", 1, 4, 4, 4, n_rows=130),
     Mixture("q6_K", 2, 32, 4, 1, n_rows=7, skewed=True),
+    Mixture("f16", 1, 8, 3, 1),
+    Mixture("bf16", 2, 8, 2, 2, n_rows=33),
     Mixture("mxfp4", 1, 8, 4, 1, k=576),  # whole groups of 64 alone, as the 2880 of gpt-oss
 ]
 

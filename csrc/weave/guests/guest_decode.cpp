@@ -13,7 +13,7 @@ using namespace oa::weave;
 
 namespace {
 
-constexpr int most_tries = 4;
+constexpr int most_tries = 8; // each costs a deadline, and the tokens of those that were lost
 
 std::optional<GuestOptions> wanted;
 
@@ -140,7 +140,10 @@ bool oa_weave_decode(llama_context * ctx, const llama_batch_ext & batch, int & r
         if (!anyone_lost()) {
             break;
         }
-        result = 1; // after the last try, too: as when a batch finds no room, the caller may make some and try again
+        // As when a batch finds no room: the caller may make some, and try again. So it is after the last try, too,
+        // with all guests back: llama-server then ends the request of one that came home, or tries with smaller
+        // batches.
+        result = 1;
         for (const auto & [seq_id, position] : before) {
             cache->seq_rm(seq_id, position + 1, -1);
         }

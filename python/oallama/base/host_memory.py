@@ -11,7 +11,7 @@ from pathlib import Path
 def available_bytes(root: Path = Path("/")) -> int | None:
     """What can be taken without swapping: of the machine, or of a control group with less; None: Linux does not say.
 
-    Pages of files that rest count as available, in a control group, too.
+    Pages of files, which the kernel can drop, count as available, in a control group, too.
     """
     rooms = list(_of_groups(root))
     with suppress(OSError):
@@ -35,5 +35,5 @@ def _of_groups(root: Path) -> Iterator[int]:
 def _of_group(folder: Path) -> Iterator[int]:
     with suppress(OSError, ValueError):  # "max" is no number
         limit, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
-        resting = re.search(r"^inactive_file (\d+)$", (folder / "memory.stat").read_text(), re.MULTILINE)
-        yield max(0, limit - used + (int(resting[1]) if resting else 0))
+        of_files = re.findall(r"^(?:in)?active_file (\d+)$", (folder / "memory.stat").read_text(), re.MULTILINE)
+        yield max(0, limit - used + sum(map(int, of_files)))

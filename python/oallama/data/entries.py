@@ -15,7 +15,7 @@ OTHER = "OTHER"
 # AMX), as in the file with our kernels for many tokens (docs/products.md), or in memory twice: repacked for few tokens,
 # tiled for many. "" is what llama.cpp takes on a machine without accelerators: repacked where it can be.
 REALISATIONS = ("", "plain", "repacked", "tiled", "repacked+tiled")
-# Rows of activations from which on our kernels compute a tiled weight's products; for fewer it is a plain one.
+# Rows of activations from which on our kernels compute a tiled weight's products, if it is quantised.
 TILED_FROM = 8
 # Rows, and tokens of a mixture, up to which our kernels for few rows compute them on CPUs that have what they need.
 THIN_TO = 7

@@ -166,11 +166,11 @@ def _lent(request: HotCold, models: Sequence[Served], guests: int) -> int:
                 raise OallamaError(short)
             say(f"{short}; what is too much goes to swap, or ends a process")
         return budget.bytes_total
-    at_home = sum(found["kv"] for found in _dry_run(hot).values())
-    asked = -(-at_home * guests // (hot.settings.n_seq_max * len(cold)))
+    of_one = -(-sum(found["kv"] for found in _dry_run(hot).values()) // hot.settings.n_seq_max)
+    asked = -(-of_one * guests // len(cold))
     if room is None or asked <= room:
         return asked
-    if room == 0:
+    if room < min(of_one, asked):
         raise OallamaError(f"{where} has no memory left for guests; lower --ctx, or give --lend, or --guests 0")
     say(f"{where} has {format_bytes(room)} left for guests, who might take {format_bytes(asked)}")
     return room
