@@ -330,10 +330,11 @@ def by_machine() -> Iterator[str]:
 
 
 def by_cell() -> Iterator[str]:
-    """The cells of the loopback server with one host thread, against the best rival with either form of attention."""
+    """The cells of the loopback server with one host thread; the newest measurement of each."""
     cells = {
-        (line["arch"], line["budget"], line["depth"]): ratio(line)
-        for line in read(CELLS[-1])
+        (line["arch"], line["budget"], line["depth"]): f"{ratio(line):.2f}x" + mark
+        for file, mark in zip(CELLS, (" (older)", ""), strict=True)
+        for line in read(file)
         if line["device"] == "RPC" and line["n_threads"] == 1
     }
     columns = [(budget, depth) for depth in (0, 2048) for budget in ("40%", "80%")]
@@ -342,7 +343,7 @@ def by_cell() -> Iterator[str]:
     yield "|---|" + "--:|" * len(columns)
     for shown in ("llama Q8_0", "minicpm3 Q8_0 (MLA)", "qwen2 Q4_0", "qwen3moe Q8_0"):
         arch = shown.split()[0]
-        yield f"| {shown} | " + " | ".join(f"{cells[(arch, budget, depth)]:.2f}x" for budget, depth in columns) + " |"
+        yield f"| {shown} | " + " | ".join(cells[(arch, *column)] for column in columns) + " |"
 
 
 def by_attention() -> Iterator[str]:

@@ -260,5 +260,5 @@ def test_looks_inside_of_repacked_experts(tiny: Callable[..., Path], path: str) 
             logits = cold.step({0: tokens(40, 1)})[0]
             found.append((receiver.stats()["n_looks"] - before, logits))
     (few, expected), (many, logits) = found
-    assert few < 1000 and many > 40 * 4 * 2 * 96
+    assert few < 5000 and many > 40 * 4 * 2 * 96
     assert np.array_equal(logits, expected)
