@@ -37,8 +37,6 @@ const Kernel * kernel_of(ggml_type type) {
     const Kernels * const all = kernels();
     const auto            of  = [all](WeightType found) { return all ? &all->of[int(found)] : nullptr; };
     switch (type) {
-        case GGML_TYPE_F16: return of(WeightType::f16);
-        case GGML_TYPE_BF16: return of(WeightType::bf16);
         case GGML_TYPE_Q4_0: return of(WeightType::q4_0);
         case GGML_TYPE_Q8_0: return of(WeightType::q8_0);
         case GGML_TYPE_MXFP4: return of(WeightType::mxfp4);

@@ -1,4 +1,4 @@
-// Products of weights with few columns on the CPU by our own kernels, in place of ggml-cpu's where an
+// Products of quantised weights with few columns on the CPU by our own kernels, in place of ggml-cpu's where an
 // operator is marked as one of ours (own_products.h). docs/decode.md.
 #pragma once
 

@@ -1,4 +1,4 @@
-// One product of a matrix with few columns as our kernels see it. Plain data: files compiled for other
+// One product of a quantised matrix with few columns as our kernels see it. Plain data: files compiled for other
 // instruction sets share it.
 #pragma once
 
@@ -7,9 +7,9 @@
 
 namespace oa::decode {
 
-enum class WeightType : int { f16, bf16, q4_0, q8_0, mxfp4, q4_k, q6_k };
+enum class WeightType : int { q4_0, q8_0, mxfp4, q4_k, q6_k };
 
-constexpr int n_weight_types = 7;
+constexpr int n_weight_types = 5;
 constexpr int most_together  = 4; // columns that are multiplied with a row at once
 
 // A type's values are looked at in groups. A column's groups are bytes and scales in the order in which they are read.

@@ -1,8 +1,8 @@
-// Blocks of quantised weights as vectors of 32 bytes, and columns in the same order; weights of 16 bits as floats.
-// AVX2, with AVX-VNNI where the file that includes it is compiled for that. Everything is local to that file.
+// Blocks of quantised weights as vectors of 32 bytes, and columns in the same order. AVX2, with AVX-VNNI where the file
+// that includes it is compiled for that. Everything is local to that file.
 //
-// A quantised weight's byte is its value plus an offset, a column's byte its value. A sum of products begins with minus
-// the offset times the column's values (`start`). Each lane sums four values.
+// A weight's byte is its value plus an offset, a column's byte its value. A sum of products begins with minus the
+// offset times the column's values (`start`). Each lane sums four values.
 #pragma once
 
 #include <immintrin.h>
@@ -110,51 +110,6 @@ template <class Type, int C>
 void add(typename Type::Sum (&sums)[C], const char * row, const typename Type::Column * columns, int64_t stride) {
     Type::add(sums, row, columns, stride);
 }
-
-// 64 values of 16 bits; columns stay as they are.
-template <class Half> struct Halves {
-    static constexpr int values = 64, bytes = 128;
-
-    struct Column {
-        float whole[64];
-    };
-
-    struct Sum {
-        __m256 even = _mm256_setzero_ps(), odd = _mm256_setzero_ps(); // two chains of additions
-
-        float total() const { return sum_of(_mm256_add_ps(even, odd)); }
-    };
-
-    static void quantise(const float * x, Column & to) { memcpy(to.whole, x, sizeof(to.whole)); }
-
-    template <int C> static void add(Sum (&sums)[C], const char * row, const Column * columns, int64_t stride) {
-#pragma GCC unroll 4
-        for (int i = 0; i < values; i += 16) {
-            const __m256 first = floats_at(row + 2 * i), second = floats_at(row + 2 * i + 16);
-#pragma GCC unroll 4
-            for (int c = 0; c < C; ++c) {
-                const float * const x = columns[c * stride].whole + i;
-                sums[c].even          = _mm256_fmadd_ps(first, _mm256_loadu_ps(x), sums[c].even);
-                sums[c].odd           = _mm256_fmadd_ps(second, _mm256_loadu_ps(x + 8), sums[c].odd);
-            }
-        }
-    }
-
-    static __m256 floats_at(const char * p) {
-        return Half::floats(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
-    }
-};
-
-struct HalfF16 {
-    static __m256 floats(__m128i v) { return _mm256_cvtph_ps(v); }
-};
-
-struct HalfBF16 {
-    static __m256 floats(__m128i v) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(v), 16)); }
-};
-
-using F16  = Halves<HalfF16>;
-using BF16 = Halves<HalfBF16>;
 
 // Blocks of 32 values with one scale.
 template <class Block> struct Blocks {

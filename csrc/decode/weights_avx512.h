@@ -1,8 +1,8 @@
-// Blocks of quantised weights as vectors of bytes for VNNI, and columns in the same order; weights of 16 bits as
-// floats. AVX-512 only. Everything is local to the file that includes it.
+// Blocks of quantised weights as vectors of bytes for VNNI, and columns in the same order. AVX-512 only. Everything is
+// local to the file that includes it.
 //
-// A quantised weight's byte is its value plus an offset. A sum of products begins with minus the offset times the
-// column's values (`starts`). Each lane sums four values; scales lie beside lanes.
+// A weight's byte is its value plus an offset. A sum of products begins with minus the offset times the column's
+// values (`starts`). Each lane sums four values; scales lie beside lanes.
 #pragma once
 
 #include <immintrin.h>
@@ -80,51 +80,6 @@ void add(typename Type::Sum (&sums)[C], const char * row, const typename Type::C
         sums[c].add(weight, columns[c * stride]);
     }
 }
-
-// 64 values of 16 bits; columns stay as they are.
-template <class Half> struct Halves {
-    static constexpr int values = 64, bytes = 128;
-
-    struct Column {
-        float whole[64];
-    };
-
-    struct Weight {
-        __m512 whole[4];
-
-        explicit Weight(const char * p) {
-            for (int i = 0; i < 4; ++i) {
-                whole[i] = Half::floats(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p + 32 * i)));
-            }
-        }
-    };
-
-    static void quantise(const float * x, Column & to) { memcpy(to.whole, x, sizeof(to.whole)); }
-
-    struct Sum {
-        __m512 even = _mm512_setzero_ps(), odd = _mm512_setzero_ps(); // two chains of additions
-
-        void add(const Weight & w, const Column & x) {
-            for (int i = 0; i < 4; i += 2) {
-                even = _mm512_fmadd_ps(w.whole[i], _mm512_loadu_ps(x.whole + 16 * i), even);
-                odd  = _mm512_fmadd_ps(w.whole[i + 1], _mm512_loadu_ps(x.whole + 16 * i + 16), odd);
-            }
-        }
-
-        float total() const { return _mm512_reduce_add_ps(_mm512_add_ps(even, odd)); }
-    };
-};
-
-struct HalfF16 {
-    static __m512 floats(__m256i v) { return _mm512_cvtph_ps(v); }
-};
-
-struct HalfBF16 {
-    static __m512 floats(__m256i v) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(v), 16)); }
-};
-
-using F16  = Halves<HalfF16>;
-using BF16 = Halves<HalfBF16>;
 
 // A column's group that is one vector.
 struct ColumnOfBytes {

@@ -3,7 +3,6 @@
 #include "cpu_functions.h"
 #include "own_attention.h"
 #include "own_products.h"
-#include "thin_products.h"
 
 #include "ggml-alloc.h"
 #include "ggml-impl.h"
@@ -87,9 +86,8 @@ bool oa_repacks(const std::string & device, const oa_mul_mat_spec & spec) {
 }
 
 bool oa_tiles(const std::string & device, const std::string & type) {
-    const bool      computes = ggml_backend_dev_type(oa_require_device(device)) == GGML_BACKEND_DEVICE_TYPE_CPU;
-    const ggml_type weight   = oa_parse_type(type);
-    return computes && (OA_OF_CPU(oa_products_has)(weight) || OA_OF_CPU(oa_thin_has)(weight));
+    const bool computes = ggml_backend_dev_type(oa_require_device(device)) == GGML_BACKEND_DEVICE_TYPE_CPU;
+    return computes && OA_OF_CPU(oa_products_has)(oa_parse_type(type));
 }
 
 bool oa_attends(const std::string & device, const oa_attention_spec & spec) {

@@ -18,7 +18,7 @@ from support.logits import compute_logits, nmse
 from support.products import Mixture, assert_sums, columns_of, computed, error, reference, weight_of, whole_columns
 
 # Values that a kernel looks at together.
-GROUPS = {"f16": 64, "bf16": 64, "q4_0": 128, "q8_0": 64, "mxfp4": 64, "q4_K": 256, "q6_K": 256}
+GROUPS = {"q4_0": 128, "q8_0": 64, "mxfp4": 64, "q4_K": 256, "q6_K": 256}
 MOST = 7  # columns
 
 SETS = [name for name in ("avx2", "avx-vnni", "avx512") if native.core().products_use(name)]
@@ -112,8 +112,6 @@ MIXTURES = [
     Mixture("q4_0", 2, 8, 3, 3),
     Mixture("q8_0", 1, 4, 4, 4, n_rows=130),
     Mixture("q6_K", 2, 32, 4, 1, n_rows=7, skewed=True),
-    Mixture("f16", 1, 8, 3, 1),
-    Mixture("bf16", 2, 8, 2, 2, n_rows=33),
     Mixture("mxfp4", 1, 8, 4, 1, k=576),  # whole groups of 64 alone, as the 2880 of gpt-oss
 ]
 

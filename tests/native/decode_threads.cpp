@@ -7,8 +7,7 @@
 namespace {
 
 Operator make(Random & random) {
-    const ggml_type types[] = { GGML_TYPE_F16,   GGML_TYPE_BF16, GGML_TYPE_Q4_0, GGML_TYPE_Q8_0,
-                                GGML_TYPE_MXFP4, GGML_TYPE_Q4_K, GGML_TYPE_Q6_K };
+    const ggml_type types[] = { GGML_TYPE_Q4_0, GGML_TYPE_Q8_0, GGML_TYPE_MXFP4, GGML_TYPE_Q4_K, GGML_TYPE_Q6_K };
     const ggml_type type    = any_of(random, types);
     const bool      mixture = random() % 2;
     const int64_t   n_k = 256 * int64_t(1 + random() % 5), n_rows = int64_t(1 + random() % 300);

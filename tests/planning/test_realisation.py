@@ -191,19 +191,6 @@ def test_a_tiled_weight_is_ours_for_few_tokens_where_that_was_measured() -> None
     assert choose(WEIGHT, [(1, 20.0), (512, 1.0)], profile, usual="repacked").realisation == "tiled"
 
 
-def test_few_rows_alone_of_types_that_have_no_other_kernels() -> None:
-    """F16 is plain from 8 rows on, also between counts that were measured; and never in memory twice."""
-    points = [("plain", 1, 1.0), ("plain", 32, 8.0), ("repacked", 1, 0.9), ("repacked", 32, 9.0), ("tiled", 1, 0.5)]
-    base = times(*points)
-    profile = replace(base, operators=tuple(replace(e, type="f16") for e in base.operators))
-    key, weight = (HOST, "MUL_MAT", "f16", (64, 128)), WEIGHT._replace(type="f16")
-    assert profile.op_time(*key, 1, realisation="tiled").seconds == 0.5
-    for n in (8, 16, 32, 100):
-        assert profile.op_time(*key, n, realisation="tiled") == profile.op_time(*key, n, realisation="plain")
-    found = choose(weight, [(1, 20.0), (32, 1.0)], profile)
-    assert found.realisation == "tiled" and TWICE not in found.seconds
-
-
 def test_plans_say_how_many_weights_are_tiled() -> None:
     made = planned(tiling(machine(2.0, 2.0, op_offload=False), 1 / 3), planner="cpu", workload=Workload(512, 4))
     assert "tiled" in set(on_host(made)) and made.repacked_nbytes == 0

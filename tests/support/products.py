@@ -14,12 +14,10 @@ Array = np.ndarray[Any, Any]
 
 
 def weight_of(type: str, n_rows: int, k: int, seed: int) -> Array:
-    """Blocks of any bytes, and scales as models have them; of f32, f16 and bf16 values."""
+    """Blocks of any bytes, and scales as models have them; of f32 and f16 values."""
     kind = gguf.GGMLQuantizationType[type.upper()]
     values, nbytes = gguf.GGML_QUANT_SIZES[kind]
     rng = np.random.default_rng(seed)
-    if type == "bf16":
-        return (rng.normal(size=(n_rows, k)).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
     if type in ("f32", "f16"):
         return rng.normal(size=(n_rows, k)).astype({"f32": np.float32, "f16": np.float16}[type]).view(np.uint8)
     blocks = rng.integers(0, 256, (n_rows, k // values, nbytes), dtype=np.uint8)

@@ -15,13 +15,11 @@ OTHER = "OTHER"
 # AMX), as in the file with our kernels for many tokens (docs/products.md), or in memory twice: repacked for few tokens,
 # tiled for many. "" is what llama.cpp takes on a machine without accelerators: repacked where it can be.
 REALISATIONS = ("", "plain", "repacked", "tiled", "repacked+tiled")
-# Rows of activations from which on our kernels compute a tiled weight's products, if it is quantised.
+# Rows of activations from which on our kernels compute a tiled weight's products; for fewer it is a plain one.
 TILED_FROM = 8
 # Rows, and tokens of a mixture, up to which our kernels for few rows compute them on CPUs that have what they need.
 THIN_TO = 7
 THIN_MIXTURE_TO = 2
-# Types of weights that our kernels multiply with few rows alone.
-THIN_ONLY = frozenset({"f16", "bf16"})
 # Of fused attention on CPUs: llama.cpp's, and ours (docs/attention.md).
 KERNELS = ("ggml", "oallama")
 # Share of clean repeats from which on a measurement counts as taken alone.

@@ -22,7 +22,6 @@ from .entries import (
     KINDS,
     OTHER,
     REALISATIONS,
-    THIN_ONLY,
     AttentionTime,
     ChainTime,
     Concurrency,
@@ -111,8 +110,7 @@ class Profile:
         shape = _shape(ne, n_used)
         named = form_at(realisation, n_tokens, *shape[2:])
         thin = (device, op, type) in self._thin and is_thin(n_tokens, shape[2])
-        many = is_tiled(n_tokens, *shape[2:]) and type not in THIN_ONLY
-        if named == "tiled" and not thin and not many:
+        if named == "tiled" and not thin and not is_tiled(n_tokens, *shape[2:]):
             named = "plain"
         curves = self._curves[named].get((device, op, type), {})
         if shape in curves:

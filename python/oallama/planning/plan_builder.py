@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..data.budget import Budget, format_bytes
-from ..data.entries import REALISATIONS, THIN_ONLY, THIN_TO, TILED_FROM
+from ..data.entries import REALISATIONS, TILED_FROM
 from ..data.plan import HOST, DeviceMemory, Mode, PlacementPlan, Prediction, TensorPlacement, is_divided_by_columns
 from ..data.workload import Workload, context_of_each
 from .cost import CostModel
@@ -263,7 +263,6 @@ class PlanBuilder:
         weights = dry_run.plan.tensors.values()
         on_host = [t for t in weights if t.realisation == REPACKED]
         tiled, twice = (sum(t.realisation == r for t in weights) for r in (TILED, TWICE))
-        thin = sum(t.realisation == TILED and t.type in THIN_ONLY for t in weights)
         again = sum(t.nbytes for t in weights if t.realisation == TWICE)
         if not on_host and not tiled and not twice:
             return []
@@ -272,11 +271,7 @@ class PlanBuilder:
         plain = replace(homes, realisation=np.minimum(homes.realisation, REALISATIONS.index(PLAIN)))
         gain = self.predictor.request(plain, self.workload) / dry_run.seconds - 1
         longer = f"with all weights on the host plain the request takes {gain:.1%} longer"
-        notes = []
-        if tiled > thin:
-            notes.append(f"{tiled - thin} weights on the host take oallama's kernels from {TILED_FROM} tokens on")
-        if thin:
-            notes.append(f"{thin} weights on the host take oallama's kernels for up to {THIN_TO} tokens")
+        notes = [f"{tiled} weights on the host take oallama's kernels from {TILED_FROM} tokens on"] if tiled else []
         if twice:
             notes.append(
                 f"{twice} weights on the host are in memory twice: repacked ({format_bytes(again)}), and as in the "

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
-from ..data.entries import THIN_ONLY, form_at
+from ..data.entries import form_at
 from ..data.operators import OUTPUT, OperatorGraph
 from ..data.plan import HOST
 from ..data.profile import Profile
@@ -97,7 +97,7 @@ def choose(
     fastest = min(names, key=total.__getitem__)
     default = usual if usual in total else PLAIN
     chosen = fastest if total[fastest] < (1 - NOISE) * total[default] else default
-    if {REPACKED, TILED} <= total.keys() and weight.type not in THIN_ONLY:
+    if {REPACKED, TILED} <= total.keys():
         total[TWICE] = sum(times * seconds(TWICE, n) for n, times in tiers)
     return WeightRealisation(weight, chosen, total)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from oallama.data.entries import FEED_FORWARD, KERNELS, THIN_ONLY, is_thin, is_tiled, padded_rows
+from oallama.data.entries import FEED_FORWARD, KERNELS, is_thin, is_tiled, padded_rows
 from oallama.data.fusion import chains
 from oallama.data.operators import Operator, OperatorGraph
 
@@ -115,8 +115,7 @@ def tasks_for(
             n_used = op.n_used if moe else 0
             experts = (n_expert, n_used) if moe else (1, 1)
             for n_tokens in token_counts(graph, op, tier):
-                many = is_tiled(n_tokens, *experts) and weight["type"] not in THIN_ONLY
-                ours = tiles(weight) and (many or is_thin(n_tokens, experts[0]))
+                ours = tiles(weight) and (is_tiled(n_tokens, *experts) or is_thin(n_tokens, experts[0]))
                 work = float(k) * m * n_tokens * max(1, n_used)
                 counts = {"n_tokens": n_tokens, "n_used": n_used}
                 for realisation in _realisations(repacks(weight), tiles(weight), ours):
