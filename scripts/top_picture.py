@@ -39,7 +39,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         made = {name: make_model(Path(folder) / f"{name}.gguf", shape="small", file_type="Q8_0") for name in N_REQUESTS}
         port = free_port()
-        command = [sys.executable, "-m", "oallama", "serve", "--hot", made["hot"], "--cold", made["cold"]]
+        command = [Path(sys.executable).parent / "oallama", "serve", "--hot", made["hot"], "--cold", made["cold"]]
         command += ["--parallel", "4", "--ctx", "4096", "--threads", "1", "--deadline", "5", "--port", str(port)]
         process = subprocess.Popen([*map(str, command)], preexec_fn=die_with_parent, stderr=subprocess.DEVNULL)
         try:
