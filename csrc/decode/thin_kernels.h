@@ -84,9 +84,7 @@ template <class Type> constexpr Kernel kernel() {
 }
 
 constexpr Kernels kernels_named(const char * name) {
-    return { name,
-             { kernel<Q4_0>(), kernel<Q8_0>(), kernel<MXFP4>(), kernel<Q4_K>(),
-               kernel<Q6_K>() } };
+    return { name, { kernel<Q4_0>(), kernel<Q8_0>(), kernel<MXFP4>(), kernel<Q4_K>(), kernel<Q6_K>() } };
 }
 
 } // namespace
