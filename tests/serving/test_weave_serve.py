@@ -193,6 +193,35 @@ def test_settings_of_single_models(tiny: Callable[..., Path], tmp_path: Path) ->
     assert table == plan.to_backend_map() and f"by plan {plan.hash[:8]}" in said
 
 
+def test_a_hot_model_with_a_plan_has_guests(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    """All by the plan but for attention, which is the receivers' form. Its slots share the cache, as without a plan."""
+    hot, cold, port = tiny("llama", "F16"), tiny("qwen2", "F16"), free_port()
+    made_profile(hot, None, Settings(n_ctx=2048, n_seq_max=2, n_threads=1), own=2.0).save(tmp_path / "profile.json")
+    options = ["--ctx", "2048", "--parallel", "2", "--threads", "1", "--device", "CPU"]
+    options += ["--profile", tmp_path / "profile.json", "-o", tmp_path / "plan.json"]
+    assert oallama("plan", hot, *options).returncode == 0
+    plan = PlacementPlan.load(tmp_path / "plan.json")
+    assert plan.context.attention == "oallama"
+    (tmp_path / "models.toml").write_text(f'["{hot.stem}"]\nplan = "plan.json"\n')
+    arguments = ["--hot", hot, "--cold", cold, "--guests", "3", "--ctx", "2048", "--parallel", "2", "--threads", "1"]
+    arguments += ["--model-config", tmp_path / "models.toml", "--deadline", "5", "--port", str(port)]
+    with start(*arguments) as server:
+        until(lambda: answers(port, hot) and answers(port, cold))
+        with ThreadPoolExecutor(5) as pool:
+            texts = list(pool.map(lambda prompt: complete(port, hot, prompt, 200), PROMPTS[:5]))
+        props = call(port, f"/props?model={hot.stem}")
+        found = metrics(port, hot)
+        (process,) = children(hot)
+        variables = Path(f"/proc/{process}/environ").read_text().split("\0")
+        (place,) = (line.partition("=")[2] for line in variables if line.startswith(f"{BACKEND_MAP.name}="))
+        table = Path(place).read_text()
+        server.send_signal(signal.SIGTERM)
+        server.communicate(timeout=60)
+    assert all(texts) and found["guests_total"] > 0 and found["rows_total"] > 0
+    assert props["total_slots"] == 5 and props["default_generation_settings"]["n_ctx"] == 2048
+    assert table == plan.to_backend_map().replace("attention oallama\n", "") != plan.to_backend_map()
+
+
 def test_no_more_is_lent_than_there_is(tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what is available, a twentieth and the models' own memory is kept; two cold models share the rest."""
     said: list[str] = []
@@ -231,7 +260,7 @@ def test_what_serve_refuses(tiny: Callable[..., Path], tmp_path: Path) -> None:
         (["--hot", model, "--cold", tmp_path / "none.gguf"], "none.gguf"),
         (["--hot", model, "--cold", tiny("qwen2"), "--lend", "much"], "cannot read the memory budget 'much'"),
         (["--hot", model, "--cold", tiny("qwen2"), "--model-config", config], "no model is called 'nobody'"),
-        (["--hot", model, "--cold", tiny("qwen2"), "--model-config", planned], "leave out the plan of llama-Q8_0"),
+        (["--hot", model, "--cold", tiny("qwen2"), "--model-config", planned], "the plan of llama-Q8_0 uses GPU0"),
         ([model, "--model-config", config], "--model-config is for --hot MODEL with --cold MODEL"),
     ):
         done = oallama("serve", *arguments)

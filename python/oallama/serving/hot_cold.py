@@ -102,6 +102,8 @@ def planned(request: HotCold, wanted: Settings) -> tuple[Served, list[Served]]:
                 check_plan(config.plan, path, settings)
             except OallamaError as error:
                 raise OallamaError(f"{path.stem}: {error}") from None
+            if guests and path == request.hot and settings.flash_attn == "auto":  # the CPU has it
+                settings = replace(settings, flash_attn="on")
         made = Served(path, settings, device=device, plan=config.plan)
         if not looks or graph.model != looks.cold:
             return made
@@ -136,11 +138,6 @@ def _threads_of_others(request: HotCold, wanted: Settings) -> int:
 def _check_plans(request: HotCold, guests: int, on_gpus: bool) -> None:
     """Raises OallamaError for plans of models that may not have one."""
     plans = {model.stem: plan for model in request.models if (plan := request.config(model).plan)}
-    if guests and request.hot.stem in plans:
-        raise OallamaError(
-            f"guests need a KV cache that all sequences share, and plans count one each; leave out the plan of "
-            f"{request.hot.stem}, or give --guests 0"
-        )
     if on_gpus and plans:
         raise OallamaError(f"--device places whole models, and {min(plans)} has a plan; leave out one of them")
     for name, plan in plans.items():
@@ -205,7 +202,7 @@ def _rooms(request: HotCold, models: Sequence[Served]) -> dict[str, int]:
 
 
 def _dry_run(model: Served) -> dict[str, dict[str, int]]:
-    """Of a model without a plan."""
+    """Without a plan, if it has one: its cache is as large."""
     return _dry_run_of(model.model, model.settings, model.device)
 
 

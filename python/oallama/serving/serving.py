@@ -85,13 +85,19 @@ def preset(models: Sequence[Served]) -> str:
         options = {
             **model_options(os.path.abspath(served.model), served.settings, served.devices),
             "parallel": served.n_sequences,
-            "no-kv-unified" if served.plan else "kv-unified": True,
+            "no-kv-unified" if served.plan and not served.guests else "kv-unified": True,
             "cache-ram": 0,
             "metrics": True,
             "load-on-startup": True,
         }
         sections.append(preset_section(served.name, options))
     return "\n".join(sections)
+
+
+def _table(plan: PlacementPlan, guests: int) -> str:
+    """The plan's table. A model with guests attends as its receivers do, so that guests have the same bits."""
+    context = replace(plan.context, attention="ggml") if guests else plan.context
+    return replace(plan, context=context).to_backend_map()
 
 
 def environments(hot: Served, cold: Sequence[Served], deadline_s: float, limits: Limits, folder: str) -> str:
@@ -110,7 +116,7 @@ def environments(hot: Served, cold: Sequence[Served], deadline_s: float, limits:
     for number, served in enumerate((hot, *cold)):
         if served.plan:
             table = Path(folder) / f"{number}.map"
-            table.write_text(served.plan.to_backend_map())
+            table.write_text(_table(served.plan, served.guests))
             found[served.name] |= {BACKEND_MAP.name: str(table), **tuned_variable(served.devices)}
     for served in lenders:
         receiver = f"{paths[served.name]}:{served.lend_nbytes}"
