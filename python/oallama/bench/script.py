@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import sys
 import time
@@ -67,8 +68,9 @@ def short(line: dict[str, Any]) -> str:
 
 
 def read(path: Path) -> Lines:
-    """The lines of a recorded file."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    """The lines of a recorded file, which may be compressed (.gz)."""
+    content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    return [json.loads(line) for line in content.decode().splitlines()]
 
 
 def note(text: object) -> None:
