@@ -5,6 +5,8 @@
 // offset times the column's values (`start`). Each lane sums four values.
 #pragma once
 
+#include "block_values.h"
+
 #include <immintrin.h>
 
 #include <cmath>
@@ -17,16 +19,6 @@ constexpr int rows_at_once = 1; // there are half as many registers as with AVX-
 
 inline __m256i bytes_at(const void * p) {
     return _mm256_loadu_si256(static_cast<const __m256i *>(p));
-}
-
-template <class T> T value_at(const void * p) {
-    T value;
-    memcpy(&value, p, sizeof(value));
-    return value;
-}
-
-inline float half_at(const void * p) {
-    return _cvtsh_ss(value_at<uint16_t>(p));
 }
 
 inline __m256i low(__m256i v) {
@@ -183,19 +175,6 @@ struct BlockQ8_0 {
     }
 #endif
 };
-
-// Scales of MXFP4 by their byte e: half of 2^(e - 127), since values are looked up as twice what they are.
-struct HalvesOfPowers {
-    float of[256] = { 0x1p-128f };
-
-    constexpr HalvesOfPowers() {
-        for (int e = 1; e < 256; ++e) {
-            of[e] = 2.0f * of[e - 1];
-        }
-    }
-};
-
-constexpr HalvesOfPowers halves_of_powers;
 
 struct BlockMXFP4 {
     static constexpr int n = 2, bytes = 17, offset = 12;

@@ -5,6 +5,8 @@
 // values (`starts`). Each lane sums four values; scales lie beside lanes.
 #pragma once
 
+#include "block_values.h"
+
 #include <immintrin.h>
 
 #include <algorithm>
@@ -20,16 +22,6 @@ inline __m512i bytes_at(const void * p) {
 
 inline __m128i part_at(const void * p) {
     return _mm_loadu_si128(static_cast<const __m128i *>(p));
-}
-
-template <class T> T value_at(const void * p) {
-    T value;
-    memcpy(&value, p, sizeof(value));
-    return value;
-}
-
-inline float half_at(const void * p) {
-    return _cvtsh_ss(value_at<uint16_t>(p));
 }
 
 inline __m512i low(__m512i v) {
@@ -182,19 +174,6 @@ struct Q8_0 {
 
     using Sum = SumOfBytes<Weight>;
 };
-
-// Scales of MXFP4 by their byte e: half of 2^(e - 127), since values are looked up as twice what they are.
-struct HalvesOfPowers {
-    float of[256] = { 0x1p-128f };
-
-    constexpr HalvesOfPowers() {
-        for (int e = 1; e < 256; ++e) {
-            of[e] = 2.0f * of[e - 1];
-        }
-    }
-};
-
-constexpr HalvesOfPowers halves_of_powers;
 
 // Two blocks: the first halves of both, then the second halves.
 struct MXFP4 {
