@@ -7,15 +7,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from readme_lines import Lines
+
 from oallama.bench.stats import speedup
-
-Lines = list[dict[str, Any]]
-GPU = "NVIDIA GPU"
-
-
-def has_gpu(line: dict[str, Any]) -> bool:
-    machine = line.get("machine") or {}
-    return bool(machine.get("gpus") or machine.get("hardware", {}).get("gpus"))
 
 
 def loads(lines: Lines, name: str) -> Lines:

@@ -7,67 +7,35 @@ scripts/readme_numbers.py [--write | --check]  # puts them into README.md; 1 whe
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain, pairwise, product
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
 import readme_gpu
+from readme_experts import by_experts
+from readme_lines import MACHINES, Lines, of_machine, read, span
 
 from oallama.bench.attention_cells import table
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "bench" / "results"
 BEGIN, END = "<!-- numbers: scripts/readme_numbers.py --write -->", "<!-- end of numbers -->"
-MACHINES = {"Intel(R) Xeon(R) Processor": "Xeon", "AMD EPYC": "EPYC"}
-CPU = "llama.cpp CPU"
-EXPERTS = ("2026-11-25-experts", "2026-11-26-experts-epyc", "2026-11-25-experts-link", "2026-11-27-h100-experts")
-STOCK = ("layers", "fewer-layers", "fit", "cpu-moe", "cpu-ffn")  # as in bench/cells_tables.py
+STOCK = ("layers", "fewer-layers", "fit", "cpu-moe", "cpu-ffn", "llama.cpp CPU")  # in bench/cells.py
 WHEELS = {"CPU": "wheel", "CUDA": "cuda-wheel"}  # llama-cpp-python's
-Lines = list[dict[str, Any]]
-
-
-def read(file: str) -> Lines:
-    return [json.loads(line) for line in (RESULTS / f"{file}.jsonl").read_text().splitlines()]
-
-
-def of_machine(lines: Lines, machine: str) -> Lines:
-    """Those of one machine: all lines where only a head names the CPU, else each line's own."""
-
-    def cpus(value: Any) -> Iterator[str]:
-        if isinstance(value, dict):
-            for key, inner in value.items():
-                yield from [MACHINES[inner]] if key == "cpu" and isinstance(inner, str) else cpus(inner)
-
-    named = [{readme_gpu.GPU} if readme_gpu.has_gpu(line) else set(cpus(line)) for line in lines]
-    if set().union(*named) == {machine}:
-        return lines
-    return [line for line, cpu in zip(lines, named, strict=True) if cpu == {machine}]
-
-
-def span(values: list[float], form: str) -> str:
-    """The smallest and the largest, once if they read alike."""
-    low, high = form.format(min(values)), form.format(max(values))
-    return low if low == high else f"{low} to {high}"
 
 
 def ratio(line: dict[str, Any]) -> float:
-    """How much faster the chosen plan of a cell is than the fastest of llama.cpp's own ways."""
-    engines = line["engines"]
-    rivals = [e["request_s"] for name, e in engines.items() if own_name(name).removesuffix("-last") in STOCK]
-    return float(min(rivals or cpu_alone(line)) / chosen(line)["request_s"])
+    """How much faster the chosen plan of a cell is than the fastest of llama.cpp's own ways, its CPU alone included."""
+    engines = line["engines"].items()
+    rivals = [engine["request_s"] for name, engine in engines if own_name(name).removesuffix("-last") in STOCK]
+    return float(min(rivals) / chosen(line)["request_s"])
 
 
 def own_name(engine: str) -> str:  # without its form of attention: newer cells have every rival in both
     return engine.partition(" -fa ")[0]
-
-
-def cpu_alone(line: dict[str, Any]) -> list[float]:
-    return [engine["request_s"] for name, engine in line["engines"].items() if own_name(name) == CPU]
 
 
 def chosen(line: dict[str, Any]) -> dict[str, Any]:
@@ -85,18 +53,13 @@ def errors(plans: Lines) -> str:
     return ", ".join(texts)
 
 
-def faster(lines: Lines, device: str, form: str = "{:.2f}x") -> str:
-    return span([ratio(line) for line in lines if line["device"].startswith(device)], form)
+def faster(lines: Lines, device: str) -> str:
+    return span([ratio(line) for line in lines if line["device"].startswith(device)], "{:.2f}x")
 
 
 def losing(lines: Lines) -> str:
     ratios = [ratio(line) for line in lines]
     return f"{sum(each < 0.98 for each in ratios)} of {len(ratios)}; {min(ratios):.3f}x"
-
-
-def vulkan_unused(lines: Lines) -> str:
-    found = [line for line in lines if line["device"].startswith("Vulkan")]
-    return span([min(cpu_alone(line)) / chosen(line)["request_s"] for line in found], "{:.2f}x")
 
 
 def all_errors(lines: Lines) -> str:
@@ -246,20 +209,19 @@ def bare_root(lines: Lines) -> str:
 
 
 CELLS = ("2026-11-21-cells", "2026-11-27-cells")  # the newer ones have every rival with both -fa
-FASTER = "request time against the best of llama.cpp's `-ngl` and `--fit`"
+FASTER = "request time against llama.cpp's fastest way"
 BUFFER = "compute buffer of a 128k-vocabulary llama at a micro-batch of 512: llama.cpp's, ours"
 # Words of a row, its files in bench/results (without .jsonl), and what makes a text of their lines.
 ROWS: list[tuple[str, tuple[str, ...], Callable[..., str]]] = [
     (f"{FASTER}, loopback RPC server", CELLS, lambda *files: faster([*chain(*files)], device="RPC")),
     (f"{FASTER}, CPU alone", ("2026-11-21-cells",), partial(faster, device="CPU")),
     (f"{FASTER}, Vulkan in software, which the plan leaves unused", ("2026-11-21-cells",),
-     partial(faster, device="Vulkan", form="{:.0f}x")),
+     partial(faster, device="Vulkan")),
     ("cells of these three rows that are below 0.98x; the smallest", ("2026-11-21-cells",), losing),
-    ("request time against llama.cpp on the CPU, beside Vulkan in software", ("2026-11-21-cells",), vulkan_unused),
     ("error of predictions, chosen plans: median (90th percentile)", ("2026-11-21-cells",),
      lambda lines: errors([chosen(line) for line in lines])),
     ("the same, all measured plans", ("2026-11-21-cells",), all_errors),
-    ("request time against llama.cpp on the CPU at its faster `-fa`, CPU alone, depths 0 to 8192",
+    (f"{FASTER}, CPU alone, both `-fa`, depths 0 to 8192",
      ("2026-11-25-cells-cpu", "2026-11-26-cells-cpu"), lambda *files: faster([*chain(*files)], device="CPU")),
     ("error of predictions there, chosen plans: median (90th percentile)",
      ("2026-11-25-cells-cpu", "2026-11-26-cells-cpu"),
@@ -318,12 +280,11 @@ ROWS: list[tuple[str, tuple[str, ...], Callable[..., str]]] = [
 
 def by_machine() -> Iterator[str]:
     """What was measured, a column for every machine."""
-    machines = (*MACHINES.values(), readme_gpu.GPU)
-    yield "| what | " + " | ".join(machines) + " | where |"
-    yield "|---" * (len(machines) + 2) + "|"
+    yield "| what | " + " | ".join(MACHINES) + " | where |"
+    yield "|---" * (len(MACHINES) + 2) + "|"
     for what, files, measured in (*ROWS, *readme_gpu.ROWS):
         cells = []
-        for machine in machines:
+        for machine in MACHINES:
             lines = [of_machine(read(file), machine) for file in files]
             cells.append(measured(*lines) if any(lines) else "not measured")
         yield f"| {what} | " + " | ".join(cells) + " | " + ", ".join(f"`{file}.jsonl`" for file in files) + " |"
@@ -351,34 +312,6 @@ def by_attention() -> Iterator[str]:
     shown = {(1, 4096), *((n_tokens, 16384) for n_tokens in (1, 32, 128, 512))}
     lines = [line for line in read("2026-11-25-attention-xeon-huge") if (line["n_tokens"], line["depth"]) in shown]
     yield from table(lines, read("2026-11-25-products"), read("2026-11-24-peak")[0]["gflop_s"])
-
-
-def by_experts() -> Iterator[str]:
-    """Plans of a mixture, by machine, routing and the share of its experts on the device."""
-    rivals = {"exact": "whole tensors", "cpu-moe": "`--n-cpu-moe`, first layers", "cpu-moe-last": "last layers"}
-    yield (
-        "| machine | routing | experts' bytes on the device | experts divided | TPOT (predicted) | hits (expected) | "
-        + " | ".join(f"against {name}" for name in rivals.values())
-        + " | prompt of 64 |"
-    )
-    yield "|---|---|--:|---|--:|--:|" + "--:|" * (len(rivals) + 1)
-    for file, machine in product(EXPERTS, (*MACHINES.values(), readme_gpu.GPU)):
-        cells: dict[tuple[str, str, int], dict[str, dict[str, Any]]] = {}  # routing, type and link, share
-        for line in of_machine(read(file), machine):
-            if "share" in line and "chosen" in line:
-                link = line.get("link", "loopback").replace("gbit", " Gbit/s")
-                also = "" if link in ("", "loopback") else f", link of {link}"
-                also += "" if line.get("type", "F16") == "F16" else f", {line['type']}"
-                cells.setdefault((line["routing"], also, line["share"]), {})[line["planner"]] = line
-        for (routing, also, share), plans in sorted(cells.items()):
-            ours = next(line for line in plans.values() if line["chosen"])
-            divided = "yes" if any(ours["held"]) else "no"
-            hits = f"{ours['hits']:.0%} ({ours['expected_hits']:.0%})"
-            tpot = f"{1e3 * ours['tpot_s']:.1f} ms ({1e3 * ours['predicted_tpot_s']:.1f})"
-            faster = [f"{plans[name]['chosen_times_tpot_s']['value']:.2f}x" for name in rivals]
-            prompts = span([plans[name]["chosen_times_ttft_s"]["value"] for name in rivals], "{:.2f}x")
-            row = [machine, f"`{routing}`{also}", f"{share} %", divided, tpot, hits, *faster, prompts]
-            yield "| " + " | ".join(row) + " |"
 
 
 def main() -> int:

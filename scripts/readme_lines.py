@@ -1,0 +1,43 @@
+"""Lines of bench/results and the machines they come from, for the tables of README.md."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).resolve().parents[1] / "bench" / "results"
+CPUS = {"Intel(R) Xeon(R) Processor": "Xeon", "AMD EPYC": "EPYC"}
+GPU = "NVIDIA GPU"
+MACHINES = (*CPUS.values(), GPU)
+Lines = list[dict[str, Any]]
+
+
+def read(file: str) -> Lines:
+    return [json.loads(line) for line in (RESULTS / f"{file}.jsonl").read_text().splitlines()]
+
+
+def of_machine(lines: Lines, machine: str) -> Lines:
+    """Those of one machine: all lines where only a head names the CPU, else each line's own."""
+
+    def cpus(value: Any) -> Iterator[str]:
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                yield from [CPUS[inner]] if key == "cpu" and isinstance(inner, str) else cpus(inner)
+
+    named = [{GPU} if has_gpu(line) else set(cpus(line)) for line in lines]
+    if set().union(*named) == {machine}:
+        return lines
+    return [line for line, cpu in zip(lines, named, strict=True) if cpu == {machine}]
+
+
+def span(values: list[float], form: str) -> str:
+    """The smallest and the largest, once if they read alike."""
+    low, high = form.format(min(values)), form.format(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
+def has_gpu(line: dict[str, Any]) -> bool:
+    machine = line.get("machine") or {}
+    return bool(machine.get("gpus") or machine.get("hardware", {}).get("gpus"))
