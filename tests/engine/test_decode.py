@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oallama.data.plan import HOST
-from oallama.engine import native, runtime
-from support.hand_plan import hand_plan, realised
-from support.logits import compute_logits, nmse
+from oallama.engine import native
 from support.products import Mixture, assert_sums, columns_of, computed, error, reference, weight_of, whole_columns
 
 # Values that a kernel looks at together.
@@ -151,15 +146,3 @@ def test_what_has_no_kernel_is_ggmls() -> None:
 def test_no_mark_is_ggmls() -> None:
     weight, columns = weight_of("q4_K", 64, 1024, 0), columns_of(1, 1024, 0)
     assert computed(weight, "q4_K", columns, marked=False)["kernel"] == "ggml"
-
-
-def test_a_plan_generates_by_them(tiny: Callable[..., Path], tmp_path: Path) -> None:
-    """Logits are those of ggml's kernels, but for rounding."""
-    model = tiny("llama", "Q4_0")
-    jobs: list[dict[str, Any]] = []
-    for realisation in ("plain", "tiled"):
-        table = tmp_path / f"{realisation}.map"
-        table.write_text(realised(hand_plan(model, HOST), realisation).to_backend_map())
-        jobs.append({"model": str(model), "table": str(table), "tokens": [1, 2, 3]})
-    theirs, ours = compute_logits(runtime.lib_dir(), jobs, tmp_path)
-    assert 0 < nmse(ours, theirs) < 1e-3

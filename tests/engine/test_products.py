@@ -16,7 +16,7 @@ from oallama.data.entries import TILED_FROM, is_tiled
 from oallama.data.plan import HOST
 from oallama.engine import native, runtime
 from support.hand_plan import hand_plan, realised
-from support.logits import compute_logits, nmse
+from support.logits import compute_logits, nmse, tokens
 from support.products import Mixture, assert_sums, columns_of, computed, error, reference, weight_of, whole_columns
 
 TYPES = {"q4_0": 32, "q8_0": 32, "mxfp4": 32, "q4_K": 256, "q6_K": 256}  # values of a block
@@ -163,13 +163,14 @@ def test_bytes_must_fit() -> None:
         computed(np.zeros(100, np.uint8), "q4_K", columns_of(8, 100, 0))
 
 
-def test_a_plan_marks_the_weights_of_its_model(tiny: Callable[..., Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("n_tokens", [3, 70])  # by csrc/decode, and by csrc/products
+def test_a_plan_marks_the_weights_of_its_model(n_tokens: int, tiny: Callable[..., Path], tmp_path: Path) -> None:
     """Logits are those of ggml's kernels, but for rounding."""
     model = tiny("llama", "Q4_0")
     jobs: list[dict[str, Any]] = []
     for realisation in ("plain", "tiled"):
         table = tmp_path / f"{realisation}.map"
         table.write_text(realised(hand_plan(model, HOST), realisation).to_backend_map())
-        jobs.append({"model": str(model), "table": str(table)})
+        jobs.append({"model": str(model), "table": str(table), "tokens": tokens(n_tokens, seed=7)})
     theirs, ours = compute_logits(runtime.lib_dir(), jobs, tmp_path)
     assert 0 < nmse(ours, theirs) < 1e-3
