@@ -37,6 +37,7 @@ from oallama.storyteller import demo_model
 SERVERS = ("upstream", "ours", "guests")
 AT_HOME = 2
 N_CTX = 4096
+STARTS_WITHIN_S = 300
 PROMPTS = [
     f"{name} the {animal} {what}"
     for name in ("Tom", "Anna", "Ben", "Mia")
@@ -101,7 +102,10 @@ def serving(server: str, model: Path, cold: Path, options: argparse.Namespace) -
 
 
 def until_it_answers(process: subprocess.Popen[bytes], port: int, name: str) -> None:
+    end = time.monotonic() + STARTS_WITHIN_S
     while process.poll() is None:
+        if time.monotonic() > end:
+            raise SystemExit(f"{name} gives no answer after {STARTS_WITHIN_S} s")
         try:
             ask(port, name, "a", 1)
             return

@@ -86,7 +86,7 @@ class GuestCache : public llama_kv_cache {
     // zero and its guests are lost. n_threads: of the operator.
     void send(const Attention & wanted, uint32_t n_threads);
     void receive();
-    // K and V of the rows of sequences that begin here leave, and nobody waits.
+    // K and V of the rows of sequences that begin here leave. It waits only where all slots are taken.
     void append(const Attention & wanted);
 
     GuestLayer & layer(int il) { return layers_[size_t(il)]; }
@@ -104,6 +104,12 @@ class GuestCache : public llama_kv_cache {
         bool                     lost = false;
     };
 
+    struct Part { // of a micro-batch: the rows with one receiver
+        size_t                    channel;
+        uint32_t                  first, n_rows;
+        std::vector<SequenceRows> rows;
+    };
+
     // llama.cpp's flash attention rounds a cache of f32 to f16 first.
     static ggml_type kept_as(ggml_type type) { return type == GGML_TYPE_F32 ? GGML_TYPE_F16 : type; }
 
@@ -117,6 +123,7 @@ class GuestCache : public llama_kv_cache {
     int32_t  order_of(llama_seq_id seq_id, bool is_new) const;
 
     std::set<llama_seq_id> new_guests(const llama_ubatch & ubatch) const;
+    std::vector<Part>      parts_of(const llama_ubatch & ubatch, uint32_t begin, uint32_t end) const;
 
     const GuestOptions            options_;
     const llama_hparams &         hparams_;
@@ -127,19 +134,11 @@ class GuestCache : public llama_kv_cache {
     uint64_t                      told_waited_ns_ = 0; // to guest_totals()
 
     // Of the micro-batch that is computed.
-    struct Part {
-        size_t                    channel;
-        uint32_t                  first, n_rows;
-        std::vector<SequenceRows> rows;
-    };
     std::vector<Part> new_parts_, parts_; // of sequences that begin, and of the others
-
-    std::vector<Part> parts_of(const llama_ubatch & ubatch, uint32_t begin, uint32_t end) const;
-
-    uint32_t sender_number_ = 0;
-    uint32_t n_rows_        = 0; // guests' and others
-    float *  out_           = nullptr;
-    size_t   out_row_       = 0;
+    uint32_t          sender_number_ = 0;
+    uint32_t          n_rows_        = 0; // guests' and others
+    float *           out_           = nullptr;
+    size_t            out_row_       = 0;
 };
 
 } // namespace oa::weave

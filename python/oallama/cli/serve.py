@@ -108,10 +108,8 @@ def serve(
         if several.model_config:
             names = [model.stem for model in request.models]
             request = replace(request, configs=read_model_config(several.model_config, names))
-        form = "on" if kernels.flash_attn == "auto" else kernels.flash_attn
-        of_all = settings(sizes, replace(kernels, flash_attn=form), parallel or 4)
         address.check()
-        raise typer.Exit(serve_hot_cold(request, of_all, address, context.args))
+        raise typer.Exit(serve_hot_cold(request, settings(sizes, kernels, parallel or 4), address, context.args))
     if model is None or several.cold:
         raise OallamaError("give MODEL, or --hot MODEL with --cold MODEL")
     of_several = {"--guests": several.guests, "--lend": several.lend, "--weave": several.weave}

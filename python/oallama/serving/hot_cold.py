@@ -123,7 +123,7 @@ def planned(request: HotCold, wanted: Settings) -> tuple[Served, list[Served]]:
 
 
 def _settings(request: HotCold, model: Path, wanted: Settings) -> Settings:
-    """Those of a model; without a plan, "auto" is "on" as for all others."""
+    """Those of a model; without a plan, "auto" is "on"."""
     config = request.config(model)
     own = config.settings(wanted)
     return own if config.plan or own.flash_attn != "auto" else replace(own, flash_attn="on")

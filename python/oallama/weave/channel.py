@@ -235,7 +235,7 @@ class Sender:
         return out
 
     def append(self, layer: int, sequences: Sequence[SequenceRows], k: Any, v: Any) -> None:
-        """Append K and V of the rows to their sequences, and wait for no answer.
+        """Append K and V of the rows to their sequences. It waits only where all slots are taken.
 
         k: [rows, n_head_kv, d_k], v: [rows, n_head_kv, d_v], as in `attend`. What the receiver refuses makes a later
         call fail, at the latest the next `attend`.
