@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from oallama.engine import runtime
+from oallama.errors import OallamaError
 from oallama.weave import Receiver, channel_path
 from oallama.weave.sequences import Sequences
 from support.archs import TOKENS, write_models
@@ -152,6 +153,25 @@ def test_without_room_sequences_stay(at_home: list[np.ndarray], tiny: Callable[.
     with Receiver(path, 3 * a_block), Hot(model, channels=[path], **BF16) as hot:
         assert close(play(hot, leave=True), at_home)
         assert hot.stats["n_guests"] > 0 and hot.stats["n_lost"] > 0
+
+
+def test_a_batch_that_finds_no_room_fails_alone(tiny: Callable[..., Path], path: str) -> None:
+    """Home is full, and the receiver takes what a lost guest had, but not the next token: so it is lost again."""
+    model, others, own = tiny("llama"), tokens(240, 1), tokens(64, 2)
+    with Receiver(path, 8 * MIB) as one, Hot(model, channels=[path], **BF16) as hot:
+        hot.step({0: own})
+        a_block = 8 * MIB - one.stats()["free_nbytes"]
+    with Hot(model, **BF16) as hot:
+        hot.step({0: own})
+        at_home = hot.step({0: [7]})[0]
+    with Receiver(path, a_block), Hot(model, channels=[path], first_guest=1, n_ctx=256, n_seq=2, **BF16) as hot:
+        hot.step({0: others})
+        hot.step({1: own})
+        with pytest.raises(OallamaError, match=r"llama_decode returned 1$"):  # another number ends all requests
+            hot.step({1: [7]})
+        assert hot.stats["n_lost"] > 4
+        hot.remove(0)
+        assert close([hot.step({1: [7]})[1]], [at_home])
 
 
 def test_a_receiver_on_a_gpu_needs_the_cache_there(
