@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,47 @@ def is_open(port: int) -> bool:
 def complete(port: int, model: Path, prompt: str, n: int = 24) -> str:
     body = {"model": model.stem, "prompt": prompt, "max_tokens": n, "temperature": 0, "cache_prompt": False}
     return str(call(port, "/v1/completions", body)["choices"][0]["text"])
+
+
+@dataclass(frozen=True)
+class Greedy:
+    """A greedy answer: its slot, its tokens, and the log-probabilities of the likeliest two at each of them.
+
+    llama-server tells none of a token that ends within a character: None.
+    """
+
+    slot: int
+    tokens: list[int]
+    likeliest: list[tuple[float, float] | None]
+
+
+def greedy(port: int, model: Path, prompt: str, n: int = 16) -> Greedy:
+    body = {"model": model.stem, "prompt": prompt, "n_predict": n, "temperature": 0, "cache_prompt": False}
+    answer = call(port, "/completion", {**body, "ignore_eos": True, "return_tokens": True, "n_probs": 2})
+    told: list[dict[str, Any]] = answer["completion_probabilities"]
+    likeliest: list[tuple[float, float] | None] = []
+    for token in answer["tokens"]:
+        if told and told[0]["id"] == token:
+            first, second = (one["logprob"] for one in told.pop(0)["top_logprobs"])
+            likeliest.append((first, second))
+        else:
+            likeliest.append(None)
+    assert not told and len(likeliest) == n
+    return Greedy(int(answer["id_slot"]), answer["tokens"], likeliest)
+
+
+def alike(one: Greedy, other: Greedy, tolerance: float = 0.03) -> bool:
+    """Whether both are the same but for rounding: up to the end, or up to a near tie, where the texts may part.
+
+    Other sequences in a batch, and guests, change the order of sums. tolerance: of log-probabilities, in nats; what
+    a small model's sums change is 0.011 at most.
+    """
+    for a, b, p, q in zip(one.tokens, other.tokens, one.likeliest, other.likeliest, strict=True):
+        if p and q and abs(p[0] - q[0]) > tolerance:
+            return False
+        if a != b:
+            return any(two is not None and two[0] - two[1] <= tolerance for two in (p, q))
+    return True
 
 
 def answers(port: int, model: Path) -> bool:
