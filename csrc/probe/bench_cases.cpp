@@ -39,6 +39,27 @@ std::vector<uint8_t> make_data(const ggml_tensor * t) {
     return data;
 }
 
+// The same random values in every copy. Rows and positions, which are integers, stay as they are.
+void fill_copies(const std::vector<oa_operands> & copies) {
+    for (size_t i = 0; i < copies[0].size(); ++i) {
+        ggml_tensor * first = copies[0][i];
+        if (first->type == GGML_TYPE_I32 || first->type == GGML_TYPE_I64) {
+            continue;
+        }
+        const auto data = make_data(first);
+        // The CPU's buffers that repack want a whole weight. RPC reads what is longer than 10 MiB twice, for a
+        // checksum.
+        ggml_backend_dev_t device = ggml_backend_buft_get_device(ggml_backend_buffer_get_type(first->buffer));
+        const bool         pieces = device && ggml_backend_dev_type(device) != GGML_BACKEND_DEVICE_TYPE_CPU;
+        const size_t       piece  = pieces ? largest_piece : data.size();
+        for (const oa_operands & copy : copies) {
+            for (size_t begin = 0; begin < data.size(); begin += piece) {
+                ggml_backend_tensor_set(copy[i], data.data() + begin, begin, std::min(piece, data.size() - begin));
+            }
+        }
+    }
+}
+
 // Chooses experts as a router might. Decode deals them like cards, all of a copy before any comes back: its next reads
 // are the coldest. The tokens of a batch choose independently of each other.
 class router {
@@ -185,7 +206,10 @@ class attention_case : public oa_bench_case {
         return ggml_mul_mat(ctx, v, ggml_soft_max_ext(ctx, kq, mask, scale, 0.0f));
     }
 
-    void fill_inputs(const oa_operands & inputs, int /* n_copies */) const override { fill_mask(inputs[1]); }
+    void fill_inputs(const oa_operands & inputs, int /* n_copies */) const override {
+        oa_fill(inputs[0]);
+        fill_mask(inputs[1]);
+    }
 
   private:
     oa_attention_spec spec_;
@@ -234,22 +258,13 @@ void oa_fill(ggml_tensor * t) {
 
 void oa_fill_weights(const std::vector<oa_operands> & copies, ggml_backend_buffer_t buffer) {
     ggml_backend_buffer_set_usage(buffer, GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
-    const auto data = make_data(copies[0][0]);
-    // The CPU's buffers that repack want a whole weight. RPC reads what is longer than 10 MiB twice, for a checksum.
-    ggml_backend_dev_t device = ggml_backend_buft_get_device(ggml_backend_buffer_get_type(buffer));
-    const bool         pieces = device && ggml_backend_dev_type(device) != GGML_BACKEND_DEVICE_TYPE_CPU;
-    const size_t       piece  = pieces ? largest_piece : data.size();
-    for (const oa_operands & copy : copies) {
-        for (ggml_tensor * weight : copy) {
-            for (size_t begin = 0; begin < data.size(); begin += piece) {
-                ggml_backend_tensor_set(weight, data.data() + begin, begin, std::min(piece, data.size() - begin));
-            }
-        }
-    }
+    fill_copies(copies);
 }
 
-void oa_bench_case::fill_cold(const std::vector<oa_operands> &, ggml_backend_buffer_t buffer) const {
+// No zeros: ggml widens some halves by a table of all of them, whose one entry for zero is always in the cache.
+void oa_bench_case::fill_cold(const std::vector<oa_operands> & copies, ggml_backend_buffer_t buffer) const {
     ggml_backend_buffer_clear(buffer, 0);
+    fill_copies(copies);
 }
 
 std::unique_ptr<oa_bench_case> oa_mul_mat_case(const oa_mul_mat_spec & spec) {
