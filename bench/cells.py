@@ -95,15 +95,7 @@ def main() -> None:
 def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for arch in options.archs:
         with tempfile.TemporaryDirectory() as folder:
-            spec = dict(MODELS[arch])
-            file_type = spec.pop("file_type")
-            model = make_model(
-                Path(folder) / f"{arch}.gguf",
-                arch=arch,
-                shape="small",
-                file_type=file_type,
-                overrides={"n_layer": NARROW[arch]} if options.narrow else spec,
-            )
+            model = written(arch, Path(folder), options.narrow)
             for device in options.devices:
                 for budget in options.budgets if device != HOST else [None]:
                     for depth in options.depths:
@@ -111,6 +103,14 @@ def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                             yield cell(model, arch, device, budget, depth, options)
                         except OallamaError as error:
                             note(f"{arch} {device} {budget} {depth}: {error}")
+
+
+def written(arch: str, folder: Path, narrow: bool = False) -> Path:
+    """The file of one of the MODELS."""
+    spec = dict(MODELS[arch])
+    file_type = spec.pop("file_type")
+    overrides = {"n_layer": NARROW[arch]} if narrow else spec
+    return make_model(folder / f"{arch}.gguf", arch=arch, shape="small", file_type=file_type, overrides=overrides)
 
 
 _profiled: set[tuple[str, str]] = set()

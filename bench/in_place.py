@@ -1,12 +1,12 @@
 """How far the profile is off in a model's own graphs on the CPU: by kind of operator, behind a depth.
 
-python bench/in_place.py [--archs minicpm3,qwen2] [--forms on,off] [--depths 512,2048] [--threads N] [--rounds 5]
+python bench/in_place.py [--archs minicpm3,qwen2] [--forms on,off] [--depths 512,2048] [--threads N]
     [--out FILE.jsonl]
 python bench/in_place.py --tables FILE.jsonl
 
 The models are those of bench/cells.py. Each is profiled anew. Then it is loaded with llama.cpp's own kernels, and the
-operator timer takes a token behind the depth and a prompt of 128. `oallama profile --operators --in-place` does the
-same for one model, behind 512. One JSON line per model, form of attention and depth: for each kind of operator its
+operator timer takes five tokens behind the depth and five prompts of 128. `oallama profile --operators --in-place` does
+the same for one model, behind 512. One JSON line per model, form of attention and depth: for each kind of operator its
 number, and the seconds that the profile says and that the graphs took, a sum over all layers. --tables prints the
 lines.
 """
@@ -20,21 +20,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cells import MODELS
+from cells import written
 
-from oallama import Llama
 from oallama.bench.machine import describe
 from oallama.bench.script import arguments, numbers, read, record, words
+from oallama.cli.operators import in_place
 from oallama.data.plan import HOST
 from oallama.engine.load_settings import Settings
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices
-from oallama.modelmaker import make_model
-from oallama.planning.cost import CostModel
-from oallama.planning.in_place import compare_in_place
 from oallama.profiling.profiler import forget
-from oallama.tracing.operator_times import time_operators
-from oallama.tracing.record import WARM_UP
 
 N_PROMPT = 128
 
@@ -45,7 +40,6 @@ def main() -> None:
     parser.add_argument("--forms", type=words, default="on,off", help="-fa")
     parser.add_argument("--depths", type=numbers, default="512,2048")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=5, help="tokens and prompts that are timed")
     parser.add_argument("--tables", type=Path)
     options = parser.parse_args()
     if options.tables:
@@ -57,51 +51,24 @@ def main() -> None:
 def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for arch in options.archs:
         with tempfile.TemporaryDirectory() as folder:
-            shape = dict(MODELS[arch])
-            model = make_model(
-                Path(folder) / f"{arch}.gguf",
-                arch=arch,
-                shape="small",
-                file_type=shape.pop("file_type"),
-                overrides=shape,
-            )
+            model = written(arch, Path(folder))
             forget([], options.threads)
             for form in options.forms:
                 for depth in options.depths:
                     line = {"arch": arch, "flash_attn": form, "depth": depth, "n_threads": options.threads}
-                    line |= compared(model, form, depth, options)
+                    line |= compared(model, form, depth, options.threads)
                     print(rows(line), flush=True)
                     yield line
 
 
-def compared(model: Path, form: str, depth: int, options: argparse.Namespace) -> dict[str, Any]:
+def compared(model: Path, form: str, depth: int, n_threads: int) -> dict[str, Any]:
     """Kinds of operators of a token and of a prompt."""
-    n_ctx = -(-(depth + N_PROMPT) // 256) * 256
-    settings = Settings(n_ctx=n_ctx, n_threads=options.threads, flash_attn=form)
+    settings = Settings(n_ctx=-(-(depth + N_PROMPT) // 256) * 256, n_threads=n_threads, flash_attn=form)
     graph = autoplan.read_graph(model, settings)
     settings = autoplan.resolve(settings, graph.n_ctx_train)
     profile = autoplan.profile_for(graph, Choices(device=HOST), settings)
-    costs = CostModel(graph, profile, (), autoplan.context_of(settings))
-    llm = Llama(
-        str(model),
-        n_ctx=n_ctx,
-        n_batch=settings.n_batch,
-        n_ubatch=settings.n_ubatch,
-        n_threads=options.threads,
-        n_threads_batch=options.threads,
-        flash_attn=form == "on",
-        n_gpu_layers=0,
-        verbose=False,
-    )
-    try:
-        prompt, token = time_operators(llm, N_PROMPT, depth, options.rounds)
-    finally:
-        llm.close()
-    position = depth + WARM_UP + options.rounds // 2
-    return {
-        "token": [asdict(row) for row in compare_in_place(costs, token, 1, position, decode=True)],
-        "prompt": [asdict(row) for row in compare_in_place(costs, prompt, N_PROMPT, N_PROMPT, decode=False)],
-    }
+    found = in_place(profile, graph, settings, model, N_PROMPT, depth)
+    return {of: [asdict(row) for row in found[name]] for of, name in (("token", "decode"), ("prompt", "prefill"))}
 
 
 def rows(line: dict[str, Any]) -> str:

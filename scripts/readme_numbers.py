@@ -27,6 +27,12 @@ STOCK = ("layers", "fewer-layers", "fit", "cpu-moe", "cpu-ffn", "llama.cpp CPU")
 WHEELS = {"CPU": "wheel", "CUDA": "cuda-wheel"}  # llama-cpp-python's
 
 
+def latest(*files: Lines) -> Lines:
+    """A line of each cell: the last one, where it was measured again."""
+    of_cell = ("arch", "device", "budget", "depth", "n_threads")
+    return [*{tuple(line[name] for name in of_cell): line for line in chain(*files)}.values()]
+
+
 def ratio(line: dict[str, Any]) -> float:
     """How much faster the chosen plan of a cell is than the fastest of llama.cpp's own ways, its CPU alone included."""
     engines = line["engines"].items()
@@ -213,14 +219,14 @@ FASTER = "request time against llama.cpp's fastest way"
 BUFFER = "compute buffer of a 128k-vocabulary llama at a micro-batch of 512: llama.cpp's, ours"
 # Words of a row, its files in bench/results (without .jsonl), and what makes a text of their lines.
 ROWS: list[tuple[str, tuple[str, ...], Callable[..., str]]] = [
-    (f"{FASTER}, loopback RPC server", CELLS, lambda *files: faster([*chain(*files)], device="RPC")),
+    (f"{FASTER}, loopback RPC server", CELLS, lambda *files: faster(latest(*files), device="RPC")),
     (f"{FASTER}, CPU alone", ("2026-11-21-cells",), partial(faster, device="CPU")),
     (f"{FASTER}, Vulkan in software, which the plan leaves unused", ("2026-11-21-cells",),
      partial(faster, device="Vulkan")),
-    ("cells of these three rows that are below 0.98x; the smallest", ("2026-11-21-cells",), losing),
-    ("error of predictions, chosen plans: median (90th percentile)", ("2026-11-21-cells",),
-     lambda lines: errors([chosen(line) for line in lines])),
-    ("the same, all measured plans", ("2026-11-21-cells",), all_errors),
+    ("cells of these three rows that are below 0.98x; the smallest", CELLS, lambda *files: losing(latest(*files))),
+    ("error of predictions, chosen plans: median (90th percentile)", CELLS,
+     lambda *files: errors([chosen(line) for line in latest(*files)])),
+    ("the same, all measured plans", CELLS, lambda *files: all_errors(latest(*files))),
     (f"{FASTER}, CPU alone, both `-fa`, depths 0 to 8192",
      ("2026-11-25-cells-cpu", "2026-11-26-cells-cpu"), lambda *files: faster([*chain(*files)], device="CPU")),
     ("error of predictions there, chosen plans: median (90th percentile)",

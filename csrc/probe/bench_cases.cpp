@@ -261,7 +261,7 @@ void oa_fill_weights(const std::vector<oa_operands> & copies, ggml_backend_buffe
     fill_copies(copies);
 }
 
-// No zeros: ggml widens some halves by a table of all of them, whose one entry for zero is always in the cache.
+// Not zeros: ggml looks some f16 values up in a table, and its entry for zero would always be in the cache.
 void oa_bench_case::fill_cold(const std::vector<oa_operands> & copies, ggml_backend_buffer_t buffer) const {
     ggml_backend_buffer_clear(buffer, 0);
     fill_copies(copies);

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -125,8 +124,9 @@ def test_the_hot_model_outlives_the_cold_one(woven: tuple[subprocess.Popen[str],
     _, port, hot, cold = woven
     expected = [greedy(port, hot, prompt, 200) for prompt in PROMPTS[:5]]
     with ThreadPoolExecutor(5) as pool:
-        requests = [pool.submit(greedy, port, hot, prompt, 200) for prompt in PROMPTS[:5]]
-        time.sleep(0.2)
+        while not metrics(port, hot)["guests_total"]:  # a receiver that is too busy to attach in time is tried again
+            requests = [pool.submit(greedy, port, hot, prompt, 200) for prompt in PROMPTS[:5]]
+            until(lambda sent=requests: metrics(port, hot)["guests_total"] > 0 or all(one.done() for one in sent))
         (pid,) = children(cold)
         os.kill(pid, signal.SIGKILL)
         found = [request.result() for request in requests]

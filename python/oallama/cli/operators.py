@@ -42,7 +42,10 @@ def show_operators(
     if not json:
         for name, kinds in passes.items():
             out.print(render_kinds(titles[name], kinds))
-    found = _in_place(made, graph, settings, model) if model else {}
+    found: dict[str, list[InPlace]] = {}
+    if model:
+        half = settings.n_ctx // 2
+        found = in_place(made, graph, settings, model, min(settings.n_ubatch, half), min(DEPTH, half))
     if not json:
         for name, rows in found.items():
             out.print(render_in_place(f"{name} in place, on the CPU alone", rows))
@@ -55,15 +58,18 @@ def show_operators(
     print_json({"n_prefill": n_tokens, **content})
 
 
-def _in_place(made: Profile, graph: OperatorGraph, settings: Settings, model: Path) -> dict[str, list[InPlace]]:
-    """Of the CPU: the timer sees no device that is not of this process, and a plan would decide what runs there."""
+def in_place(
+    made: Profile, graph: OperatorGraph, settings: Settings, model: Path, n_prompt: int, depth: int
+) -> dict[str, list[InPlace]]:
+    """Kinds of operators in "decode", behind a depth, and in "prefill", of a prompt in an empty cache.
+
+    Of the CPU: the timer sees no device that is not of this process, and a plan would decide what runs there.
+    """
     costs = CostModel(graph, made, (), autoplan.context_of(settings))
-    kernels = Kernels(settings.type_k, settings.type_v, threads=settings.n_threads)
+    kernels = Kernels(settings.type_k, settings.type_v, settings.flash_attn, settings.n_threads)
     sizes = Sizes(settings.n_ctx, settings.n_batch, settings.n_ubatch)
     llm = open_llama(Source(model, Placing(no_plan=True), Hardware(device=HOST), sizes, kernels))
     try:
-        n_prompt = min(settings.n_ubatch, settings.n_ctx // 2)
-        depth = min(DEPTH, settings.n_ctx // 2)
         prefill, decode = time_operators(llm, n_prompt, depth, REPEATS)
     finally:
         llm.close()
