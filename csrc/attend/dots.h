@@ -141,8 +141,9 @@ void mix_by_dots(const float * weights, const Heads & heads, const char * v, siz
             const char *  rows    = v + size_t(t) * stride + size_t(h) * heads.stride;
             const float * of_head = weights + h * heads.rows_between * block_tokens + t;
             float *       to      = out + h * heads.rows_between * d;
+            const char *  next    = h + 1 < heads.n ? rows + heads.stride : v + size_t(t + mixed_tokens) * stride;
             for (int64_t i = 0; i < some; ++i) {
-                prefetch(rows + (size_t(i) + ahead) * stride, bytes_of<V>(d));
+                prefetch(next + size_t(i) * stride, bytes_of<V>(d));
             }
             in_tiles(heads.n_rows, [&](auto tile, int64_t r) {
                 mix_widths<V, decltype(tile)::n>(of_head + r * block_tokens, rows, stride, some, d, to + r * d);

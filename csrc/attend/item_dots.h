@@ -91,10 +91,8 @@ void Item::weigh(int64_t head, int64_t r, int64_t begin, int64_t n) {
     for (int64_t i = 0; i < n_padded; i += width) {
         most = larger(most, load(s + i));
     }
-    float newest = s_.most[state];
-    for (int i = 0; i < width; ++i) {
-        newest = most[i] > newest ? most[i] : newest;
-    }
+    const float of_block = largest(most);
+    const float newest   = of_block > s_.most[state] ? of_block : s_.most[state];
     if (newest == nothing && !is_odd(s, n_padded)) {
         memset(s, 0, size_t(n) * sizeof(float));
         return;

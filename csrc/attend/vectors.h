@@ -47,6 +47,17 @@ inline Floats larger(Floats a, Floats b) {
     return a > b ? a : b;
 }
 
+inline float largest(Floats v) {
+    FourFloats parts[width / 4];
+    memcpy(parts, &v, sizeof(v));
+    FourFloats found = parts[0];
+    for (int i = 1; i < width / 4; ++i) {
+        found = parts[i] > found ? parts[i] : found;
+    }
+    const auto of_two = [](float a, float b) { return a > b ? a : b; };
+    return of_two(of_two(found[0], found[1]), of_two(found[2], found[3]));
+}
+
 // The sums of four vectors.
 inline FourFloats sums(Floats a, Floats b, Floats c, Floats d) {
 #if defined(__AVX512F__)
