@@ -13,13 +13,19 @@ namespace oa_rpc {
 
 namespace {
 
-constexpr double NEVER_S = 86400;
+constexpr double NEVER_S          = 86400;
+constexpr int    BEGIN_OF_COMMAND = 9; // a byte and the length of what follows
 
 // Reads away what comes; true at the end of the connection.
 bool drained(int fd) {
     char          rest[4096];
     const ssize_t n = recv(fd, rest, sizeof(rest), MSG_DONTWAIT);
     return n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
+}
+
+// poll() calls the socket readable from so many bytes on, or at its end.
+void ready_from(int fd, int n_bytes) {
+    setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &n_bytes, sizeof(n_bytes));
 }
 
 } // namespace
@@ -68,16 +74,14 @@ void door::enter(int fd, const std::string & address) {
         return;
     }
     const double now = now_s();
-    guests_.push_back({ fd, address, stage::waiting, now + NEVER_S, {}, {}, 0, false });
+    guests_.push_back({ fd, address, stage::asked, now + HANDSHAKE_TIMEOUT_S, {}, {}, 0, false });
     guest & one = guests_.back();
-    if (!key_.empty()) {
-        one.at       = stage::asked;
-        one.due      = now + HANDSHAKE_TIMEOUT_S;
-        one.question = make_challenge();
-        if (send(fd, &one.question, sizeof(one.question), MSG_DONTWAIT | MSG_NOSIGNAL) != sizeof(one.question)) {
-            leave(one, now);
-        }
-    } else if (waiting() > MOST_WAITING) {
+    if (key_.empty()) {
+        ready_from(fd, BEGIN_OF_COMMAND);
+        return;
+    }
+    one.question = make_challenge();
+    if (send(fd, &one.question, sizeof(one.question), MSG_DONTWAIT | MSG_NOSIGNAL) != sizeof(one.question)) {
         leave(one, now);
     }
 }
@@ -136,6 +140,22 @@ void door::read_answer(guest & one, double now) {
     }
 }
 
+// Without a token: a client says hello first. It stays in the socket for the worker.
+void door::read_hello(guest & one, double now) {
+    char          begin[BEGIN_OF_COMMAND];
+    const ssize_t n = recv(one.fd, begin, sizeof(begin), MSG_DONTWAIT | MSG_PEEK);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
+        return;
+    }
+    if (n != ssize_t(sizeof(begin)) || waiting() >= MOST_WAITING) { // it hung up, or there are too many
+        leave(one, now);
+        return;
+    }
+    ready_from(one.fd, 1);
+    one.at  = stage::waiting;
+    one.due = now + NEVER_S;
+}
+
 void door::judge(guest & one, double now) {
     if (!is_right(key_, one.question, one.reply)) {
         refuse(one, now, "wrong token");
@@ -174,7 +194,7 @@ void door::step(const std::vector<pollfd> & polled, bool serving) {
         bool       gone  = one.at == stage::leaving && (now >= one.due || (ready && drained(one.fd)));
         gone |= one.at == stage::waiting && ready; // it hung up
         if (!gone && one.at == stage::asked && ready) {
-            read_answer(one, now);
+            key_.empty() ? read_hello(one, now) : read_answer(one, now);
         }
         if (!gone && one.at != stage::leaving && now >= one.due) {
             overdue(one, now, serving);

@@ -15,7 +15,7 @@ namespace oa_rpc {
 class door {
   public:
     static constexpr size_t MOST         = 64; // at the door
-    static constexpr size_t MOST_OF_ONE  = 8;  // address, before they have shown the token
+    static constexpr size_t MOST_OF_ONE  = 8;  // address, before they have shown the token, or said hello
     static constexpr size_t MOST_WAITING = 16;
     static constexpr double GRACE_S      = 2.0; // a client that has just gone may still be cleared away
     static constexpr double GOODBYE_S    = 1.0; // for a verdict to be read before the connection is reset
@@ -55,6 +55,7 @@ class door {
     using guests = std::list<guest>;
 
     void   read_answer(guest & one, double now);
+    void   read_hello(guest & one, double now);
     void   judge(guest & one, double now);
     void   refuse(guest & one, double now, const char * why);
     void   overdue(guest & one, double now, bool serving);

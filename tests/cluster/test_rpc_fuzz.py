@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import socket
 import struct
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -128,6 +131,45 @@ def test_handshakes(tmp_path: Path) -> None:
                 assert said == -1 or is_served(connection)
             time.sleep(0.2)
         assert said == rpc_wire.WELCOME
+
+
+def mutated(data: bytes, random: Random) -> bytes:
+    """Other bytes, other lengths, messages twice or in another order, more or less of it."""
+    parts = [rpc_wire.message(*each) for each in messages(data)]
+    for _ in range(random.randrange(3)):
+        parts.insert(random.randrange(len(parts) + 1), random.choice(parts))
+    if random.random() < 0.2:
+        random.shuffle(parts)
+    changed = bytearray(b"".join(parts))
+    for _ in range(random.randrange(6)):
+        changed[random.randrange(len(changed))] = random.choice((0, 1, 0x7F, 0x80, 0xFF, random.randrange(256)))
+    if random.random() < 0.3:
+        at = random.randrange(len(changed))
+        changed[at:at] = struct.pack("<Q", random.choice((0, 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1)))
+    return bytes(changed[: random.randrange(1, len(changed) + 1)] if random.random() < 0.3 else changed)
+
+
+@pytest.mark.slow
+def test_mutations_after_a_right_handshake(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_bytes(bytes(range(65, 97)))
+    token.chmod(0o600)
+    random = Random(26)
+    with Server(env={"OALLAMA_RPC_TOKEN_FILE": str(token)}) as guarded:
+        for _ in range(200):
+            with guarded.connect() as connection:
+                assert rpc_wire.shake(connection, token.read_bytes()) == rpc_wire.WELCOME
+                assert is_served(connection)
+                with suppress(OSError):
+                    connection.sendall(mutated(random.choice(COMMANDS).read_bytes(), random))
+                    connection.shutdown(socket.SHUT_WR)
+                    while connection.recv(1 << 16):
+                        pass
+        with guarded.connect() as following:
+            assert rpc_wire.shake(following, token.read_bytes()) == rpc_wire.WELCOME
+            assert is_served(following)
+        log = guarded.log()
+    assert not re.search(r"signal (4|7|8|11)\b", log), log[-2000:]
 
 
 @pytest.mark.slow
