@@ -50,6 +50,8 @@ BASELINE_DIR = Variable("OALLAMA_BASELINE_DIR", "folder", "`build/baseline/bin`"
     "Unpatched llama.cpp for comparisons.")
 DEBUG = Variable("OALLAMA_DEBUG", "any text", "unset", "python/oallama/cli/app.py",
     "The CLI shows tracebacks and llama.cpp's log.")
+DEBUGGER = Variable("OALLAMA_DEBUGGER", "any text", "unset", "third_party/llama.cpp/patches/0028-no-debugger.patch",
+    "A program that aborts starts gdb or lldb to say where. Else it says so by itself.")
 HOST_MEMORY = Variable("OALLAMA_HOST_MEMORY", "bytes", "what the system and control groups leave",
     "csrc/base/host_memory.cpp",
     "Memory that weights on the host may take when a model is loaded.")
@@ -161,6 +163,9 @@ OTHERS = (
         "`oallama.toml` in it has the defaults of `oallama`'s options."),
     Variable("OPENAI_API_KEY", "text", "unset", "python/oallama/bench/load/client.py",
         "`oallama bench serve` and `oallama top` send it to servers that ask for a key."),
+    Variable("OMP_PROC_BIND", "OpenMP's", "`true` for a loopback RPC server with a thread for every CPU",
+        "python/oallama/engine/rpc.py",
+        "Whether threads stay on their CPUs. `OMP_PLACES` says on which, by default one each."),
     Variable("GOMP_SPINCOUNT", "number", "`20000` beside a loopback RPC server", "python/oallama/engine/rpc.py",
         "How long idle OpenMP threads spin. libgomp's own default makes two processes on the same cores fight for "
         "them at every device change."),

@@ -20,6 +20,9 @@ from oallama.errors import OallamaError
 START_TIMEOUT_S = 20.0
 # About 0.3 ms on a 2.3 GHz Xeon: longer than the gaps inside a graph, shorter than a wait for the other side.
 SPIN_COUNT = "20000"
+# Else Linux may wake both threads of a server on one CPU, since the client has not left the other one yet. Each then
+# spins at every barrier while the other one waits for the CPU.
+BOUND = {"OMP_PROC_BIND": "true", "OMP_PLACES": "threads"}
 
 
 def share_processor() -> None:
@@ -38,7 +41,8 @@ class LocalRpcServer:
 
     Args:
         device: ggml's name of the device behind it.
-        threads: CPU threads; default: the CPUs this process may use (client and server compute in turns).
+        threads: CPU threads; default: the CPUs this process may use (client and server compute in turns). So many are
+            bound to one CPU each.
         register: make its devices known to this process; they are then `devices`, and the server lives until the
             process ends. False: it is for another process and ends with the `with` block.
 
@@ -58,8 +62,11 @@ class LocalRpcServer:
         host, port = self.endpoint.split(":")
         program = str(runtime.program("ggml-rpc-server"))
         command = [program, "--host", host, "--port", port, "--device", device, "--isolate"]
+        n_cpus = len(os.sched_getaffinity(0))
+        threads = threads or n_cpus
         self._process = subprocess.Popen(
-            [*command, "--threads", str(threads or len(os.sched_getaffinity(0)))],
+            [*command, "--threads", str(threads)],
+            env=(BOUND if threads == n_cpus else {}) | os.environ,
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
