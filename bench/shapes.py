@@ -5,8 +5,11 @@ python bench/shapes.py --datasheet NAME --from FILE.jsonl
 
 Times every distinct matrix of the models at one token and at 512, from cold memory; two minutes on two cores. One JSON
 line per shape: bytes/s of one token, flop/s of 512, both also as shares of the best of all shapes. With --datasheet
-nothing is measured: prints the "shapes" of that datasheet's CPU, its own efficiencies times these shares. It refuses
-times that were taken beside other work.
+nothing is measured: prints that shipped datasheet with "shapes" of its CPU, its own efficiencies times these shares. It
+refuses times that were taken beside other work. The paper's study takes what it prints:
+
+python bench/shapes.py --datasheet rtx4090-xeon4314 --from bench/results/2026-11-27-shapes-epyc.jsonl > shaped.json
+python -m oallama.studies.paper.study --datasheet shaped.json
 """
 
 from __future__ import annotations
@@ -21,11 +24,12 @@ from oallama.bench.machine import describe
 from oallama.bench.script import arguments, note, read, record, words
 from oallama.data.entries import CLEAN
 from oallama.data.plan import HOST
+from oallama.data.shipped import find
 from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.modelmaker import make_sparse_model
-from oallama.profiling.datasheet import Datasheet
+from oallama.profiling.datasheet import FOLDER, Datasheet
 from oallama.profiling.fingerprint import cpu_set
 from oallama.profiling.profiler import Probe
 from oallama.profiling.workload import tasks_for
@@ -71,12 +75,13 @@ def measured(models: list[str], file_type: str, n_threads: int, seconds: float) 
         yield {"what": "shape", "n_threads": n_threads, **line}
 
 
-def shapes(sheet: Datasheet, lines: list[dict[str, Any]]) -> str:
+def shaped(name: str, source: Path) -> str:
     """The datasheet's own efficiencies hold for the best shape; the output matrix computes like the best one.
 
     Raises OallamaError for times that were taken beside other work.
     """
-    cpu = sheet.cpu
+    cpu = Datasheet.load(name).cpu
+    lines = [line for line in read(source) if line.get("what") == "shape"]
     if doubtful := [line for line in lines if min(line["clean_1"], line.get("clean_512", 1.0)) < CLEAN]:
         raise OallamaError(f"{len(doubtful)} of {len(lines)} shapes were timed beside other work: measure them again")
     rows = [
@@ -89,7 +94,11 @@ def shapes(sheet: Datasheet, lines: list[dict[str, Any]]) -> str:
         }
         for line in sorted(lines, key=lambda line: (line["type"], line["k"], line["m"]))
     ]
-    return "[\n" + ",\n".join(f"   {json.dumps(row)}" for row in rows) + "\n  ]"
+    content = json.loads(find(name, FOLDER, "datasheet").read_text())
+    content["name"] += "-shapes"
+    content["sources"].append(f"shapes of the CPU's weights: shares of the best one on another CPU, from {source}")
+    content["cpu"]["shapes"] = rows
+    return json.dumps(content, indent=1)
 
 
 def main() -> None:
@@ -102,7 +111,7 @@ def main() -> None:
     parser.add_argument("--from", dest="source", type=Path)
     args = parser.parse_args()
     if args.datasheet:
-        print(shapes(Datasheet.load(args.datasheet), [x for x in read(args.source) if x.get("what") == "shape"]))
+        print(shaped(args.datasheet, args.source))
         return
     record(measured(args.models, args.type, args.threads, args.seconds), args.out, head={"machine": describe()})
 
