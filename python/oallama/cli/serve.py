@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from oallama.base.children import run_server
 from oallama.base.printing import say
 from oallama.data.plan import HOST, PlacementPlan
 from oallama.engine import runtime
@@ -19,18 +18,17 @@ from oallama.loading import autoplan, given_plan
 from oallama.loading.autoplan import Choices
 from oallama.loading.budgets import refuse_margin
 from oallama.planning.heads import guesses_of
-from oallama.serving.command import Draft, Heads, planned_environment, planned_server
+from oallama.serving.command import Draft, Heads
 from oallama.serving.door import Address
 from oallama.serving.model_config import read_model_config
-from oallama.serving.page import page_options
 from oallama.serving.serve_limits import Limits
-from oallama.serving.served_runs import recorded
 
 from ..serving.hot_cold import HotCold, serve_hot_cold
 from .drafts import plan_pair
 from .groups import grouped
 from .loading import make_plan
 from .options import MODEL_HELP, Connection, Drafts, Hardware, Kernels, Placing, Sizes, settings
+from .serve_on import Served, Where, serve_on
 
 
 @dataclass(frozen=True)
@@ -157,20 +155,17 @@ def serve(
         if made:  # its micro-batch and form of attention may be others
             wanted = _planned_settings(made, sizes, parallel, kernels.threads)
     wanted = autoplan.resolve(wanted, autoplan.read_graph(model, wanted).n_ctx_train)
-    command = planned_server(model, wanted, made, connection.endpoints, draft, pooling)
-    command += ["--host", door.host, "--port", str(door.port)]
-    where = f"by plan {made.hash[:8]}" if made else "without a plan on the CPU alone"
-    purpose = {"": "", "rank": " for reranking"}.get(pooling, f" for embeddings ({pooling})")
-    what = model.name + purpose
-    say(f"loading {what} {where}")
-    predicted = made if draft is None else None  # a step with a draft is none of the plan's
-    tables = planned_environment(made, draft.plan if isinstance(draft, Draft) else None)
-    listening = address.announced(f"serving {what}")
-    runs = recorded(predicted, address.url, wanted.n_threads)
-    with page_options(made, context.args) as page, tables as environment, runs, listening:
-        command += [*page, *context.args]
-        code = run_server(command, environment | limits.of_server(wanted.n_seq_max))
-    raise typer.Exit(code)
+    served = Served(model, wanted, made, draft, connection.endpoints, pooling)
+    where = Where(door.host, door.port, address, limits, context.args)
+    raise typer.Exit(serve_on(served, where, _plan_options(sizes, kernels, hardware, pooling)))
+
+
+def _plan_options(sizes: Sizes, kernels: Kernels, hardware: Hardware, pooling: str) -> list[str]:
+    """For `oallama plan`, as they were given to this command."""
+    given = {"--batch": sizes.batch, "--ubatch": sizes.ubatch, "--profile": hardware.profile}
+    options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
+    options += ["--flash-attn", kernels.flash_attn, "--mmap" if kernels.mmap else "--no-mmap"]
+    return options + ["--all-logits"] * bool(pooling)
 
 
 def _with_guesses(

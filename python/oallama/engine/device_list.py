@@ -63,6 +63,15 @@ def add_rpc_server(endpoint: str) -> list[str]:
         raise OallamaError(str(err)) from err
 
 
+def rpc_server_answers(endpoint: str) -> bool:
+    """Whether an RPC server as `add_rpc_server` wants it answers at `host:port`."""
+    try:
+        native.core().rpc_hello(endpoint, RPC_TIMEOUT_S)
+    except (RuntimeError, ValueError):
+        return False
+    return True
+
+
 def device_array(names: Sequence[str]) -> Any:
     """NULL-terminated `ggml_backend_dev_t[]` for `llama_model_params.devices`."""
     core = native.core()

@@ -1,0 +1,75 @@
+"""`oallama serve` with a plan on an RPC server: when it dies, the model is served without it."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from oallama.engine import runtime
+from oallama.engine.rpc import free_port
+from oallama.modelmaker import make_model
+from support.cli import oallama
+from support.processes import process_of, until
+from support.servers import alike, answers, greedy, is_open, serving
+
+PROMPT = "a fox and a hen"
+
+
+@dataclass
+class Device:
+    """An RPC server on loopback."""
+
+    endpoint: str
+    process: subprocess.Popen[str]
+
+    def worker(self) -> int:
+        """The process that serves the client."""
+        found = subprocess.run(["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True).stdout.split()
+        return int(found[-1])
+
+
+@contextmanager
+def rpc_device() -> Iterator[Device]:
+    port = free_port()
+    command = [str(runtime.program("ggml-rpc-server")), "--host", "127.0.0.1", "--port", str(port), "--device", "CPU"]
+    with process_of([*command, "--isolate"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        until(lambda: is_open(port))
+        yield Device(f"127.0.0.1:{port}", process)
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[tuple[int, Path, Device, Path]]:
+    """Port, model, the RPC server that has all of it, and the log."""
+    model = make_model(folder / "served.gguf", arch="llama", shape="tiny", file_type="F16")
+    with rpc_device() as device:
+        plan, log = folder / "plan.json", folder / "log"
+        made = oallama(
+            "plan", model, "--rpc", device.endpoint, "--vram", "100%", "--planner", "all", "--ctx", "512", "-o", plan
+        )
+        assert made.returncode == 0, made.stderr
+        with serving(log, model, "--plan", plan, "--rpc", device.endpoint) as port:
+            yield port, model, device, log
+
+
+@pytest.mark.parametrize("all_of_it", [True, False], ids=["server", "worker"])
+def test_a_model_is_served_on_after_its_rpc_server_died(tmp_path: Path, all_of_it: bool) -> None:
+    with served(tmp_path) as (port, model, device, log):
+        before = greedy(port, model, PROMPT)
+        until(lambda: "serving served.gguf on" in log.read_text(errors="replace"))  # it is known to have loaded
+        if all_of_it:
+            device.process.kill()
+            device.process.wait()
+        else:
+            os.kill(device.worker(), signal.SIGKILL)
+        with pytest.raises(OSError):
+            greedy(port, model, PROMPT)
+        until(lambda: answers(port, model))
+        assert alike(before, greedy(port, model, PROMPT))
+        said = log.read_text(errors="replace")
+        assert (f"{device.endpoint} no longer answers; planning without it" in said) == all_of_it
+        assert ("loading the model again" in said) != all_of_it
