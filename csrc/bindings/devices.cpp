@@ -19,6 +19,16 @@ const char * type_name(enum ggml_backend_dev_type type) {
     }
 }
 
+// True if the device takes a large matmul whose weight lies in host memory (upstream's op_offload).
+bool offloads(ggml_backend_dev_t dev) {
+    ggml_context * ctx    = ggml_init({ 8 * ggml_tensor_overhead(), nullptr, true });
+    ggml_tensor *  weight = ggml_new_tensor_2d(ctx, GGML_TYPE_F16, 256, 256);
+    ggml_tensor *  input  = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, 256, 512);
+    const bool     yes    = ggml_backend_dev_offload_op(dev, ggml_mul_mat(ctx, weight, input));
+    ggml_free(ctx);
+    return yes;
+}
+
 py::dict describe(ggml_backend_dev_t dev) {
     ggml_backend_dev_props props;
     ggml_backend_dev_get_props(dev, &props);
@@ -34,28 +44,29 @@ py::dict describe(ggml_backend_dev_t dev) {
     d["host_buffer"]          = props.caps.host_buffer;
     d["buffer_from_host_ptr"] = props.caps.buffer_from_host_ptr;
     d["events"]               = props.caps.events;
+    d["op_offload"]           = offloads(dev);
     return d;
-}
-
-// True if the device takes a large matmul whose weight lies in host memory (upstream's op_offload).
-bool offloads(ggml_backend_dev_t dev) {
-    ggml_context * ctx    = ggml_init({ 8 * ggml_tensor_overhead(), nullptr, true });
-    ggml_tensor *  weight = ggml_new_tensor_2d(ctx, GGML_TYPE_F16, 256, 256);
-    ggml_tensor *  input  = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, 256, 512);
-    const bool     yes    = ggml_backend_dev_offload_op(dev, ggml_mul_mat(ctx, weight, input));
-    ggml_free(ctx);
-    return yes;
 }
 
 py::list devices() {
     py::list result;
     for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
-        ggml_backend_dev_t dev = ggml_backend_dev_get(i);
-        py::dict           d   = describe(dev);
-        d["op_offload"]        = offloads(dev);
-        result.append(d);
+        result.append(describe(ggml_backend_dev_get(i)));
     }
     return result;
+}
+
+py::object device(const std::string & name) {
+    ggml_backend_dev_t dev = ggml_backend_dev_by_name(name.c_str());
+    return dev ? py::object(describe(dev)) : py::none();
+}
+
+std::vector<std::string> device_names() {
+    std::vector<std::string> names;
+    for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
+        names.push_back(ggml_backend_dev_name(ggml_backend_dev_get(i)));
+    }
+    return names;
 }
 
 void rpc_hello(const std::string & endpoint, double timeout_s) {
@@ -91,6 +102,11 @@ std::vector<std::string> add_rpc_server(const std::string & endpoint) {
 void register_devices(py::module_ & m) {
     m.attr("RPC_MAJOR_VERSION") = RPC_PROTO_MAJOR_VERSION;
     m.def("devices", &devices, "Every device ggml sees, as dicts; memory in bytes.");
+    m.def(
+        "device", &device, py::arg("name"),
+        "The device of that name, or None. No other one is asked: ggml aborts the process when it asks an RPC server\n"
+        "that is gone.");
+    m.def("device_names", &device_names, "Names of all devices; none is asked.");
     m.def("rpc_hello", &rpc_hello, py::arg("endpoint"), py::arg("timeout_s"), release_gil(),
           "Connect to an RPC server, show the token (OALLAMA_RPC_TOKEN_FILE), say hello and ask for its devices.\n"
           "Raises RuntimeError with what is wrong; ValueError if the build has no RPC backend.");

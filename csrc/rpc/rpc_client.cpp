@@ -16,7 +16,6 @@ namespace {
 
 constexpr double  WAIT_S        = 30 * 86400.0; // in the server's queue
 constexpr double  TURNED_AWAY_S = 0.5;          // until the next try
-constexpr uint8_t CMD_HELLO     = 14;
 constexpr uint8_t CMD_DEVICES   = 15;
 constexpr size_t  CAPABILITIES  = 24;
 constexpr size_t  DEFAULT_HASH  = 10 * 1024 * 1024; // upstream's HASH_THRESHOLD

@@ -14,7 +14,8 @@ namespace oa_rpc {
 namespace {
 
 constexpr double NEVER_S          = 86400;
-constexpr int    BEGIN_OF_COMMAND = 9; // a byte and the length of what follows
+constexpr int    BEGIN_OF_COMMAND = 9;  // a byte and the length of what follows
+constexpr int    LONGEST_HELLO    = 64; // of our version 24
 
 // Reads away what comes; true at the end of the connection.
 bool drained(int fd) {
@@ -78,6 +79,7 @@ void door::enter(int fd, const std::string & address) {
     guest & one = guests_.back();
     if (key_.empty()) {
         ready_from(fd, BEGIN_OF_COMMAND);
+        read_hello(one, now);
         return;
     }
     one.question = make_challenge();
@@ -89,7 +91,7 @@ void door::enter(int fd, const std::string & address) {
 void door::add_to(std::vector<pollfd> & polled) const {
     for (const guest & one : guests_) {
         const bool reads = one.at == stage::asked || one.at == stage::leaving;
-        polled.push_back({ one.at == stage::held ? -1 : one.fd, short(reads ? POLLIN : POLLRDHUP), 0 });
+        polled.push_back({ one.at == stage::held ? -1 : one.fd, short(reads ? POLLIN | POLLRDHUP : POLLRDHUP), 0 });
     }
 }
 
@@ -140,20 +142,27 @@ void door::read_answer(guest & one, double now) {
     }
 }
 
-// Without a token: a client says hello first. It stays in the socket for the worker.
+// Without a token: a client says hello first, whole. It stays in the socket for the worker.
 void door::read_hello(guest & one, double now) {
-    char          begin[BEGIN_OF_COMMAND];
-    const ssize_t n = recv(one.fd, begin, sizeof(begin), MSG_DONTWAIT | MSG_PEEK);
-    if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
+    char          said[BEGIN_OF_COMMAND + LONGEST_HELLO];
+    const ssize_t n = recv(one.fd, said, sizeof(said), MSG_DONTWAIT | MSG_PEEK);
+    if (n < BEGIN_OF_COMMAND) {
+        if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) {
+            leave(one, now);
+        }
         return;
     }
-    if (n != ssize_t(sizeof(begin)) || waiting() >= MOST_WAITING) { // it hung up, or there are too many
+    uint64_t length = 0;
+    std::memcpy(&length, said + 1, sizeof(length));
+    if (uint8_t(said[0]) != CMD_HELLO || length > LONGEST_HELLO || waiting() >= MOST_WAITING) {
         leave(one, now);
-        return;
+    } else if (n < BEGIN_OF_COMMAND + ssize_t(length)) {
+        ready_from(one.fd, BEGIN_OF_COMMAND + int(length));
+    } else {
+        ready_from(one.fd, 1);
+        one.at  = stage::waiting;
+        one.due = now + NEVER_S;
     }
-    ready_from(one.fd, 1);
-    one.at  = stage::waiting;
-    one.due = now + NEVER_S;
 }
 
 void door::judge(guest & one, double now) {
@@ -193,6 +202,7 @@ void door::step(const std::vector<pollfd> & polled, bool serving) {
         const bool ready = found != polled.end() && found->revents != 0;
         bool       gone  = one.at == stage::leaving && (now >= one.due || (ready && drained(one.fd)));
         gone |= one.at == stage::waiting && ready; // it hung up
+        gone |= one.at == stage::asked && key_.empty() && ready && (found->revents & (POLLRDHUP | POLLHUP | POLLERR));
         if (!gone && one.at == stage::asked && ready) {
             key_.empty() ? read_hello(one, now) : read_answer(one, now);
         }

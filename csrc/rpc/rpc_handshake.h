@@ -14,9 +14,10 @@
 
 namespace oa_rpc {
 
-constexpr char   MAGIC[9]            = "OARPC\x01\r\n"; // 8 bytes on the wire
-constexpr size_t MAGIC_BYTES         = 8;
-constexpr double HANDSHAKE_TIMEOUT_S = 5.0;
+constexpr char    MAGIC[9]            = "OARPC\x01\r\n"; // 8 bytes on the wire
+constexpr size_t  MAGIC_BYTES         = 8;
+constexpr double  HANDSHAKE_TIMEOUT_S = 5.0;
+constexpr uint8_t CMD_HELLO           = 14; // a client's first command
 
 enum class status : uint8_t { welcome, refused, busy, queued };
 enum class wish : uint8_t { wait, know_if_busy };

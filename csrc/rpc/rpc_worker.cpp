@@ -75,7 +75,7 @@ void become(int control, bool first, int supervisor) {
     if (getppid() != supervisor) {
         _exit(0);
     }
-    setenv("GGML_NO_BACKTRACE", "1", 0); // an abort ends the worker at once; debuggers would keep the client waiting
+    setenv("GGML_NO_BACKTRACE", "1", 0); // what a client did wrong is in the line before; it is no fault of ours
     if (!first) {
         const int nowhere = open("/dev/null", O_WRONLY); // the devices are told once
         dup2(nowhere, STDOUT_FILENO);

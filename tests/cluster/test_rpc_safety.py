@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import struct
@@ -221,10 +222,11 @@ def test_peers_that_say_nothing_keep_nobody_out(server: Server) -> None:
 
 def test_without_a_token_peers_that_say_nothing_keep_nobody_out() -> None:
     with Server("--isolate") as running:
+        hello = message(rpc_wire.HELLO, bytes(24))
         silent = [running.connect() for _ in range(100)]
         for connection in silent[90:]:
             with suppress(OSError):
-                connection.sendall(bytes([rpc_wire.HELLO]))  # and no more of it
+                connection.sendall(hello[: random.randrange(1, len(hello))])  # and no more of it
         start = time.monotonic()
         with running.connect() as connection:
             assert is_served(connection)
@@ -232,6 +234,14 @@ def test_without_a_token_peers_that_say_nothing_keep_nobody_out() -> None:
         assert receive(silent[-1], 1) == b""  # given up after some seconds
         for connection in silent:
             connection.close()
+        with running.connect() as connection:  # who says it slowly is served
+            for part in (hello[:1], hello[1:9], hello[9:20], hello[20:]):
+                connection.sendall(part)
+                time.sleep(0.1)
+            assert len(receive(connection, 36)) == 36
+        with running.connect() as connection:  # who says something else is not
+            connection.sendall(message(rpc_wire.DEVICE_COUNT))
+            assert receive(connection, 1) == b""
 
 
 # ---- from where -----------------------------------------------------------------------------------------------------

@@ -117,15 +117,21 @@ def answer(challenge: bytes, token: bytes, wish: int = WAIT) -> bytes:
     return MAGIC + bytes([wish]) + bytes(7) + number + mac
 
 
-def shake(connection: socket.socket, token: bytes, wish: int = WAIT) -> int:
-    """The client's side of the handshake; the verdict, -1 when the connection was closed."""
+def shake(connection: socket.socket, token: bytes, wish: int = WAIT, patient: bool = False) -> int:
+    """The client's side of the handshake; the verdict, -1 when the connection was closed.
+
+    patient: a place in the queue is no verdict yet.
+    """
     challenge = receive(connection, 40)
     if len(challenge) < 40:
         return -1
     assert challenge[:8] == MAGIC
     given = answer(challenge, token, wish)
     connection.sendall(given)
-    return verdict(connection, token, challenge, given)
+    said = verdict(connection, token, challenge, given)
+    while patient and said == QUEUED:
+        said = verdict(connection, token, challenge, given)
+    return said
 
 
 def verdict(connection: socket.socket, token: bytes, challenge: bytes, given: bytes) -> int:

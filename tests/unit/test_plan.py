@@ -98,6 +98,7 @@ def corrupt(change) -> str:
         (corrupt(lambda c: c["budgets"].update(GPU0=2**63)), "budgets/GPU0"),
         (corrupt(lambda c: c["tensors"]["output.weight"].update(nbytes=2**63)), "tensors/output.weight/nbytes"),
         (corrupt(lambda c: c["context"].update(n_ctx=2**31)), "context/n_ctx"),
+        (corrupt(lambda c: c["context"].update(n_outputs_max=2**32 + 1)), "context/n_outputs_max"),
         (corrupt(lambda c: c["tensors"]["output.weight"].update(segments=[])), "tensors/output.weight/segments"),
         (corrupt(lambda c: c["tensors"]["output.weight"]["segments"][0].update(mode="magic")), "magic"),
         (

@@ -8,7 +8,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -46,13 +46,20 @@ def last_words(output: IO[bytes], n: int = 1) -> str:
     return " | ".join([line for line in lines if line.strip(".")][-n:]) or "it says nothing"
 
 
-def run_server(command: list[str], environment: dict[str, str]) -> int:
+class Ended(NamedTuple):
+    """asked: whether SIGINT or SIGTERM came before."""
+
+    code: int
+    asked: bool
+
+
+def run_server(command: list[str], environment: dict[str, str]) -> Ended:
     """Run a server until it ends; SIGINT and SIGTERM are passed on once, so that it can finish its requests."""
     # A session of its own: else a Ctrl-C reaches it twice, and the second one kills it at once.
     server = subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=die_with_parent)
-    with forwarded_signals(server):
+    with forwarded_signals(server) as came:
         try:
-            return server.wait()
+            return Ended(server.wait(), bool(came))
         finally:
             if server.poll() is None:
                 server.kill()

@@ -157,15 +157,17 @@ def serve(
     wanted = autoplan.resolve(wanted, autoplan.read_graph(model, wanted).n_ctx_train)
     served = Served(model, wanted, made, draft, connection.endpoints, pooling)
     where = Where(door.host, door.port, address, limits, context.args)
-    raise typer.Exit(serve_on(served, where, _plan_options(sizes, kernels, hardware, pooling)))
+    if pooling:  # texts as long as before
+        sizes = replace(sizes, batch=wanted.n_batch, ubatch=wanted.n_ubatch)
+    raise typer.Exit(serve_on(served, where, _plan_options(sizes, kernels, hardware.profile, bool(pooling))))
 
 
-def _plan_options(sizes: Sizes, kernels: Kernels, hardware: Hardware, pooling: str) -> list[str]:
+def _plan_options(sizes: Sizes, kernels: Kernels, profile: Path | None, all_logits: bool) -> list[str]:
     """For `oallama plan`, as they were given to this command."""
-    given = {"--batch": sizes.batch, "--ubatch": sizes.ubatch, "--profile": hardware.profile}
+    given = {"--batch": sizes.batch, "--ubatch": sizes.ubatch, "--profile": profile}
     options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
     options += ["--flash-attn", kernels.flash_attn, "--mmap" if kernels.mmap else "--no-mmap"]
-    return options + ["--all-logits"] * bool(pooling)
+    return options + ["--all-logits"] * all_logits
 
 
 def _with_guesses(

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
+import os
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from oallama.base.children import die_with_parent, run_server
+from oallama.base.children import Ended, die_with_parent, run_server
 from oallama.base.printing import say
-from oallama.data.plan import PlacementPlan
-from oallama.engine.device_list import rpc_server_answers
+from oallama.data.plan import HOST, PlacementPlan
+from oallama.engine.device_list import add_rpc_server, rpc_server_answers
 from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
 from oallama.serving.command import Draft, Heads, planned_environment, planned_server
@@ -21,6 +24,9 @@ from oallama.serving.door import Address
 from oallama.serving.page import page_options
 from oallama.serving.serve_limits import Limits
 from oallama.serving.served_runs import recorded
+
+BUSY_S = 20.0  # that an RPC server has to notice that its client is gone
+AGAIN_S = 120.0  # a server that aborts twice within that is not started again
 
 
 @dataclass(frozen=True)
@@ -53,21 +59,24 @@ def serve_on(served: Served, where: Where, options: Sequence[str]) -> int:
 
     Raises:
         OallamaError: where there is no such plan.
+        KeyboardInterrupt: at SIGINT and SIGTERM between two runs.
     """
+    reloaded = -math.inf
     while True:
-        code, had_loaded = _run(served, where)
-        if code != -signal.SIGABRT or not served.endpoints:
-            return code
-        if gone := [endpoint for endpoint in served.endpoints if not rpc_server_answers(endpoint)]:
+        ended = _run(served, where)
+        if ended.asked or ended.code != -signal.SIGABRT or not served.endpoints:
+            return ended.code
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        if gone := [each for each in served.endpoints if not rpc_server_answers(each, BUSY_S)]:
             served = _without(served, gone, options)
-        elif had_loaded:
+        elif time.monotonic() - reloaded > AGAIN_S:
             say("the server aborted, and all RPC servers are there; loading the model again")
+            reloaded = time.monotonic()
         else:
-            return code
+            return ended.code
 
 
-def _run(served: Served, where: Where) -> tuple[int, bool]:
-    """The server's exit code, and whether it had loaded the model."""
+def _run(served: Served, where: Where) -> Ended:
     plan, draft = served.plan, served.draft
     command = planned_server(served.model, served.settings, plan, served.endpoints, draft, served.pooling)
     command += ["--host", where.host, "--port", str(where.port)]
@@ -78,24 +87,43 @@ def _run(served: Served, where: Where) -> tuple[int, bool]:
     tables = planned_environment(plan, draft.plan if isinstance(draft, Draft) else None)
     listening = where.address.announced(f"serving {what}")
     runs = recorded(predicted, where.address.url, served.settings.n_threads)
-    with page_options(plan, where.arguments) as page, tables as environment, runs, listening as answered:
+    with page_options(plan, where.arguments) as page, tables as environment, runs, listening:
         command += [*page, *where.arguments]
-        code = run_server(command, environment | where.limits.of_server(served.settings.n_seq_max))
-    return code, answered.is_set()
+        return run_server(command, environment | where.limits.of_server(served.settings.n_seq_max))
 
 
 def _without(served: Served, gone: Sequence[str], options: Sequence[str]) -> Served:
     """The same on a new plan, without these RPC servers and without guesses."""
     left = tuple(endpoint for endpoint in served.endpoints if endpoint not in gone)
+    answer, them = ("answers", "it") if len(gone) == 1 else ("answer", "them")
     guesses = ", and without guesses" if served.draft else ""
-    say(f"{' and '.join(gone)} no longer answers; planning without it{guesses}")
-    plan = _plan_apart(served.model, served.settings, left, options)
+    say(f"{' and '.join(gone)} no longer {answer}; planning without {them}{guesses}")
+    plan = _plan_apart(served.model, served.settings, [*_devices_left(served, left), *options])
     settings = replace(served.settings, **asdict(plan.context))
     return replace(served, settings=settings, plan=plan, draft=None, endpoints=left)
 
 
-def _plan_apart(model: Path, wanted: Settings, endpoints: Sequence[str], options: Sequence[str]) -> PlacementPlan:
-    """A plan for these RPC servers and what this machine has, made in a process of its own.
+def _devices_left(served: Served, left: Sequence[str]) -> list[str]:
+    """Options for the plan's accelerators that are left, in the bytes that it had there; for the CPU without any."""
+    before, after = _numbered(served.endpoints), _numbered(left)
+    now = {name: after.get(where, "") for where, name in before.items()}  # "" for those that are gone
+    budgets = served.plan.budgets if served.plan else {}
+    kept = {now.get(name, name): nbytes for name, nbytes in budgets.items() if now.get(name, name)}
+    if not kept:
+        return ["--device", HOST]
+    vram = ",".join(f"{name}={nbytes}" for name, nbytes in kept.items())
+    servers = [word for endpoint in left for word in ("--rpc", endpoint)]
+    return [*servers, "--device", ",".join(kept), "--vram", vram]
+
+
+def _numbered(endpoints: Sequence[str]) -> dict[tuple[str, int], str]:
+    """Names of the devices behind RPC servers, by server and place there: ggml counts all of them in one row."""
+    places = [(endpoint, i) for endpoint in endpoints for i in range(len(add_rpc_server(endpoint)))]
+    return {place: f"RPC{number}" for number, place in enumerate(places)}
+
+
+def _plan_apart(model: Path, wanted: Settings, options: Sequence[str]) -> PlacementPlan:
+    """A plan that a process of its own makes, which says on stderr how far it is; its user's defaults do not count.
 
     This one has registered devices whose servers are gone. ggml cannot forget them, and aborts when it asks them.
     """
@@ -104,11 +132,8 @@ def _plan_apart(model: Path, wanted: Settings, endpoints: Sequence[str], options
         command = [sys.executable, "-c", "from oallama.cli import main; main()", "plan", str(model), "-o", str(path)]
         command += ["--ctx", str(wanted.n_ctx), "--parallel", str(wanted.n_seq_max), "--threads", str(wanted.n_threads)]
         command += ["--type-k", wanted.type_k, "--type-v", wanted.type_v, *options]
-        command += [word for endpoint in endpoints for word in ("--rpc", endpoint)]
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", check=False, preexec_fn=die_with_parent
-        )
+        variables = os.environ | {"XDG_CONFIG_HOME": folder}
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, env=variables, preexec_fn=die_with_parent)
         if done.returncode or not path.is_file():
-            said = done.stderr.strip().splitlines() or ["it says nothing"]
-            raise OallamaError(f"no plan can be made without the RPC server that is gone: {said[-1]}")
+            raise OallamaError("no plan can be made without the RPC servers that are gone")
         return PlacementPlan.load(path)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -13,6 +14,7 @@ from oallama.errors import OallamaError
 
 RPC_TIMEOUT_S = 10.0
 ACCELERATOR_TYPES = ("gpu", "igpu")
+NOBODY = "no RPC server answers at"  # csrc/rpc/rpc_client.cpp
 
 
 @dataclass(frozen=True)
@@ -31,21 +33,22 @@ class Device:
 
 def devices() -> list[Device]:
     """Every device of this process, CPU included, in ggml's order."""
-    wanted = Device.__dataclass_fields__
-    return [Device(**{k: v for k, v in d.items() if k in wanted}) for d in native.core().devices()]
+    return [_device(each) for each in native.core().devices()]
 
 
 def device(name: str) -> Device:
-    """The device of that name.
+    """The device of that name; no other one is asked.
 
     Raises:
         OallamaError: naming the devices there are.
     """
-    known = devices()
-    for dev in known:
-        if dev.name == name:
-            return dev
-    raise OallamaError(f"unknown device {name!r}; devices here: {', '.join(d.name for d in known)}")
+    if found := native.core().device(name):
+        return _device(found)
+    raise OallamaError(f"unknown device {name!r}; devices here: {', '.join(native.core().device_names())}")
+
+
+def _device(described: Mapping[str, Any]) -> Device:
+    return Device(**{name: described[name] for name in Device.__dataclass_fields__})
 
 
 @cache  # the devices of a server can be registered once
@@ -63,13 +66,20 @@ def add_rpc_server(endpoint: str) -> list[str]:
         raise OallamaError(str(err)) from err
 
 
-def rpc_server_answers(endpoint: str) -> bool:
-    """Whether an RPC server as `add_rpc_server` wants it answers at `host:port`."""
-    try:
-        native.core().rpc_hello(endpoint, RPC_TIMEOUT_S)
-    except (RuntimeError, ValueError):
-        return False
-    return True
+def rpc_server_answers(endpoint: str, within_s: float) -> bool:
+    """Whether an RPC server as `add_rpc_server` wants it answers at `host:port`.
+
+    Where somebody listens, it may be busy with a client that has just gone: it is asked again for `within_s` seconds.
+    """
+    end = time.monotonic() + within_s
+    while True:
+        try:
+            native.core().rpc_hello(endpoint, RPC_TIMEOUT_S)
+            return True
+        except (RuntimeError, ValueError) as error:
+            if NOBODY in str(error) or time.monotonic() > end:
+                return False
+        time.sleep(0.2)
 
 
 def device_array(names: Sequence[str]) -> Any:

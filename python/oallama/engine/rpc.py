@@ -22,7 +22,8 @@ START_TIMEOUT_S = 20.0
 SPIN_COUNT = "20000"
 # Else Linux may wake both threads of a server on one CPU, since the client has not left the other one yet. Each then
 # spins at every barrier while the other one waits for the CPU.
-BOUND = {"OMP_PROC_BIND": "true", "OMP_PLACES": "threads"}
+_BOUND = {"OMP_PROC_BIND": "true", "OMP_PLACES": "threads"}
+_SAID = (*_BOUND, "GOMP_CPU_AFFINITY")
 
 
 def share_processor() -> None:
@@ -34,6 +35,15 @@ def share_processor() -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
 
 
+def server_environment(device: str, threads: int) -> dict[str, str]:
+    """This process's variables for an RPC server: its threads stay on one CPU each, where all CPUs are theirs.
+
+    What the user has set of that stays.
+    """
+    binds = device == "CPU" and threads == len(os.sched_getaffinity(0)) and not any(map(os.environ.get, _SAID))
+    return {**os.environ, **(_BOUND if binds else {})}
+
+
 class LocalRpcServer:
     """`ggml-rpc-server` with one device, on 127.0.0.1 and a free port; a context manager.
 
@@ -41,8 +51,7 @@ class LocalRpcServer:
 
     Args:
         device: ggml's name of the device behind it.
-        threads: CPU threads; default: the CPUs this process may use (client and server compute in turns). So many are
-            bound to one CPU each.
+        threads: CPU threads; default: the CPUs this process may use (client and server compute in turns).
         register: make its devices known to this process; they are then `devices`, and the server lives until the
             process ends. False: it is for another process and ends with the `with` block.
 
@@ -62,11 +71,10 @@ class LocalRpcServer:
         host, port = self.endpoint.split(":")
         program = str(runtime.program("ggml-rpc-server"))
         command = [program, "--host", host, "--port", port, "--device", device, "--isolate"]
-        n_cpus = len(os.sched_getaffinity(0))
-        threads = threads or n_cpus
+        threads = threads or len(os.sched_getaffinity(0))
         self._process = subprocess.Popen(
             [*command, "--threads", str(threads)],
-            env=(BOUND if threads == n_cpus else {}) | os.environ,
+            env=server_environment(device, threads),
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,

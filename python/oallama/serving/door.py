@@ -59,26 +59,25 @@ class Address:
             raise OallamaError(f"cannot listen on {self.host} port {self.port}: {error.strerror}") from None
 
     @contextmanager
-    def announced(self, what: str) -> Iterator[threading.Event]:
-        """Within the block a line says `what` and where, once the server answers there; the event is then set."""
-        answered, ended = threading.Event(), threading.Event()
+    def announced(self, what: str) -> Iterator[None]:
+        """Within the block a line says `what` and where, once the server answers there."""
         if not self._is_known:
-            yield answered
+            yield
             return
-        watcher = threading.Thread(target=self._announce, args=(what, answered, ended), daemon=True)
+        ended = threading.Event()
+        watcher = threading.Thread(target=self._announce, args=(what, ended), daemon=True)
         watcher.start()
         try:
-            yield answered
+            yield
         finally:
             ended.set()
             watcher.join()
 
-    def _announce(self, what: str, answered: threading.Event, ended: threading.Event) -> None:
+    def _announce(self, what: str, ended: threading.Event) -> None:
         here = Address("127.0.0.1", self.port, self.secure) if self.host in _ANY else self
         while not answers(here.url):
             if ended.wait(_EVERY_S):
                 return
-        answered.set()
         say(f"{what} on {self.url} (OpenAI API under /v1)")
 
 

@@ -247,6 +247,6 @@ def serve_hot_cold(request: HotCold, wanted: Settings, address: Address, more: S
         environment = os.environ | request.limits.of_router() | ours
         try:
             with address.announced("serving"):
-                return run_server(command, environment)
+                return run_server(command, environment).code
         finally:
             remove_abandoned()

@@ -24,7 +24,7 @@ from typing import Any
 
 from oallama.base.children import die_with_parent, last_words
 from oallama.base.environment import RPC_TIMEOUT, RPC_TOKEN_FILE
-from oallama.engine.rpc import LocalRpcServer, share_processor
+from oallama.engine.rpc import LocalRpcServer, server_environment, share_processor
 from oallama.errors import OallamaError
 
 from .link_probe import Echo, measure_link
@@ -105,8 +105,9 @@ class Agent:
         except OSError as error:
             raise OallamaError(f"an RPC server cannot listen on {address}:{port}: {error.strerror}") from None
         command = [str(runtime.program("ggml-rpc-server")), "--port", str(port), "--device", device]
-        command += ["--threads", str(threads or len(cpu_set())), "--listen", address]
-        environment = {**os.environ, RPC_TIMEOUT.name: TIMEOUT_S}
+        n_threads = threads or len(cpu_set())
+        command += ["--threads", str(n_threads), "--listen", address]
+        environment = server_environment(device, n_threads) | {RPC_TIMEOUT.name: TIMEOUT_S}
         if cache_bytes:
             folder = weights_folder() / f"{device}-{port}"
             prune(folder / "rpc", cache_bytes)
