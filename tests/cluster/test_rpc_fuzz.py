@@ -169,8 +169,9 @@ def test_mutations_after_a_right_handshake(tmp_path: Path) -> None:
                 with suppress(OSError):
                     sent(connection, random.choice(COMMANDS).read_bytes(), lambda each: mutated(each, random))
                 connection.settimeout(60)
-                with suppress(ConnectionError):
+                with suppress(OSError):
                     connection.shutdown(socket.SHUT_WR)
+                with suppress(ConnectionError):
                     while connection.recv(1 << 16):
                         pass
         log = guarded.log()

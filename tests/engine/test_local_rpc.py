@@ -16,7 +16,7 @@ from oallama.engine import native
 from oallama.engine.rpc import LocalRpcServer
 server = LocalRpcServer(threads=int(sys.argv[1]))
 bench = native.core().OpBench(server.devices[0], 1, True, 1 << 20)
-bench.mul_mat(type="f16", k=1024, m=1024, n_tokens=1, max_s=0.01)
+bench.mul_mat(type="f16", k=1024, m=1024, n_tokens=1, n_expert=0, n_used=0, max_s=0.01)
 pids = [os.getpid()]
 for _ in ("server", "worker"):
     found = subprocess.run(["pgrep", "-P", ",".join(map(str, pids)), "ggml-rpc-server"], capture_output=True, text=True)
