@@ -10,6 +10,8 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +28,7 @@ from oallama.engine import runtime
 from oallama.engine.rpc import free_port
 from oallama.errors import OallamaError
 from oallama.netlab import Conditions, NetLab
+from oallama.serving.door import Address
 from support.cli import oallama
 from support.foreign_models import gemma3
 from support.lab import needs_lab
@@ -171,6 +174,17 @@ def post(port: int, path: str, body: dict[str, Any], server: subprocess.Popen[st
     raise AssertionError("the server did not come up")
 
 
+def status(port: int) -> int:
+    """What /health answers; 0: nothing."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=10) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return 0
+
+
 def ranks_of(launcher: subprocess.Popen[str]) -> dict[int, int]:
     """{rank: process} below an mpirun."""
     found = {}
@@ -231,11 +245,13 @@ def test_serving_goes_on_after_a_failure(tiny: Callable[..., Path], monkeypatch:
     monkeypatch.setattr(launch, "start", start)
     notices: list[str] = []
     answers: list[str] = []
+    refused: list[int] = []
     body = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
 
     def client() -> None:
         for failed in (True, False):
             while len(started) < (1 if failed else 2):
+                refused.append(status(port))
                 time.sleep(0.1)
             answers.append(post(port, "/v1/completions", body, started[-1])["choices"][0]["text"])
             if failed:
@@ -245,10 +261,11 @@ def test_serving_goes_on_after_a_failure(tiny: Callable[..., Path], monkeypatch:
 
     thread = threading.Thread(target=client)
     thread.start()
-    code = launch.serve(group, job, notices.append)
+    code = launch.serve(group, job, Address("127.0.0.1", port), notices.append)
     thread.join()
     assert answers[0] == answers[1] != "" and len(started) == 2 and code != 0
     assert notices == ["a rank failed; serving again with 2 ranks on localhost: 2"]
+    assert 503 in refused
 
 
 @needs_mpi

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import urllib.error
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from oallama.engine.rpc import free_port
 from oallama.modelmaker import make_model
 from support.cli import oallama
 from support.processes import process_of, until
-from support.servers import alike, answers, greedy, is_open, serving
+from support.servers import alike, answers, call, greedy, is_open, serving
 
 PROMPT = "a fox and a hen"
 
@@ -56,12 +57,24 @@ def served(folder: Path) -> Iterator[tuple[int, Path, Device, Path]]:
             yield port, model, device, log
 
 
+def refusal(port: int, refusals: list[str]) -> str:
+    """What the server answers in place of its health; "" where it is well."""
+    try:
+        call(port, "/health")
+    except urllib.error.HTTPError as error:
+        refusals.append(error.read().decode())
+    except OSError as error:
+        refusals.append(str(error))
+    else:
+        return ""
+    return refusals[-1]
+
+
 @pytest.mark.parametrize("all_of_it", [True, False], ids=["server", "worker"])
 def test_a_model_is_served_on_after_its_rpc_server_died(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, all_of_it: bool
 ) -> None:
     monkeypatch.setenv("OALLAMA_HISTORY", "1")  # the run is noted when the server is gone
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     (tmp_path / "oallama.toml").write_text('[plan]\nvram = "75%"\n')  # which does not fit the CPU alone
     with served(tmp_path) as (port, model, device, log):
@@ -73,7 +86,9 @@ def test_a_model_is_served_on_after_its_rpc_server_died(
             os.kill(device.worker(), signal.SIGKILL)
         with pytest.raises(OSError):
             greedy(port, model, PROMPT)
-        until(lambda: answers(port, model))
+        refusals: list[str] = []
+        until(lambda: refusal(port, refusals) == "" and answers(port, model))
+        assert any("an RPC server failed; the model is loaded again" in said for said in refusals)
         assert alike(before, greedy(port, model, PROMPT))
         said = log.read_text(errors="replace")
         assert (f"{device.endpoint} no longer answers; planning without it" in said) == all_of_it

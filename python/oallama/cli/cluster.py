@@ -16,6 +16,7 @@ from oallama.cluster.ranks.comm import ALGORITHMS, WIRES
 from oallama.cluster.ranks.mpi import Host
 from oallama.cluster.ranks.rank import RankJob
 from oallama.errors import OallamaError
+from oallama.serving.door import Address
 
 from . import cluster_plan
 from .groups import grouped
@@ -169,7 +170,8 @@ def run(
     say(f"{model.name} over {placed.n_ranks} ranks on {where}: {', '.join(f'{s:.1%}' for s in job.shares)} of it")
     if server.serve:
         say(f"serving on http://{server.host}:{server.port} (OpenAI API under /v1)")
-        raise typer.Exit(launch.serve(placed, job, say))
+        address = Address(server.host, server.port).changed_by(context.args)
+        raise typer.Exit(launch.serve(placed, job, address, say))
     raise typer.Exit(launch.run(placed, job))
 
 

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from oallama.serving.door import Address
 from oallama.serving.page import page_options
 from oallama.serving.serve_limits import Limits
 from oallama.serving.served_runs import recorded
+from oallama.serving.unavailable import REUSE_PORT, unavailable
 
 BUSY_S = 20.0  # that an RPC server has to notice that its client is gone
 AGAIN_S = 120.0  # a server that aborts twice within that is not started again
@@ -62,18 +64,23 @@ def serve_on(served: Served, where: Where, options: Sequence[str]) -> int:
         KeyboardInterrupt: at SIGINT and SIGTERM between two runs.
     """
     reloaded = -math.inf
-    while True:
-        ended = _run(served, where)
-        if ended.asked or ended.code != -signal.SIGABRT or not served.endpoints:
-            return ended.code
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-        if gone := [each for each in served.endpoints if not rpc_server_answers(each, BUSY_S)]:
-            served = _without(served, gone, options)
-        elif time.monotonic() - reloaded > AGAIN_S:
-            say("the server aborted, and all RPC servers are there; loading the model again")
-            reloaded = time.monotonic()
-        else:
-            return ended.code
+    again = replace(where, arguments=[REUSE_PORT, *where.arguments])
+    with ExitStack() as between:
+        while True:
+            ended = _run(served, where)
+            between.close()
+            if ended.asked or ended.code != -signal.SIGABRT or not served.endpoints:
+                return ended.code
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+            between.enter_context(unavailable(where.address, "an RPC server failed; the model is loaded again"))
+            if gone := [each for each in served.endpoints if not rpc_server_answers(each, BUSY_S)]:
+                served = _without(served, gone, options)
+            elif time.monotonic() - reloaded > AGAIN_S:
+                say("the server aborted, and all RPC servers are there; loading the model again")
+                reloaded = time.monotonic()
+            else:
+                return ended.code
+            where = again
 
 
 def _run(served: Served, where: Where) -> Ended:

@@ -40,13 +40,13 @@ class Address:
         return f"{'https' if self.secure else 'http'}://{host}:{self.port}"
 
     @property
-    def _is_known(self) -> bool:
+    def is_known(self) -> bool:
         """Not so where the system chooses the port, and for a socket that is a file."""
         return self.port > 0 and not self.host.endswith(".sock")
 
     def check(self) -> None:
         """Raises OallamaError where nobody can listen there, because the port is taken, for example."""
-        if not self._is_known:
+        if not self.is_known:
             return
         try:
             family, kind, protocol, _, place = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
@@ -61,7 +61,7 @@ class Address:
     @contextmanager
     def announced(self, what: str) -> Iterator[None]:
         """Within the block a line says `what` and where, once the server answers there."""
-        if not self._is_known:
+        if not self.is_known:
             yield
             return
         ended = threading.Event()

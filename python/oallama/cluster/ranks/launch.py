@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from typing import Any
 from oallama.base.children import die_with_parent, forwarded_signals
 from oallama.base.environment import ALLREDUCE, RANK_DEVICE, RANK_MEMORY, RANK_SPEEDS, RANK_THREADS, RANK_TIMEOUT, WIRE
 from oallama.errors import OallamaError
+from oallama.serving.door import Address
+from oallama.serving.unavailable import REUSE_PORT, unavailable
 
 from . import mpi
 from .mpi import Host
@@ -160,21 +162,27 @@ def run(group: RankGroup, job: RankJob) -> int:
                 ranks.wait()
 
 
-def serve(group: RankGroup, job: RankJob, notice: Callable[[str], None]) -> int:
+def serve(group: RankGroup, job: RankJob, address: Address, notice: Callable[[str], None]) -> int:
     """`run`, started again when a rank failed, on the hosts that still answer; returns the last exit code.
 
-    A group that fails before it has served for a minute is not started again. notice: is told of each restart.
+    A group that fails before it has served for a minute is not started again. Until rank 0 listens again, at `address`,
+    requests get 503. notice: is told of each restart.
     """
-    while True:
-        since = time.monotonic()
-        code = run(group, job)
-        if code not in _FAILED or time.monotonic() - since < RESTART_AFTER_S:
-            return code
-        group = replace(group, hosts=_answering(group))
-        if group.n_ranks < 2:
-            return code
-        job = prepare(group, replace(job, shares=()))
-        notice(f"a rank failed; serving again with {group.n_ranks} ranks on {_where(group)}")
+    with ExitStack() as between:
+        while True:
+            since = time.monotonic()
+            code = run(group, job)
+            between.close()
+            if code not in _FAILED or time.monotonic() - since < RESTART_AFTER_S:
+                return code
+            if group.hosts[0].is_local:  # rank 0 listens
+                between.enter_context(unavailable(address, "a rank failed; the model is loaded again"))
+            group = replace(group, hosts=_answering(group))
+            if group.n_ranks < 2:
+                return code
+            arguments = tuple(word for word in job.server or () if word != REUSE_PORT)
+            job = prepare(group, replace(job, shares=(), server=(*arguments, REUSE_PORT)))
+            notice(f"a rank failed; serving again with {group.n_ranks} ranks on {_where(group)}")
 
 
 def _answering(group: RankGroup) -> tuple[Host, ...]:
