@@ -75,7 +75,9 @@ def sent(connection: socket.socket, data: bytes, change: Callable[[bytes], bytes
             made = rpc_wire.ask(connection, command, bytes(changed))
             if len(made) == 16 and made[:8] != bytes(8):
                 got = rpc_wire.ask(connection, rpc_wire.BUFFER_GET_BASE, made[:8])
-                buffers.append((struct.unpack_from("<Q", made)[0], struct.unpack("<Q", got)[0]))
+                if len(got) < 8:
+                    return
+                buffers.append((struct.unpack_from("<Q", made)[0], struct.unpack_from("<Q", got)[0]))
             continue
         connection.sendall(change(rpc_wire.message(command, bytes(changed))))
         if command in ANSWERED:

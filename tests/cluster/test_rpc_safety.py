@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import socket
 import struct
@@ -14,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from random import Random
 from subprocess import PIPE
 
 import pytest
@@ -222,11 +222,11 @@ def test_peers_that_say_nothing_keep_nobody_out(server: Server) -> None:
 
 def test_without_a_token_peers_that_say_nothing_keep_nobody_out() -> None:
     with Server("--isolate") as running:
-        hello = message(rpc_wire.HELLO, bytes(24))
+        hello, lengths = message(rpc_wire.HELLO, bytes(24)), Random(1)
         silent = [running.connect() for _ in range(100)]
         for connection in silent[90:]:
             with suppress(OSError):
-                connection.sendall(hello[: random.randrange(1, len(hello))])  # and no more of it
+                connection.sendall(hello[: lengths.randrange(1, len(hello))])  # and no more of it
         start = time.monotonic()
         with running.connect() as connection:
             assert is_served(connection)

@@ -60,13 +60,14 @@ def served(folder: Path) -> Iterator[tuple[int, Path, Device, Path]]:
 def refusal(port: int, refusals: list[str]) -> str:
     """What the server answers in place of its health; "" where it is well."""
     try:
-        call(port, "/health")
-    except urllib.error.HTTPError as error:
-        refusals.append(error.read().decode())
+        try:
+            call(port, "/health")
+        except urllib.error.HTTPError as error:
+            refusals.append(error.read().decode())
+        else:
+            return ""
     except OSError as error:
         refusals.append(str(error))
-    else:
-        return ""
     return refusals[-1]
 
 
@@ -79,6 +80,7 @@ def test_a_model_is_served_on_after_its_rpc_server_died(
     (tmp_path / "oallama.toml").write_text('[plan]\nvram = "75%"\n')  # which does not fit the CPU alone
     with served(tmp_path) as (port, model, device, log):
         before = greedy(port, model, PROMPT)
+        until(lambda: "serving served.gguf on" in log.read_text(errors="replace"))  # it is known to have loaded
         if all_of_it:
             device.process.kill()
             device.process.wait()
@@ -87,7 +89,8 @@ def test_a_model_is_served_on_after_its_rpc_server_died(
         with pytest.raises(OSError):
             greedy(port, model, PROMPT)
         refusals: list[str] = []
-        until(lambda: refusal(port, refusals) == "" and answers(port, model))
+        # For a moment both listen.
+        until(lambda: all(refusal(port, refusals) == "" for _ in range(10)) and answers(port, model))
         assert any("an RPC server failed; the model is loaded again" in said for said in refusals)
         assert alike(before, greedy(port, model, PROMPT))
         said = log.read_text(errors="replace")

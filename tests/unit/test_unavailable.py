@@ -41,8 +41,9 @@ def test_every_request_gets_503() -> None:
 
 def test_it_gives_way_to_the_next_server() -> None:
     port = free_port()
-    with unavailable(Address("127.0.0.1", port), WHY), socket.socket() as other:
+    with unavailable(Address("127.0.0.1", port), WHY) as next_starts, socket.socket() as other:
         assert ask(port, "GET")[0] == 503
+        next_starts()
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         other.bind(("127.0.0.1", port))
         other.listen(16)

@@ -172,7 +172,7 @@ def run(
         say(f"serving on http://{server.host}:{server.port} (OpenAI API under /v1)")
         address = Address(server.host, server.port).changed_by(context.args)
         raise typer.Exit(launch.serve(placed, job, address, say))
-    raise typer.Exit(launch.run(placed, job))
+    raise typer.Exit(launch.run(placed, job).code)
 
 
 def _is_given(context: typer.Context, parameter: str) -> bool:

@@ -159,15 +159,15 @@ def serve(
     where = Where(door.host, door.port, address, limits, context.args)
     if pooling:  # texts as long as before
         sizes = replace(sizes, batch=wanted.n_batch, ubatch=wanted.n_ubatch)
-    raise typer.Exit(serve_on(served, where, _plan_options(sizes, kernels, hardware.profile, bool(pooling))))
+    flash_attn = wanted.flash_attn if placing.plan else kernels.flash_attn
+    raise typer.Exit(serve_on(served, where, _plan_options(sizes, wanted, flash_attn, bool(pooling))))
 
 
-def _plan_options(sizes: Sizes, kernels: Kernels, profile: Path | None, all_logits: bool) -> list[str]:
-    """For `oallama plan`, as they were given to this command."""
-    given = {"--batch": sizes.batch, "--ubatch": sizes.ubatch, "--profile": profile}
+def _plan_options(sizes: Sizes, wanted: Settings, flash_attn: str, all_logits: bool) -> list[str]:
+    """For `oallama plan`, as they hold for this model."""
+    given = {"--batch": sizes.batch, "--ubatch": sizes.ubatch, "--flash-attn": flash_attn}
     options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
-    options += ["--flash-attn", kernels.flash_attn, "--mmap" if kernels.mmap else "--no-mmap"]
-    return options + ["--all-logits"] * all_logits
+    return options + ["--no-mmap"] * (wanted.use_mmap is False) + ["--all-logits"] * all_logits
 
 
 def _with_guesses(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -28,7 +26,7 @@ from oallama.serving.served_runs import recorded
 from oallama.serving.unavailable import REUSE_PORT, unavailable
 
 BUSY_S = 20.0  # that an RPC server has to notice that its client is gone
-AGAIN_S = 120.0  # a server that aborts twice within that is not started again
+AGAIN_S = 120.0  # a server that aborts so soon after loading is started again once
 
 
 @dataclass(frozen=True)
@@ -63,27 +61,30 @@ def serve_on(served: Served, where: Where, options: Sequence[str]) -> int:
         OallamaError: where there is no such plan.
         KeyboardInterrupt: at SIGINT and SIGTERM between two runs.
     """
-    reloaded = -math.inf
+    early = 0  # aborts in a row soon after loading
     again = replace(where, arguments=[REUSE_PORT, *where.arguments])
     with ExitStack() as between:
         while True:
-            ended = _run(served, where)
+            ended, served_s = _run(served, where)
             between.close()
+            early = early + 1 if served_s < AGAIN_S else 0
             if ended.asked or ended.code != -signal.SIGABRT or not served.endpoints:
                 return ended.code
             signal.signal(signal.SIGTERM, signal.default_int_handler)
-            between.enter_context(unavailable(where.address, "an RPC server failed; the model is loaded again"))
+            why = "an RPC server failed; the model is loaded again"
+            next_starts = between.enter_context(unavailable(where.address, why))
             if gone := [each for each in served.endpoints if not rpc_server_answers(each, BUSY_S)]:
                 served = _without(served, gone, options)
-            elif time.monotonic() - reloaded > AGAIN_S:
+            elif served_s > 0 and early < 2:
                 say("the server aborted, and all RPC servers are there; loading the model again")
-                reloaded = time.monotonic()
             else:
                 return ended.code
             where = again
+            next_starts()
 
 
-def _run(served: Served, where: Where) -> Ended:
+def _run(served: Served, where: Where) -> tuple[Ended, float]:
+    """How the server ended, and the seconds since it had loaded the model; 0: it had not."""
     plan, draft = served.plan, served.draft
     command = planned_server(served.model, served.settings, plan, served.endpoints, draft, served.pooling)
     command += ["--host", where.host, "--port", str(where.port)]
@@ -94,9 +95,10 @@ def _run(served: Served, where: Where) -> Ended:
     tables = planned_environment(plan, draft.plan if isinstance(draft, Draft) else None)
     listening = where.address.announced(f"serving {what}")
     runs = recorded(predicted, where.address.url, served.settings.n_threads)
-    with page_options(plan, where.arguments) as page, tables as environment, runs, listening:
+    with page_options(plan, where.arguments) as page, tables as environment, runs, listening as loaded:
         command += [*page, *where.arguments]
-        return run_server(command, environment | where.limits.of_server(served.settings.n_seq_max))
+        ended = run_server(command, environment | where.limits.of_server(served.settings.n_seq_max))
+    return ended, loaded.seconds()
 
 
 def _without(served: Served, gone: Sequence[str], options: Sequence[str]) -> Served:

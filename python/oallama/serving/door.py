@@ -6,6 +6,7 @@ import errno
 import socket
 import ssl
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,17 @@ from oallama.errors import OallamaError
 
 _EVERY_S = 0.1
 _ANY = ("0.0.0.0", "::")
+
+
+@dataclass
+class Answered:
+    """since: when a server first answered, as time.monotonic; None: it has not."""
+
+    since: float | None = None
+
+    def seconds(self) -> float:
+        """Since then; 0 where it has not answered."""
+        return 0.0 if self.since is None else time.monotonic() - self.since
 
 
 @dataclass(frozen=True)
@@ -59,25 +71,26 @@ class Address:
             raise OallamaError(f"cannot listen on {self.host} port {self.port}: {error.strerror}") from None
 
     @contextmanager
-    def announced(self, what: str) -> Iterator[None]:
+    def announced(self, what: str) -> Iterator[Answered]:
         """Within the block a line says `what` and where, once the server answers there."""
+        answered, ended = Answered(), threading.Event()
         if not self.is_known:
-            yield
+            yield answered
             return
-        ended = threading.Event()
-        watcher = threading.Thread(target=self._announce, args=(what, ended), daemon=True)
+        watcher = threading.Thread(target=self._announce, args=(what, answered, ended), daemon=True)
         watcher.start()
         try:
-            yield
+            yield answered
         finally:
             ended.set()
             watcher.join()
 
-    def _announce(self, what: str, ended: threading.Event) -> None:
+    def _announce(self, what: str, answered: Answered, ended: threading.Event) -> None:
         here = Address("127.0.0.1", self.port, self.secure) if self.host in _ANY else self
         while not answers(here.url):
             if ended.wait(_EVERY_S):
                 return
+        answered.since = time.monotonic()
         say(f"{what} on {self.url} (OpenAI API under /v1)")
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from oallama.base.children import die_with_parent, forwarded_signals
+from oallama.base.children import Ended, die_with_parent, forwarded_signals
 from oallama.base.environment import ALLREDUCE, RANK_DEVICE, RANK_MEMORY, RANK_SPEEDS, RANK_THREADS, RANK_TIMEOUT, WIRE
 from oallama.errors import OallamaError
 from oallama.serving.door import Address
@@ -150,12 +150,12 @@ def start(group: RankGroup, job: RankJob, **options: Any) -> subprocess.Popen[An
     )
 
 
-def run(group: RankGroup, job: RankJob) -> int:
-    """Run the ranks to their end and return rank 0's exit code; SIGINT and SIGTERM end all of them."""
+def run(group: RankGroup, job: RankJob) -> Ended:
+    """Run the ranks to their end: rank 0's exit code. SIGINT and SIGTERM end all of them."""
     ranks = start(group, job, stdin=subprocess.DEVNULL)
-    with forwarded_signals(ranks):
+    with forwarded_signals(ranks) as came:
         try:
-            return ranks.wait()
+            return Ended(ranks.wait(), bool(came))
         finally:
             if ranks.poll() is None:
                 ranks.terminate()
@@ -166,22 +166,23 @@ def serve(group: RankGroup, job: RankJob, address: Address, notice: Callable[[st
     """`run`, started again when a rank failed, on the hosts that still answer; returns the last exit code.
 
     A group that fails before it has served for a minute is not started again. Until rank 0 listens again, at `address`,
-    requests get 503. notice: is told of each restart.
+    requests get 503, where it is on this host. notice: is told of each restart.
     """
+    here = address if group.hosts[0].is_local else replace(address, port=0)
     with ExitStack() as between:
         while True:
             since = time.monotonic()
-            code = run(group, job)
+            code, asked = run(group, job)
             between.close()
-            if code not in _FAILED or time.monotonic() - since < RESTART_AFTER_S:
+            if asked or code not in _FAILED or time.monotonic() - since < RESTART_AFTER_S:
                 return code
-            if group.hosts[0].is_local:  # rank 0 listens
-                between.enter_context(unavailable(address, "a rank failed; the model is loaded again"))
+            next_starts = between.enter_context(unavailable(here, "a rank failed; the model is loaded again"))
             group = replace(group, hosts=_answering(group))
             if group.n_ranks < 2:
                 return code
             arguments = tuple(word for word in job.server or () if word != REUSE_PORT)
             job = prepare(group, replace(job, shares=(), server=(*arguments, REUSE_PORT)))
+            next_starts()
             notice(f"a rank failed; serving again with {group.n_ranks} ranks on {_where(group)}")
 
 
