@@ -21,10 +21,10 @@ signal.pause()
 
 @pytest.mark.parametrize(("does", "code"), [("aborts", -signal.SIGABRT), ("ends", 3)])
 def test_a_server_that_was_asked_to_end(tmp_path: Path, does: str, code: int) -> None:
-    started = tmp_path / "started"
+    started, before = tmp_path / "started", signal.getsignal(signal.SIGTERM)
 
     def ask() -> None:
-        until(started.exists)
+        until(lambda: started.exists() and signal.getsignal(signal.SIGTERM) is not before)
         os.kill(os.getpid(), signal.SIGTERM)
 
     asking = threading.Thread(target=ask)
