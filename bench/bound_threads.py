@@ -74,7 +74,7 @@ def plan_of(model: Path) -> PlacementPlan:
 
 
 def with_last_layer(plan: PlacementPlan, device: str) -> PlacementPlan:
-    """The same with the last layer's cache and the MOVED on the device."""
+    """The same with the MOVED and the output on the device."""
     tensors = {
         name: replace(
             placed, segments=tuple(replace(s, device=device, mode="resident", realisation="") for s in placed.segments)

@@ -7,6 +7,7 @@ import urllib.error
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 
 import pytest
@@ -66,7 +67,7 @@ def refusal(port: int, refusals: list[str]) -> str:
             refusals.append(error.read().decode())
         else:
             return ""
-    except OSError as error:
+    except (OSError, HTTPException) as error:
         refusals.append(str(error))
     return refusals[-1]
 

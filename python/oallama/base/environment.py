@@ -163,7 +163,7 @@ OTHERS = (
         "`oallama.toml` in it has the defaults of `oallama`'s options."),
     Variable("OPENAI_API_KEY", "text", "unset", "python/oallama/bench/load/client.py",
         "`oallama bench serve` and `oallama top` send it to servers that ask for a key."),
-    Variable("OMP_PROC_BIND", "OpenMP's", "`true` for a loopback RPC server with a thread for every CPU",
+    Variable("OMP_PROC_BIND", "OpenMP's", "`true` for RPC servers that `oallama` starts with a thread for every CPU",
         "python/oallama/engine/rpc.py",
         "Whether threads stay on their CPUs. `OMP_PLACES` says on which, by default one each."),
     Variable("GOMP_SPINCOUNT", "number", "`20000` beside a loopback RPC server", "python/oallama/engine/rpc.py",

@@ -156,7 +156,7 @@ def serve(
             wanted = _planned_settings(made, sizes, parallel, kernels.threads)
     wanted = autoplan.resolve(wanted, autoplan.read_graph(model, wanted).n_ctx_train)
     served = Served(model, wanted, made, draft, connection.endpoints, pooling)
-    where = Where(door.host, door.port, address, limits, context.args)
+    where = Where(door.host, door.port, limits, context.args)
     if pooling:  # texts as long as before
         sizes = replace(sizes, batch=wanted.n_batch, ubatch=wanted.n_ubatch)
     flash_attn = wanted.flash_attn if placing.plan else kernels.flash_attn

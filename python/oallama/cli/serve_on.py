@@ -43,13 +43,16 @@ class Served:
 
 @dataclass(frozen=True)
 class Where:
-    """Where requests come in. address: host and port as `arguments`, which are llama-server's own, may change them."""
+    """Where requests come in, and how many. arguments: llama-server's own, which may name another address."""
 
     host: str
     port: int
-    address: Address
     limits: Limits
     arguments: Sequence[str]
+
+    @property
+    def address(self) -> Address:
+        return Address(self.host, self.port).changed_by(self.arguments)
 
 
 def serve_on(served: Served, where: Where, options: Sequence[str]) -> int:

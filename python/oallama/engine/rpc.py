@@ -20,8 +20,8 @@ from oallama.errors import OallamaError
 START_TIMEOUT_S = 20.0
 # About 0.3 ms on a 2.3 GHz Xeon: longer than the gaps inside a graph, shorter than a wait for the other side.
 SPIN_COUNT = "20000"
-# Else Linux may wake both threads of a server on one CPU, since the client has not left the other one yet. Each then
-# spins at every barrier while the other one waits for the CPU.
+# Else Linux wakes two threads of a server on one CPU now and then. Each spins at barriers while the other one waits for
+# the CPU.
 _BOUND = {"OMP_PROC_BIND": "true", "OMP_PLACES": "threads"}
 _SAID = (*_BOUND, "GOMP_CPU_AFFINITY")
 
