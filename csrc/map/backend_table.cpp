@@ -93,8 +93,10 @@ void add_weight(oa_backend_table & table, table_line & line) {
         throw line.bad("expected 'tensor <name> <device> resident|host|upload|stream <tokens> "
                        "[plain|repacked|tiled|repacked+tiled]'");
     }
-    if (weight.realisation != oa_realisation::any && weight.mode == oa_weight_mode::resident) {
-        throw line.bad("a resident weight has no realisation");
+    // An RPC server of ours has our kernels, too.
+    if (weight.realisation != oa_realisation::any && weight.realisation != oa_realisation::tiled &&
+        weight.mode == oa_weight_mode::resident) {
+        throw line.bad("a resident weight is tiled, or has no realisation");
     }
     if (!table.weights.emplace(name, weight).second) {
         throw line.bad("tensor listed twice");

@@ -1,6 +1,7 @@
 #include "weight_marks.h"
 
 #include "ggml-backend.h"
+#include "ranks.h"
 #include "stream_source.h"
 #include "tensor_flags.h"
 
@@ -11,6 +12,11 @@ void oa_backend_map_mark(ggml_tensor * weight, const oa_weight_place & place, in
         weight->flags |= OA_TENSOR_FLAG_LAZY;
     }
     if (!place.home) {
+        const oa_rank_hooks * ranks = oa_ranks();
+        if (ranks && ranks->own_kernels) {
+            const bool embeds = std::string(weight->name) == "token_embd.weight";
+            weight->flags |= OA_TENSOR_FLAG_TILED | (embeds ? OA_TENSOR_FLAG_ATTENDS : 0);
+        }
         return;
     }
     oa_backend_map_require(!lazy || ggml_backend_dev_type(place.home) == GGML_BACKEND_DEVICE_TYPE_CPU, weight->name,

@@ -7,6 +7,8 @@ if [ -z "$OALLAMA_NETLAB" ] || [ ! -e "/run/netns/$OALLAMA_NETLAB$1" ]; then
 fi
 host=$1
 shift
+# The host's CPUs, where the lab gave each its own ("h0=0;h1=1").
+cpus=$(printf ';%s;' "$OALLAMA_NETLAB_CPUS" | sed -n "s/.*;$host=\([^;]*\);.*/\1/p")
 # shellcheck disable=SC2016 # for the inner shell
-exec ip netns exec "$OALLAMA_NETLAB$host" unshare --uts \
+exec ip netns exec "$OALLAMA_NETLAB$host" ${cpus:+taskset -c "$cpus"} unshare --uts \
     sh -c 'echo "$0" >/proc/sys/kernel/hostname && exec sh -c "$1"' "$host" "$*"

@@ -86,7 +86,9 @@ bool oa_repacks(const std::string & device, const oa_mul_mat_spec & spec) {
 }
 
 bool oa_tiles(const std::string & device, const std::string & type) {
-    const bool computes = ggml_backend_dev_type(oa_require_device(device)) == GGML_BACKEND_DEVICE_TYPE_CPU;
+    // As for attention: a server of ours computes it on its CPU.
+    ggml_backend_dev_t dev      = oa_require_device(device);
+    const bool         computes = ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_CPU || sends_graphs(dev);
     return computes && OA_OF_CPU(oa_products_has)(oa_parse_type(type));
 }
 

@@ -1,11 +1,12 @@
 // The entry point of this library, which ggml loads as a backend (ggml_backend_load, or GGML_BACKEND_PATH for
 // llama.cpp's programs). The environment says what this rank is:
 //   OALLAMA_RANK_DEVICE   the ggml device it computes on; default CPU
-//   OALLAMA_RANK_THREADS  its threads; default the backend's
+//   OALLAMA_RANK_THREADS  threads of all ranks, separated by commas, or one number for all; default the backend's
 //   OALLAMA_RANK_HOST     id of its host; default the host's name
 //   OALLAMA_RANK_SPEEDS   of all ranks, separated by commas: the fastest of a host speaks for it; default all alike
 //   OALLAMA_RANK_TIMEOUT  seconds until a rank that others wait for is given up (loading: ten times that); default 60
 //   OALLAMA_ALLREDUCE     auto (default), star, tree, exchange, rabenseifner or pipelined
+//   OALLAMA_RANK_KERNELS  ggml (default) or oallama: whose kernels compute products and attention on CPUs
 //   OALLAMA_RANK_MEMORY   resident (default) or minimal: weights in a file, few of them in memory; on the CPU only
 //   OALLAMA_RANK_FOLDER   where that file lies; default /var/tmp
 //   OALLAMA_WIRE          native (default) or q8: what travels between hosts
@@ -89,6 +90,14 @@ std::string cuda_device(ggml_backend_dev_t own) {
     return props.device_id ? props.device_id : "";
 }
 
+bool own_kernels() {
+    const std::string whose = variable("OALLAMA_RANK_KERNELS", "ggml");
+    if (whose != "ggml" && whose != "oallama") {
+        throw std::runtime_error("OALLAMA_RANK_KERNELS is neither ggml nor oallama: " + whose);
+    }
+    return whose == "oallama";
+}
+
 void start() {
     const std::string  name = variable("OALLAMA_RANK_DEVICE", "CPU");
     ggml_backend_dev_t own  = ggml_backend_dev_by_name(name.c_str());
@@ -105,13 +114,15 @@ void start() {
     settings.cuda_device = cuda_device(own);
     int rank = 0, n_ranks = 0;
     oa_rank_comm_start(settings, rank, n_ranks);
-    const int n_threads = std::atoi(variable("OALLAMA_RANK_THREADS", "0").c_str());
+    const auto threads   = numbers("OALLAMA_RANK_THREADS");
+    const int  n_threads = threads.empty() ? 0 : int(threads[size_t(rank) % threads.size()]);
     oa_rank_devices_make(rank, n_ranks, own, n_threads, minimal);
     for (size_t i = 0; i < ggml_backend_reg_dev_count(oa_rank_reg()); ++i) {
         g_devices.push_back(ggml_backend_reg_dev_get(oa_rank_reg(), i));
     }
     g_devices.push_back(nullptr);
-    g_hooks = { rank, n_ranks, g_devices.data(), oa_rank_broadcast, oa_rank_all_ok, oa_rank_gather, oa_rank_error };
+    g_hooks = { rank,           n_ranks,        g_devices.data(), oa_rank_broadcast,
+                oa_rank_all_ok, oa_rank_gather, own_kernels(),    oa_rank_error };
     oa_ranks_set(&g_hooks);
     std::atexit(oa_rank_comm_end);
 }

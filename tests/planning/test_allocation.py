@@ -19,14 +19,18 @@ from oallama.cluster.allocation.costs import make_costs
 from oallama.cluster.allocation.explain import explain
 from oallama.cluster.allocation.grouped import count_layers, solve_grouped
 from oallama.cluster.allocation.network import LinkQuality, Network
+from oallama.cluster.allocation.passes import request_passes, request_seconds
 from oallama.cluster.allocation.pieces import solve_pieces
 from oallama.cluster.allocation.predict import predict_latency
-from oallama.cluster.allocation.problem import Device, Layer, Problem, Settings
+from oallama.cluster.allocation.problem import ONE_TOKEN, Device, Layer, Pass, Problem, Settings
 from oallama.cluster.pipeline.replan import changes, replan
+from oallama.data.workload import Workload
 from oallama.errors import OallamaError
 from oallama.views.cluster import render_explanation
 
 MIB = 2**20
+# 20 tokens of prompt in micro-batches of 8, 5 of answer.
+REQUEST = request_passes(Workload(20, 5), 8, 64)
 CLOSE = 1e-6  # relative; solvers stop at a gap of 1e-7
 
 
@@ -69,10 +73,17 @@ def problems(draw, devices=4, layers=6, links=("via-client", "direct"), kinds=3)
     layers_ = tuple(replace(layer, output_bytes=outputs[1]) for layer in problem.layers)
     if draw(st.booleans()):
         problem = replace(problem, devices=(replace(problem.client, memory_bytes=0), *problem.devices[1:]))
-    return replace(problem, layers=layers_, embedding=replace(problem.embedding, output_bytes=outputs[0]))
+    embedding = replace(problem.embedding, output_bytes=outputs[0])
+    passes = draw(st.sampled_from([ONE_TOKEN, REQUEST, (Pass(7, 7, 0, 2),), (Pass(5, 0, 100), Pass(3, 1, 50, 4))]))
+    return replace(problem, layers=layers_, embedding=embedding, passes=passes)
 
 
 def by_the_formula(problem: Problem, layers) -> float:
+    """docs/sources.md, 5, for every pass."""
+    return sum(each.count * of_a_pass(problem, layers, each) for each in problem.passes)
+
+
+def of_a_pass(problem: Problem, layers, each: Pass) -> float:
     """docs/sources.md, 5, written down again: milliseconds, binaries, one term after the other."""
     w, names = problem.settings, [device.name for device in problem.devices]
     x = {(i, j): int(name == at) for j, at in enumerate(layers, 1) for i, name in enumerate(names)}
@@ -80,8 +91,7 @@ def by_the_formula(problem: Problem, layers) -> float:
     sub_models = [problem.embedding, *problem.layers]
     n = len(problem.layers)
     compute = sum(
-        sub_models[j].flops * problem.n_tokens / problem.devices[i].flops_per_s * 1e3 * used
-        for (i, j), used in x.items()
+        roofline(problem.devices[i], sub_models[j].flops, rows(each, j)) * 1e3 * used for (i, j), used in x.items()
     )
     used_links = []
     place = [0, *(names.index(name) for name in layers), 0]
@@ -89,8 +99,10 @@ def by_the_formula(problem: Problem, layers) -> float:
         ends = [place[j], place[j + 1]]
         if problem.links == "via-client" and 0 not in ends and ends[0] != ends[1]:
             ends.insert(1, 0)
-        nbytes = sub_models[j].output_bytes * problem.n_tokens
-        used_links += [(i, k, nbytes) for i, k in itertools.pairwise(ends) if i != k]
+        sent = each.n_returned if j == n else each.n_tokens
+        nbytes = sub_models[j].output_bytes * sent
+        masked = [(i, k, nbytes + (each.mask_bytes if k else 0)) for i, k in itertools.pairwise(ends) if i != k]
+        used_links += masked if sent else []
     data = qos = 0.0
     for i, k, nbytes in used_links:
         link = problem.network.links[names[i], names[k]]
@@ -99,6 +111,17 @@ def by_the_formula(problem: Problem, layers) -> float:
         qos += w.wq1 * link.jitter_s * 1e3 + w.wq2 * t * link.loss + w.wq3 * link.loss**2
     complexity = w.w_c * sum(used for (_, j), used in x.items() if j)
     return (compute + data + complexity + qos) / 1e3
+
+
+def roofline(device: Device, flops: float, n: int) -> float:
+    """Seconds of n tokens: weights are read once, arithmetic takes its time for each."""
+    prefill = max(device.flops_per_s, device.prefill_flops_per_s or 0.0)
+    return max(flops / device.flops_per_s, n * flops / prefill) if n else 0.0
+
+
+def rows(each: Pass, j: int) -> int:
+    """Tokens that sub-model j computes in a pass; the head only those that are handed back."""
+    return each.n_tokens if j else each.n_returned
 
 
 def brute_force(problem: Problem, contiguous=True, order=None) -> float:
@@ -284,6 +307,8 @@ def test_embedding_that_does_not_fit_the_client():
         (lambda: replace(make_problem(), layers=()), "at least a client and a layer"),
         (lambda: replace(make_problem(), devices=(Device("a", 1, 1),) * 2), "name a is used 2 times"),
         (lambda: replace(make_problem(), links="ring"), "link model is 'ring'"),
+        (lambda: replace(make_problem(), passes=()), "expected one or more"),
+        (lambda: Pass(0), "expected 1 token or more"),
         (lambda: allocate(make_problem(), "magic"), "solver is 'magic'"),
         (lambda: allocate(replace(make_problem(), network=Network({}))), "from client to d1 was not measured"),
         (lambda: allocate(make_problem(), "dynamic", order=["nobody"]), "no device 'nobody'"),
@@ -326,7 +351,7 @@ def test_prediction_adds_up():
     devices = (Device("client", 0, 1e9), Device("a", 10, 1e9, 4e9), Device("b", 10, 2e9))
     network = Network.uniform([device.name for device in devices], quality)
     problem = Problem(devices, network, (Layer(1e6, 1, 100),) * 3, Layer(5e6, 0, 100))
-    found = predict_latency(problem, ("a", "a", "b"), 10, n_ubatch=8, n_ctx=25)
+    found = predict_latency(problem, ("a", "a", "b"), Workload(10, 2), n_ubatch=8, n_ctx=25)
     assert found.tpot_compute_s == pytest.approx(2e-3 + 0.5e-3 + 5e-3)
     # client->a, a->client, client->b, b->client; the servers are sent 50 bytes more.
     assert found.tpot_links_s == pytest.approx(4 * (1e-3 + 1e-4) + 2 * 5e-5)
@@ -334,10 +359,31 @@ def test_prediction_adds_up():
     rows = 3 * (8 + 2) + 1  # the last leg takes one token's
     assert found.ttft_links_s == pytest.approx((4 + 3) * 1e-3 + rows * 1e-4 + 2 * 10 * 5e-5)
     assert found.ttft_s == found.ttft_compute_s + found.ttft_links_s
-    direct = predict_latency(replace(problem, links="direct"), ("a", "a", "b"), 1)
+    direct = predict_latency(replace(problem, links="direct"), ("a", "a", "b"), Workload(1, 2))
     assert direct.tpot_links_s == pytest.approx(3 * (1e-3 + 1e-4))
-    with pytest.raises(OallamaError, match="n_prompt is 0"):
-        predict_latency(problem, ("a", "a", "b"), 0)
+
+
+@pytest.mark.parametrize("parallel", [1, 3])
+def test_the_objective_of_a_request_is_its_time(parallel):
+    """Links without jitter and loss: what is minimised is TTFT + (G - 1) TPOT, as predicted."""
+    problem = make_problem(3, n_devices=3)
+    quiet = {ends: LinkQuality(link.latency_s, link.bandwidth) for ends, link in problem.network.links.items()}
+    request = Workload(20, 5, n_parallel=parallel)
+    still = Settings(w_c=0.0, e_p=1.0)
+    problem = replace(problem, network=Network(quiet), settings=still, passes=request_passes(request, 8, 64))
+    found = allocate(problem)
+    times = predict_latency(problem, found.layers, request, n_ubatch=8, n_ctx=64)
+    assert found.terms.total_s == pytest.approx(request_seconds(request, times.ttft_s, times.tpot_s))
+
+
+def test_long_prompts_and_long_answers_want_other_devices():
+    """One device is fast at prompts, the other at single tokens: the request decides."""
+    network = Network.uniform(("client", "prompts", "tokens"), LinkQuality(1e-4, 1e9))
+    devices = (Device("client", 0, 1e9), Device("prompts", 10, 1e9, 100e9), Device("tokens", 10, 4e9, 5e9))
+    problem = Problem(devices, network, (Layer(1e7, 1, 100),) * 4, Layer(1e6, 0, 100))
+    for request, name in ((Workload(2048, 2), "prompts"), (Workload(16, 200), "tokens")):
+        found = allocate(replace(problem, passes=request_passes(request, 512, 4096)))
+        assert set(found.layers) == {name}
 
 
 def test_quality_of_service_decides():

@@ -88,8 +88,10 @@ REVIVE = Variable("OALLAMA_REVIVE", "`1`", "unset", "csrc/serve/revival.cpp",
     "llama-server's router loads a model again whose process died. `oallama serve --hot` sets it.")
 RANK_DEVICE = Variable("OALLAMA_RANK_DEVICE", "device", "`CPU`", "csrc/ranks/module.cpp",
     "The ggml device that a tensor-parallel rank computes on. `oallama cluster run` sets all of `OALLAMA_RANK_*`.")
-RANK_THREADS = Variable("OALLAMA_RANK_THREADS", "number", "`0`: the backend's", "csrc/ranks/module.cpp",
-    "CPU threads of a rank.")
+RANK_THREADS = Variable("OALLAMA_RANK_THREADS", "numbers by rank", "the backend's", "csrc/ranks/module.cpp",
+    "CPU threads of each rank; one number is for all.")
+RANK_KERNELS = Variable("OALLAMA_RANK_KERNELS", "`ggml`, `oallama`", "`ggml`", "csrc/ranks/module.cpp",
+    "Whose kernels compute products and attention of ranks on CPUs.")
 RANK_HOST = Variable("OALLAMA_RANK_HOST", "id", "the host's name", "csrc/ranks/module.cpp",
     "Ranks with one id share memory.")
 RANK_SPEEDS = Variable("OALLAMA_RANK_SPEEDS", "numbers by rank", "all alike", "csrc/ranks/module.cpp",
@@ -138,6 +140,8 @@ WEAVE_DEADLINE_MS = Variable("OALLAMA_WEAVE_DEADLINE_MS", "milliseconds", "`100`
     "How long the attention of guests may take.")
 NETLAB = Variable("OALLAMA_NETLAB", "name of a lab", "unset", "csrc/netlab/ssh_agent.sh",
     "Set for programs inside an emulated network (`python -m oallama.netlab`).")
+NETLAB_CPUS = Variable("OALLAMA_NETLAB_CPUS", "`h0=0;h1=1`", "all", "csrc/netlab/ssh_agent.sh",
+    "CPUs of the hosts of an emulated network.")
 OURS = tuple(value for value in list(globals().values()) if isinstance(value, Variable))
 
 # Read by `make`, before there is a package.

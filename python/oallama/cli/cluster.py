@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -14,11 +14,11 @@ from oallama.cluster.ranks import hosts as hosts_file
 from oallama.cluster.ranks import launch
 from oallama.cluster.ranks.comm import ALGORITHMS, WIRES
 from oallama.cluster.ranks.mpi import Host
-from oallama.cluster.ranks.rank import RankJob
+from oallama.cluster.ranks.rank import RANK_KERNELS, RankJob
 from oallama.errors import OallamaError
 from oallama.serving.door import Address
 
-from . import cluster_plan
+from . import cluster_plan, cluster_run
 from .groups import grouped
 from .options import Json, Model
 
@@ -47,6 +47,9 @@ class Ranks:
     memory: Annotated[
         str, typer.Option(help="resident, or minimal: ranks keep the weights they compute with, the others in a file.")
     ] = "resident"
+    kernels: Annotated[
+        str, typer.Option(help=f"Of ranks on CPUs: {', '.join(RANK_KERNELS)}; auto: the faster ones, by measurement.")
+    ] = "auto"
     timeout: Annotated[float, typer.Option(min=1.0, help="Seconds until a rank that others wait for is given up.")] = (
         60.0
     )
@@ -116,39 +119,38 @@ def run(
         raise OallamaError("give a prompt to complete, or --serve to serve the OpenAI API")
     if layers.plan:
         _refuse_beside_plan(context)
-        options = Options(
-            layers.threshold, layers.cache, n_threads=loaded.threads if _is_given(context, "threads") else 0
-        )
-        code = cluster_plan.run_plan(
+        wanted = cluster_run.Wanted(
             model,
-            layers.plan,
             prompt,
             server=server.arguments(context.args),
-            options=options,
+            address=Address(server.host, server.port).changed_by(context.args),
             n_generate=answer.n_generate,
             temperature=answer.temperature,
             seed=answer.seed,
-            ssh_agent=loaded.ssh_agent,
             json=json,
+            n_threads=loaded.threads if _is_given(context, "threads") else 0,
         )
+        agent = str(loaded.ssh_agent) if loaded.ssh_agent else None
+        code = cluster_run.run_plan(layers.plan, wanted, Options(layers.threshold, layers.cache), agent)
         raise typer.Exit(code)
     for what, name, choices in (
         ("--allreduce", group.allreduce, ALGORITHMS),
         ("--wire", group.wire, WIRES),
         ("--memory", group.memory, ("resident", "minimal")),
+        ("--kernels", group.kernels, ("auto", *RANK_KERNELS)),
     ):
         if name not in choices:
             raise OallamaError(f"unknown {what} {name!r}; expected one of {', '.join(choices)}")
     listed = hosts_file.load_hosts(group.hosts) if group.hosts else [Host(hosts_file.LOCAL, group.ranks or 1)]
     placed = launch.RankGroup(
-        tuple(hosts_file.place(listed, group.ranks)),
-        n_threads=loaded.threads,
+        tuple(replace(host, n_threads=loaded.threads) for host in hosts_file.place(listed, group.ranks)),
         device=group.device,
         network=group.network,
         ssh_agent=str(loaded.ssh_agent) if loaded.ssh_agent else None,
         algorithm=group.allreduce,
         wire=group.wire,
         memory=group.memory,
+        kernels=group.kernels,
         timeout_s=group.timeout,
     )
     if placed.n_ranks < 2:
@@ -165,7 +167,7 @@ def run(
         n_ubatch=loaded.ubatch,
         json=json,
     )
-    job = launch.prepare(placed, job)
+    placed, job = launch.prepare(placed, job)
     where = ", ".join(f"{h.name} ({h.slots})" for h in placed.hosts)
     say(f"{model.name} over {placed.n_ranks} ranks on {where}: {', '.join(f'{s:.1%}' for s in job.shares)} of it")
     if server.serve:
@@ -182,7 +184,7 @@ def _is_given(context: typer.Context, parameter: str) -> bool:
 
 def _refuse_beside_plan(context: typer.Context) -> None:
     """A plan brings the devices and the context; what is about ranks says nothing to it."""
-    about_ranks = ("ranks", "hosts", "split", "network", "allreduce", "wire", "memory", "device", "timeout")
+    about_ranks = ("ranks", "hosts", "split", "network", "allreduce", "wire", "memory", "kernels", "device", "timeout")
     for name in (*about_ranks, "ctx", "ubatch"):
         if _is_given(context, name):
             raise OallamaError(f"--{name} says nothing to a plan, which brings devices and context; leave it out")

@@ -1,34 +1,33 @@
-"""`oallama cluster plan` and `probe`, and `run --plan`: layers over RPC devices."""
+"""`oallama cluster plan` and `probe`: how a model runs on a cluster, decided by measurements."""
 
 from __future__ import annotations
 
-import codecs
 import signal
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, get_args
 
 import typer
 
-from oallama.base.printing import print_json, say, seconds, write_text
-from oallama.cluster.allocation.allocation import Solver, allocate
+from oallama.base.printing import print_json, say
+from oallama.cluster.allocation.allocation import Allocation, DoesNotFit, Solver, allocate
 from oallama.cluster.allocation.cluster_plan import ClusterPlan
-from oallama.cluster.allocation.devices import load_devices
+from oallama.cluster.allocation.devices import ClusterFile, load_devices
 from oallama.cluster.allocation.explain import explain
-from oallama.cluster.pipeline.measure import measure_network, measure_problem, read_model
+from oallama.cluster.allocation.problem import Problem
+from oallama.cluster.pipeline.measure import Measured, measure_network, measure_problem, read_model
+from oallama.cluster.pipeline.measure import Model as ReadModel
 from oallama.cluster.pipeline.members import members
-from oallama.cluster.pipeline.pipeline import HORIZON_TOKENS, Options, Pipeline, Token
-from oallama.cluster.pipeline.server import server_of
-from oallama.cluster.pipeline.watch import Lost
-from oallama.data.plan import check_model
+from oallama.cluster.spread.choose import decided, pipeline_candidates
+from oallama.cluster.spread.here import stay
+from oallama.cluster.spread.ranks import rank_candidates
+from oallama.cluster.spread.trial import measured
+from oallama.data.workload import Workload
 from oallama.engine.load_settings import Settings
 from oallama.engine.runtime import quiet
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
-from oallama.views.cluster import render_explanation, render_network, render_prediction
+from oallama.views.cluster import render_candidates, render_explanation, render_network
 
 from .groups import grouped
 from .options import Json, Kernels, Model, Sizes, Threads, TypeK, TypeV, settings
@@ -36,7 +35,6 @@ from .terminal import out, progress_bar, warn_if_busy
 
 Devices = Annotated[Path, typer.Option("--devices", help="devices.toml: the hosts of the cluster.")]
 SshAgent = Annotated[Path | None, typer.Option(help="Starts programs on hosts in place of ssh.")]
-PROMPTS = (32, 128, 512)
 PROBE_BYTES = 16384  # of 4096 values in f32 (docs/sources.md, 5)
 
 
@@ -50,8 +48,38 @@ class Loaded:
     type_v: TypeV = "f16"
     threads: Threads = 0
 
-    def settings(self) -> Settings:
-        return settings(Sizes(self.ctx, ubatch=self.ubatch), Kernels(self.type_k, self.type_v, threads=self.threads))
+    def settings(self, parallel: int) -> Settings:
+        kernels = Kernels(self.type_k, self.type_v, threads=self.threads)
+        return settings(Sizes(self.ctx, ubatch=self.ubatch), kernels, parallel)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to make fast."""
+
+    n_prompt: Annotated[
+        int | None, typer.Option(min=1, help="Prompt tokens of the request; default: 512, at most half the context.")
+    ] = None
+    n_generate: Annotated[int, typer.Option(min=1, help="Generated tokens of the request.")] = 128
+    parallel: Annotated[int, typer.Option(min=1, help="Requests at once; their prompts come one after another.")] = 1
+
+    def workload(self, n_ctx: int) -> Workload:
+        """Raises OallamaError when it does not fit a context of n_ctx tokens."""
+        n_prompt = self.n_prompt or autoplan.default_workload(n_ctx, self.parallel).n_prompt
+        if (need := self.parallel * (n_prompt + self.n_generate)) > n_ctx:
+            raise OallamaError(f"the request takes {need} tokens, the context has {n_ctx}; raise --ctx")
+        return Workload(n_prompt, self.n_generate, 0, self.parallel)
+
+
+@dataclass(frozen=True)
+class Ways:
+    """Which ways are compared, and how."""
+
+    network: Annotated[str | None, typer.Option(help="Network that ranks would talk over, as 10.0.0.0/24.")] = None
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Run the fastest ways, and take the one that is fastest then.")
+    ] = False
+    solver: Annotated[str, typer.Option(help=f"Of the pipeline: {', '.join(get_args(Solver))}.")] = "grouped"
 
 
 @grouped
@@ -60,41 +88,77 @@ def plan(
     devices: Devices,
     *,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write the plan.")] = None,
+    request: Request,
     loaded: Loaded,
-    solver: Annotated[str, typer.Option(help=", ".join(get_args(Solver)))] = "grouped",
+    ways: Ways,
     ssh_agent: SshAgent = None,
     json: Json = False,
 ) -> None:
-    """Measure devices and links, decide by the MILP who computes which layers, and say why."""
-    if solver not in get_args(Solver):
-        raise OallamaError(f"unknown --solver {solver!r}; expected one of {', '.join(get_args(Solver))}")
+    """Measure hosts and links; decide whether the model stays on one host, and else how it is spread."""
+    if ways.solver not in get_args(Solver):
+        raise OallamaError(f"unknown --solver {ways.solver!r}; expected one of {', '.join(get_args(Solver))}")
+    if ways.verify and request.parallel > 1:
+        raise OallamaError("--verify measures one request at a time; leave it out with --parallel")
     quiet()
     cluster = load_devices(devices)
-    read = read_model(model, loaded.settings())
+    if cluster.links == "direct":
+        raise OallamaError(f'{devices}: links = "direct" cannot be run: ggml\'s RPC sends all data via the client')
+    asked = request.workload(loaded.ctx)
+    read = read_model(model, loaded.settings(request.parallel), asked)
     warn_if_busy()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with members(cluster.devices, _agent(ssh_agent)) as hosts, progress_bar("measuring") as report:
-        problem = measure_problem(read, cluster, hosts, report)
-    chosen = allocate(problem, solver=solver)  # type: ignore[arg-type]
-    made = ClusterPlan(
-        model=read.graph.model,
-        context=autoplan.context_of(read.settings),
-        client=cluster.client,
-        devices=cluster.devices,
-        problem=problem,
-        layers=chosen.layers,
-        bound_s=chosen.bound_s,
-    )
+    agent = _agent(ssh_agent)
+    with members(cluster.devices, agent) as hosts, progress_bar("measuring") as report:
+        measurement = measure_problem(read, cluster, hosts, report)
+        problem = measurement.problem
+        pipeline = _pipeline(problem, ways.solver)
+        made = _first_plan(read, cluster, measurement, pipeline, loaded.threads)
+        found = [
+            stay(model, loaded.settings(request.parallel), asked, cluster.client.memory_bytes, report),
+            *pipeline_candidates(problem, pipeline, made),
+            *rank_candidates(model, read, problem, hosts, asked, ways.network, agent, report),
+        ]
+    if ways.verify:
+        with progress_bar("trying") as report:
+            found = measured(model, made, found, agent, report)
+    made = decided(made, found)
     if output:
         made.save(output)
     if json:
         print(made.to_json(), end="")
         return
     out.print(render_network(problem.network, cluster.client.name))
-    out.print(render_explanation(explain(chosen)))
-    out.print(render_prediction({n: made.predict(n) for n in PROMPTS if n <= made.context.n_ctx}))
+    if isinstance(pipeline, Allocation):
+        out.print(render_explanation(explain(pipeline)))
+    out.print(render_candidates(made))
     if output:
         say(f"written to {output}; run it with `oallama cluster run {model} PROMPT --plan {output}`")
+
+
+def _pipeline(problem: Problem, solver: str) -> Allocation | DoesNotFit:
+    try:
+        return allocate(problem, solver=solver)  # type: ignore[arg-type]
+    except DoesNotFit as error:
+        return error
+
+
+def _first_plan(
+    read: ReadModel, cluster: ClusterFile, measurement: Measured, pipeline: Allocation | DoesNotFit, n_threads: int
+) -> ClusterPlan:
+    """The pipeline, before anything is compared; all layers on the client where none fits."""
+    found, problem = pipeline if isinstance(pipeline, Allocation) else None, measurement.problem
+    return ClusterPlan(
+        model=read.graph.model,
+        context=measurement.context,
+        client=cluster.client,
+        devices=cluster.devices,
+        problem=problem,
+        layers=found.layers if found else (problem.client.name,) * len(problem.layers),
+        bound_s=found.bound_s if found else 0.0,
+        tiled=measurement.tiled,
+        n_threads=n_threads,
+        request=read.request,
+    )
 
 
 def probe(devices: Devices, ssh_agent: SshAgent = None, json: Json = False) -> None:
@@ -110,81 +174,5 @@ def probe(devices: Devices, ssh_agent: SshAgent = None, json: Json = False) -> N
         out.print(render_network(network, cluster.client.name))
 
 
-def run_plan(
-    model: Path,
-    path: Path,
-    prompt: str,
-    *,
-    server: tuple[str, ...] | None,
-    options: Options,
-    n_generate: int,
-    temperature: float,
-    seed: int | None,
-    ssh_agent: Path | None,
-    json: bool,
-) -> int:
-    """`oallama cluster run --plan`: complete the prompt, or serve; returns the exit code."""
-    quiet()
-    made = ClusterPlan.load(path)
-    graph = autoplan.read_graph(model, Settings(n_ctx=made.context.n_ctx))
-    check_model(made.model, graph.model, "make a new one with `oallama cluster plan`")
-    with _pipeline(model, made, ssh_agent, options) as pipeline:
-        layers = Counter(pipeline.plan.layers)
-        say(f"{model.name}: layers on {', '.join(f'{name} ({n})' for name, n in layers.items())}")
-        if server is not None:
-            return pipeline.serve(lambda job: server_of(job, server))
-        tokens = list(_shown(pipeline.complete(prompt, n_generate, temperature, seed), quiet=json))
-        n_prompt = pipeline.n_prompt
-        times = [token.at for token in tokens]
-        ttft = times[0] if times else None
-        tpot = (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None
-        predicted = pipeline.plan.predict(n_prompt)
-        if json:
-            text = b"".join(token.piece for token in tokens).decode("utf-8", "replace")
-            result = {"text": text, "n_prompt": n_prompt, "n_generated": len(tokens), "ttft_s": ttft, "tpot_s": tpot}
-            print_json(
-                {
-                    **result,
-                    "tokens": [token.id for token in tokens],
-                    "token_times_s": times,
-                    "predicted": {"ttft_s": predicted.ttft_s, "tpot_s": predicted.tpot_s},
-                    "layers": pipeline.plan.layers,
-                    "changes": pipeline.changes_made,
-                    "memory": pipeline.memory,
-                }
-            )
-        else:
-            say(
-                f"{n_prompt} prompt tokens, {len(tokens)} generated: TTFT {seconds(ttft)} (predicted "
-                f"{seconds(predicted.ttft_s)}), TPOT {seconds(tpot)} (predicted {seconds(predicted.tpot_s)})"
-            )
-    return 0
-
-
-@contextmanager
-def _pipeline(model: Path, made: ClusterPlan, ssh_agent: Path | None, options: Options) -> Iterator[Pipeline]:
-    """Devices that cannot be used any more are planned without."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # everything that was started ends as with Ctrl-C
-    gone: list[Lost] = []
-    with members(made.devices, _agent(ssh_agent), lambda name, error: gone.append(Lost(name, str(error)))) as hosts:
-        pipeline = Pipeline(model, made, hosts, options, say)
-        for lost in gone:
-            pipeline.lose(lost, HORIZON_TOKENS)
-        pipeline.check_links()
-        yield pipeline
-
-
 def _agent(path: Path | None) -> str | None:
     return str(path) if path else None
-
-
-def _shown(tokens: Iterator[Token], quiet: bool) -> Iterator[Token]:
-    """Passes tokens on and writes their text; characters may be spread over tokens."""
-
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    for token in tokens:
-        if not quiet:
-            write_text(decoder.decode(token.piece))
-        yield token
-    if not quiet:
-        write_text(decoder.decode(b"", final=True) + "\n")

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from oallama.base import environment
 
-MARK = environment.NETLAB.name
+MARK, CPUS = environment.NETLAB.name, environment.NETLAB_CPUS.name
 STATE = Path("/run/oallama-netlab")
 NAMESPACES = Path("/run/netns")
 ETC = Path("/etc/netns")  # <namespace>/hosts is /etc/hosts for what `ip netns exec` starts

@@ -42,6 +42,7 @@ class NetLab:
     Args:
         n_hosts: 1 to 250.
         conditions: of all hosts, or a mapping from hosts and (from, to) pairs; a host that is not named has no limits.
+        cpus: the CPUs of each host as `taskset -c` takes them; default: all hosts share this machine's.
 
     Raises ValueError for a host that is not there, and, on entry, NetLabError where no lab can be made.
 
@@ -54,10 +55,18 @@ class NetLab:
 
     network = "10.77.0.0/24"
 
-    def __init__(self, n_hosts: int, conditions: Network = Conditions()) -> None:  # noqa: B008 (it is frozen)
+    def __init__(
+        self,
+        n_hosts: int,
+        conditions: Network = Conditions(),  # noqa: B008 (it is frozen)
+        cpus: Sequence[str] = (),
+    ) -> None:
         if not 1 <= n_hosts <= MAX_HOSTS:
             raise ValueError(f"n_hosts: expected 1 to {MAX_HOSTS}, got {n_hosts!r}")
+        if cpus and len(cpus) != n_hosts:
+            raise ValueError(f"cpus: expected one entry for each of {n_hosts} hosts, got {len(cpus)}")
         self.n_hosts = n_hosts
+        self._cpus = tuple(cpus)
         self._conditions: dict[int | tuple[int, int], Conditions] = {}
         self._note(conditions)
         self.id = ""  # what its namespaces start with
@@ -101,7 +110,11 @@ class NetLab:
         """The command that runs `argv` in the host, for programs that start it themselves. Raises ValueError."""
         name = self.name(host)
         # The variable marks the process as the lab's until, and after, it has entered the namespace.
-        enter = ["env", f"{hosts.MARK}={self.id}", "ip", "netns", "exec", self.id + name]
+        variables = [f"{hosts.MARK}={self.id}"]
+        if self._cpus:
+            variables.append(f"{hosts.CPUS}={';'.join(f'{self.name(h)}={cpus}' for h, cpus in enumerate(self._cpus))}")
+        enter = ["env", *variables, "ip", "netns", "exec", self.id + name]
+        enter += ["taskset", "-c", self._cpus[host]] if self._cpus else []
         rename = ["unshare", "--uts", "sh", "-c", 'echo "$0" >/proc/sys/kernel/hostname && exec "$@"', name]
         return [*enter, *rename, *(os.fspath(word) for word in argv)]
 

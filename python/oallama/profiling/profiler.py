@@ -103,7 +103,7 @@ def profile_machine(
                 type_v=type_v,
                 accelerator=name != "CPU",
                 repacks=partial(_repacks, name),
-                tiles=partial(_tiles, name),
+                tiles=partial(_tiles, name, alone),
                 attends=partial(_attends, name),
             )
             if not (alone and task.kind in ("links", "overlap", "concurrency"))
@@ -159,8 +159,9 @@ def _repacks(device: str, weight: Mapping[str, Any]) -> bool:
     return bool(native.core().repacks(device, **weight))
 
 
-def _tiles(device: str, weight: Mapping[str, Any]) -> bool:
-    return bool(native.core().tiles(device, weight["type"]))
+def _tiles(device: str, alone: bool, weight: Mapping[str, Any]) -> bool:
+    """Of another host's CPU only where it is measured alone: plans of several devices do not choose its kernels yet."""
+    return (alone or device == "CPU") and bool(native.core().tiles(device, weight["type"]))
 
 
 def _attends(device: str, attention: Mapping[str, Any]) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -15,9 +14,9 @@ from .style import table
 
 if TYPE_CHECKING:
     from ..cluster.allocation.allocation import Allocation
+    from ..cluster.allocation.cluster_plan import ClusterPlan
     from ..cluster.allocation.explain import Explanation
     from ..cluster.allocation.network import Network
-    from ..cluster.allocation.predict import ExpectedLatency
 
 _TERMS = (
     ("compute_s", "compute"),
@@ -37,7 +36,7 @@ def render_explanation(found: Explanation) -> RenderableType:
 
 
 def render_stages(allocation: Allocation) -> Table:
-    """One row per stage of the pipeline, in order: layers, bytes held of the device's memory, seconds per token."""
+    """One row per stage of the pipeline, in order: layers, bytes held of the device's memory, seconds."""
     problem = allocation.problem
     shown = table(f"{len(allocation.layers)} layers on {len(allocation.ranges)} devices, links {problem.links}")
     shown.add_column("device", overflow="fold")
@@ -45,7 +44,7 @@ def render_stages(allocation: Allocation) -> Table:
         shown.add_column(column, justify="right", no_wrap=True)
     for device, first, end in allocation.ranges:
         on = problem.device(device)
-        seconds = sum(layer.seconds_on(on, problem.n_tokens) for layer in problem.layers[first:end])
+        seconds = sum(problem.seconds_on(on, layer) for layer in problem.layers[first:end])
         held = sum(layer.memory_bytes for layer in problem.layers[first:end])
         label = f"{first}" if end == first + 1 else f"{first}-{end - 1}"
         shown.add_row(
@@ -69,22 +68,31 @@ def render_network(network: Network, client: str) -> Table:
     return shown
 
 
-def render_prediction(predicted: Mapping[int, ExpectedLatency]) -> Table:
-    """TTFT by prompt length, and TPOT."""
-    shown = table("predicted")
-    shown.add_column("prompt", justify="right")
-    for column in ("TTFT", "of it links", "TPOT", "of it links"):
+def render_candidates(plan: ClusterPlan) -> RenderableType:
+    """Every way to run the model, the fastest first, and why others cannot be."""
+    request, chosen = plan.request, plan.chosen
+    n = request.n_parallel
+    what = f"{request.n_prompt} + {request.n_generate} tokens" + (f", {n} requests at once" if n > 1 else "")
+    is_measured = any(c.measured_ttft_s is not None for c in plan.candidates)
+    shown = table(f"ways to run it: {what}")
+    shown.add_column("", no_wrap=True)
+    shown.add_column("way", overflow="fold")
+    for column in ("TTFT", "TPOT", "request", *(["measured"] if is_measured else [])):
         shown.add_column(column, justify="right", no_wrap=True)
-    for n_prompt, times in predicted.items():
-        parts = (times.ttft_s, times.ttft_links_s, times.tpot_s, times.tpot_links_s)
-        shown.add_row(f"{n_prompt} tokens", *map(_time, parts))
-    return shown
+    possible = [c for c in plan.candidates if c.predicted_s(request) is not None]
+    for c in sorted(possible, key=lambda c: c.measured_s(request) or c.predicted_s(request) or 0.0):
+        times = (c.ttft_s, c.tpot_s, c.predicted_s(request), *([c.measured_s(request)] if is_measured else []))
+        is_chosen = chosen is not None and c.name == chosen.name
+        cells = ("-" if s is None else _time(s) for s in times)
+        shown.add_row("*" if is_chosen else "", c.name, *cells, style="bold" if is_chosen else "")
+    reasons = [Text(f"{c.name}: no, {c.why_not}") for c in plan.candidates if c not in possible]
+    return Group(shown, *reasons)
 
 
 def _terms(found: Explanation) -> Table:
     columns = {"chosen": found.chosen, "runner-up": found.runner_up, "no QoS terms": found.time_only}
     terms = {name: plan.terms for name, plan in columns.items() if plan is not None}
-    shown = table("objective per token" if found.chosen.problem.n_tokens == 1 else "objective")
+    shown = table("objective per token" if found.chosen.problem.is_per_token else "objective of the request")
     shown.add_column("term", no_wrap=True)
     for name in terms:
         shown.add_column(name, justify="right", no_wrap=True)
@@ -103,7 +111,7 @@ def _remarks(found: Explanation) -> list[Text]:
     if found.moved_by_qos:
         lines.append(
             f"with jitter and loss ignored, {found.moved_by_qos} layers would be elsewhere: "
-            f"{_time(max(0.0, found.chosen.terms.time_s - found.time_only.terms.time_s))} less per token without any"
+            f"{_time(max(0.0, found.chosen.terms.time_s - found.time_only.terms.time_s))} less without any"
         )
     else:
         lines.append("jitter and loss change nothing: the same layers are chosen with wq1 = wq2 = wq3 = 0")

@@ -1,23 +1,26 @@
-"""ClusterPlan: which device computes which layers of one model, and all that was measured to decide it. A file."""
+"""ClusterPlan: how one model runs on a cluster, and all that was measured to decide it. A file."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from ...base.jsonfile import read_json_object, write_text_atomic
 from ...data.plan import ContextSettings
+from ...data.workload import Workload
 from ...errors import OallamaError
+from .candidates import Candidate
 from .devices import ClientEntry, DeviceEntry
 from .network import Network
 from .predict import ExpectedLatency, predict_latency
-from .problem import Device, Layer, Problem, Settings
+from .problem import Device, Layer, Pass, Problem, Settings
 from .terms import price
 
-SCHEMA = "oallama.cluster/1"
+SCHEMA = "oallama.cluster/2"
+ONE_REQUEST = Workload()
 REMEDY = "make a new one with `oallama cluster plan`"
 
 
@@ -30,8 +33,13 @@ class ClusterPlan:
         context: what the model must be loaded with.
         client, devices: of devices.toml; `problem.devices` are the client and these, in order.
         problem: as measured.
-        layers: the device of every layer.
+        layers: the device of every layer, as a pipeline.
         bound_s: no allocation costs less.
+        tiled: by device, the kinds of weights that our kernels multiply (pipeline/kernels.py).
+        n_threads: of the client's CPU, 0: all.
+        request: what the plan is made for.
+        chosen: the way that is run, if it is not the pipeline.
+        candidates: all ways that were compared.
     """
 
     model: Mapping[str, Any]
@@ -41,6 +49,11 @@ class ClusterPlan:
     problem: Problem
     layers: tuple[str, ...]
     bound_s: float
+    tiled: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    n_threads: int = 0
+    request: Workload = ONE_REQUEST
+    chosen: Candidate | None = None
+    candidates: tuple[Candidate, ...] = ()
 
     @property
     def used(self) -> tuple[DeviceEntry, ...]:
@@ -48,10 +61,10 @@ class ClusterPlan:
         entries = {entry.name: entry for entry in self.devices}
         return tuple(entries[name] for name in dict.fromkeys(self.layers) if name in entries)
 
-    def predict(self, n_prompt: int) -> ExpectedLatency:
-        """TTFT and TPOT of a prompt of so many tokens."""
+    def predict(self, request: Workload) -> ExpectedLatency:
+        """TTFT and TPOT of the pipeline."""
         context = self.context
-        return predict_latency(self.problem, self.layers, n_prompt, n_ubatch=context.n_ubatch, n_ctx=context.n_ctx)
+        return predict_latency(self.problem, self.layers, request, n_ubatch=context.n_ubatch, n_ctx=context.n_ctx)
 
     def allocated(self, problem: Problem, layers: Sequence[str], bound_s: float) -> ClusterPlan:
         """The same model on another cluster, or otherwise on this one."""
@@ -79,12 +92,17 @@ class ClusterPlan:
                 "embedding": asdict(self.problem.embedding),
                 "settings": asdict(self.problem.settings),
                 "link_model": self.problem.links,
-                "n_tokens": self.problem.n_tokens,
+                "passes": [asdict(each) for each in self.problem.passes],
             },
             "layers": self.layers,
             "terms": price(self.problem, self.layers).to_dict(),
             "bound_s": self.bound_s,
-            "predicted": {str(n): asdict(self.predict(n)) for n in (32, 128, 512) if n <= self.context.n_ctx},
+            "tiled": dict(self.tiled),
+            "n_threads": self.n_threads,
+            "request": asdict(self.request),
+            "predicted": asdict(self.predict(self.request)),
+            "chosen": self.chosen and self.chosen.to_dict(),
+            "candidates": [candidate.to_dict() for candidate in self.candidates],
         }
         return json.dumps(content, indent=1) + "\n"
 
@@ -116,7 +134,7 @@ class ClusterPlan:
             embedding=_layer(made["embedding"]),
             settings=Settings(**made["settings"]),
             links=made["link_model"],
-            n_tokens=made["n_tokens"],
+            passes=tuple(Pass(**each) for each in made["passes"]),
         )
         layers = tuple(content["layers"])
         if len(layers) != len(problem.layers):
@@ -134,6 +152,11 @@ class ClusterPlan:
             problem=problem,
             layers=layers,
             bound_s=float(content["bound_s"]),
+            tiled={name: tuple(kinds) for name, kinds in content["tiled"].items()},
+            n_threads=int(content["n_threads"]),
+            request=Workload(**content["request"]),
+            chosen=content["chosen"] and Candidate.from_dict(content["chosen"]),
+            candidates=tuple(Candidate.from_dict(candidate) for candidate in content["candidates"]),
         )
 
 
@@ -143,7 +166,7 @@ def _layer(content: Mapping[str, Any]) -> Layer:
 
 
 def _entry(content: Mapping[str, Any]) -> DeviceEntry:
-    known = {field.name for field in fields(DeviceEntry)}
+    known = {each.name for each in fields(DeviceEntry)}
     values: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in content.items() if key in known
     }

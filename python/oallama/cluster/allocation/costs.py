@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ...data.budget import format_bytes
 from ...errors import OallamaError
-from .problem import Problem
+from .problem import Problem, messages
 
 Floats: TypeAlias = NDArray[np.float64]
 Bytes: TypeAlias = NDArray[np.int64]
@@ -84,27 +84,29 @@ def make_costs(problem: Problem) -> Costs:
     """
     columns = []
     for layer, same in groupby(problem.layers):
-        column = [layer.seconds_on(device, problem.n_tokens) for device in problem.devices]
+        column = [problem.seconds_on(device, layer) for device in problem.devices]
         columns += [column] * len(list(same))
     outputs = [problem.embedding.output_bytes, *(layer.output_bytes for layer in problem.layers)]
-    legs = {nbytes: _legs(problem, nbytes * problem.n_tokens) for nbytes in set(outputs)}
+    inner = {nbytes: _legs(problem, nbytes, last=False) for nbytes in set(outputs[:-1])}
     return Costs(
         compute=np.array(columns, float).T,
-        boundary=np.stack([legs[nbytes] for nbytes in outputs]),
+        boundary=np.stack([*(inner[nbytes] for nbytes in outputs[:-1]), _legs(problem, outputs[-1], last=True)]),
         memory=np.array([layer.memory_bytes for layer in problem.layers], np.int64),
         capacity=_capacities(problem),
         via_client=problem.links == "via-client",
     )
 
 
-def _legs(problem: Problem, nbytes: int) -> Floats:
-    """[D, D]: seconds of `nbytes` from device i to device k."""
+def _legs(problem: Problem, row_bytes: int, last: bool) -> Floats:
+    """[D, D]: seconds of all passes from device i to device k; row_bytes: of one token. last: after the last layer."""
     names, via_client = [device.name for device in problem.devices], problem.links == "via-client"
     seconds = np.zeros((len(names), len(names)))
     for i, source in enumerate(names):
         for k, target in enumerate(names):
             if i != k and not (via_client and i and k):
-                seconds[i, k] = sum(problem.settings.crossing(problem.network.link(source, target), nbytes))
+                crossings = messages(problem, row_bytes, to_client=k == 0, last=last)
+                link = problem.network.link(source, target)
+                seconds[i, k] = sum(n * sum(problem.settings.crossing(link, nbytes)) for n, nbytes in crossings)
     if via_client:
         seconds = seconds[:, :1] + seconds[:1, :]
         np.fill_diagonal(seconds, 0.0)

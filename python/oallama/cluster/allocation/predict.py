@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ...errors import OallamaError
-from .problem import Problem
-from .terms import used_links
-
-# llama.cpp's masks are of f16 (flash attention), for KV cells in groups of so many.
-MASK_BYTES, KV_CELLS = 2, 256
+from ...data.workload import Workload
+from .passes import prompt_passes, token_pass
+from .problem import Pass, Problem, messages
+from .terms import head_seconds, used_links
 
 
 @dataclass(frozen=True)
 class ExpectedLatency:
-    """ttft_s: of the prompt; tpot_s: of a token after it, both in seconds. The parts add up to them."""
+    """ttft_s: until every sequence has its first token; tpot_s: of a token after it, in seconds. The parts add up."""
 
     ttft_compute_s: float
     ttft_links_s: float
@@ -34,16 +32,15 @@ class ExpectedLatency:
 def predict_latency(
     problem: Problem,
     layers: Sequence[str],
-    n_prompt: int,
+    request: Workload,
     *,
     n_ubatch: int = 512,
     payload_share: float = 1.0,
     n_ctx: int = 0,
 ) -> ExpectedLatency:
-    """Predict a pipeline's TTFT for `n_prompt` tokens, and its TPOT.
+    """Predict a pipeline's TTFT and TPOT.
 
-    The prompt goes through in micro-batches of `n_ubatch`, one after another (ggml's RPC devices do not overlap them).
-    Only its last token is handed back to the client and reaches the head.
+    Micro-batches go through one after another (ggml's RPC devices do not overlap them).
 
     Args:
         layers: the device of every layer, as in Allocation.layers.
@@ -51,35 +48,23 @@ def predict_latency(
         n_ctx: tokens of context: every server is sent the attention mask of the KV cells in use, too. 0: none.
 
     Raises:
-        OallamaError: for a device or link that is not known, and for sizes below 1.
+        OallamaError: for a device or link that is not known.
     """
-    if n_prompt < 1 or n_ubatch < 1:
-        raise OallamaError(f"n_prompt is {n_prompt}, n_ubatch {n_ubatch}; expected at least 1 each")
-    batches = [n_ubatch] * (n_prompt // n_ubatch) + [n_prompt % n_ubatch] * (n_prompt % n_ubatch > 0)
-    head = problem.embedding.seconds_on(problem.client, 1)
 
-    def compute(n_tokens: int) -> float:
+    def times(passes: tuple[Pass, ...]) -> tuple[float, float]:
+        counted = replace(problem, passes=passes)
         pairs = zip(problem.layers, layers, strict=True)
-        return sum(layer.seconds_on(problem.device(name), n_tokens) for layer, name in pairs)
+        compute = sum(counted.seconds_on(problem.device(name), layer) for layer, name in pairs)
+        return compute + head_seconds(counted), _links_seconds(counted, layers, payload_share)
 
-    def links(n_tokens: int, returned: int, depth: int) -> float:
-        """returned: tokens that the last device hands to the head. depth: positions that the last token sees."""
-        mask = MASK_BYTES * min(n_ctx, -(-depth // KV_CELLS) * KV_CELLS)
-        seconds = 0.0
-        for link in used_links(problem, layers):
-            rows = n_tokens if link.after < len(layers) else returned
-            source = problem.layers[link.after - 1] if link.after else problem.embedding
-            nbytes = rows * source.output_bytes
-            if link.target != problem.client.name:
-                nbytes += n_tokens * mask
-            if rows:
-                seconds += link.quality.mean_s(nbytes, payload_share)
-        return seconds
+    return ExpectedLatency(*times(prompt_passes(request, n_ubatch, n_ctx)), *times((token_pass(request, n_ctx),)))
 
-    last = len(batches) - 1
-    return ExpectedLatency(
-        ttft_compute_s=sum(map(compute, batches)) + head,
-        ttft_links_s=sum(links(n, int(at == last), sum(batches[: at + 1])) for at, n in enumerate(batches)),
-        tpot_compute_s=compute(1) + head,
-        tpot_links_s=links(1, 1, n_prompt + 1),
-    )
+
+def _links_seconds(problem: Problem, layers: Sequence[str], payload_share: float) -> float:
+    seconds = 0.0
+    for link in used_links(problem, layers):
+        row_bytes = (problem.layers[link.after - 1] if link.after else problem.embedding).output_bytes
+        to_client, last = link.target == problem.client.name, link.after == len(layers)
+        for count, nbytes in messages(problem, row_bytes, to_client=to_client, last=last):
+            seconds += count * link.quality.mean_s(nbytes, payload_share)
+    return seconds

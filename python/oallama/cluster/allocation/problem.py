@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from ...data.curves import Points, log_log
@@ -145,14 +145,36 @@ class Layer:
 
 
 @dataclass(frozen=True)
+class Pass:
+    """Tokens that go through all layers at once, `count` times.
+
+    n_tokens: of one pass. n_returned: rows that the last layer hands to the head. mask_bytes: what a pass sends to a
+    device beside its tokens.
+    """
+
+    n_tokens: int = 1
+    n_returned: int = 1
+    mask_bytes: int = 0
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if self.n_tokens < 1 or min(self.n_returned, self.mask_bytes, self.count) < 0:
+            raise OallamaError(f"{self}: expected 1 token or more, and no number below 0")
+
+
+# What the patent's objective is counted for: one token of an answer.
+ONE_TOKEN = (Pass(),)
+
+
+@dataclass(frozen=True)
 class Problem:
     """One model on one cluster. `devices[0]` is the client, `embedding` is sub-model 0 (embedding and head).
 
-    links: "via-client" (default; what ggml's RPC does) or "direct" (the patent). n_tokens: what the objective is
-    counted for, 1 (default) for decoding.
+    links: "via-client" (default; what ggml's RPC does) or "direct" (the patent). passes: what the objective is counted
+    for; default: one token of an answer.
 
     Raises:
-        OallamaError: for no device, a name twice, no layer, an unknown link model.
+        OallamaError: for no device, a name twice, no layer, an unknown link model, no pass.
     """
 
     devices: tuple[Device, ...]
@@ -161,7 +183,7 @@ class Problem:
     embedding: Layer
     settings: Settings = Settings()
     links: LinkModel = "via-client"
-    n_tokens: int = 1
+    passes: tuple[Pass, ...] = ONE_TOKEN
 
     def __post_init__(self) -> None:
         names = [device.name for device in self.devices]
@@ -173,8 +195,22 @@ class Problem:
             raise OallamaError(f"device name {twice} is used {names.count(twice)} times, expected once")
         if self.links not in LINK_MODELS:
             raise OallamaError(f"link model is {self.links!r}, expected {' or '.join(LINK_MODELS)}")
-        if self.n_tokens < 1:
-            raise OallamaError(f"n_tokens is {self.n_tokens}, expected 1 or more")
+        if not self.passes:
+            raise OallamaError("there is no pass, expected one or more")
+
+    @property
+    def is_per_token(self) -> bool:
+        """Whether the objective is counted for one token of an answer, as the patent's."""
+        return self.passes == ONE_TOKEN
+
+    @property
+    def per_token(self) -> Problem:
+        """The same, counted for one token of an answer."""
+        return replace(self, passes=ONE_TOKEN)
+
+    def seconds_on(self, device: Device, layer: Layer) -> float:
+        """Seconds of a layer on the device for all passes."""
+        return sum(each.count * layer.seconds_on(device, each.n_tokens) for each in self.passes)
 
     @property
     def client(self) -> Device:
@@ -187,3 +223,16 @@ class Problem:
             if device.name == name:
                 return device
         raise OallamaError(f"no device {name!r}; expected one of {', '.join(d.name for d in self.devices)}")
+
+
+def messages(problem: Problem, row_bytes: int, *, to_client: bool, last: bool) -> list[tuple[int, int]]:
+    """How often, and how many bytes at a time, all passes send over a link.
+
+    row_bytes: of one token. to_client: where the data goes; the client gets no mask. last: after the last layer, where
+    only the rows of the head are sent.
+    """
+    found = []
+    for each in problem.passes:
+        if rows := each.n_returned if last else each.n_tokens:
+            found.append((each.count, rows * row_bytes + (0 if to_client else each.mask_bytes)))
+    return found

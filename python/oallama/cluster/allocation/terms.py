@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from .network import LinkQuality
-from .problem import MS, Problem
+from .problem import MS, Crossing, Problem, messages
 
 
 @dataclass(frozen=True)
@@ -81,11 +81,23 @@ def route(problem: Problem, source: str, target: str) -> list[tuple[str, str]]:
 
 def price(problem: Problem, layers: Sequence[str]) -> Terms:
     """The terms of an allocation. Raises OallamaError for a device or link the problem does not know."""
-    weights, n = problem.settings, problem.n_tokens
+    weights = problem.settings
     outputs = [problem.embedding.output_bytes, *(layer.output_bytes for layer in problem.layers)]
-    compute = problem.embedding.seconds_on(problem.client, n)
+    compute = head_seconds(problem)
     for layer, name in zip(problem.layers, layers, strict=True):
-        compute += layer.seconds_on(problem.device(name), n)
-    links = [weights.crossing(link.quality, n * outputs[link.after]) for link in used_links(problem, layers)]
-    latency, transfer, jitter, loss, variance = (sum(term) for term in zip(*links, strict=True)) if links else [0.0] * 5
-    return Terms(compute, latency, transfer, weights.w_c * MS * len(layers), jitter, loss, variance)
+        compute += problem.seconds_on(problem.device(name), layer)
+    sums = [0.0] * len(Crossing._fields)
+    for link in used_links(problem, layers):
+        to_client, last = link.target == problem.client.name, link.after == len(layers)
+        for count, nbytes in messages(problem, outputs[link.after], to_client=to_client, last=last):
+            crossing = weights.crossing(link.quality, nbytes)
+            sums = [total + count * term for total, term in zip(sums, crossing, strict=True)]
+    latency, transfer, jitter, loss, variance = sums
+    n_passes = sum(each.count for each in problem.passes)
+    return Terms(compute, latency, transfer, weights.w_c * MS * len(layers) * n_passes, jitter, loss, variance)
+
+
+def head_seconds(problem: Problem) -> float:
+    """Seconds of embedding and head on the client, for all passes: the rows that the last layer hands back."""
+    rows = ((each.count, each.n_returned) for each in problem.passes if each.n_returned)
+    return sum(count * problem.embedding.seconds_on(problem.client, n) for count, n in rows)

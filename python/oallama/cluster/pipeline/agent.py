@@ -50,6 +50,7 @@ class Agent:
         """Who this is; device: ggml's name of the device to use, None: the first accelerator, else the CPU."""
         from oallama.engine import device_list, native
         from oallama.loading import autoplan
+        from oallama.profiling.fingerprint import cpu_set
 
         core = native.core()
         chosen = device_list.device(device or autoplan.find_accelerator() or "CPU")
@@ -59,6 +60,7 @@ class Agent:
             "device": chosen.name,
             "description": chosen.description,
             "memory": free,
+            "threads": len(cpu_set()),
         }
 
     def listen(self, address: str, port: int, token: str) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import ctypes
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any
 
 from oallama.data.budget import format_bytes
@@ -19,6 +20,9 @@ from oallama.data.plan_export import home_layer
 from oallama.engine import device_list, runtime
 from oallama.errors import OallamaError
 from oallama.planning import OperatorGraph
+from oallama.planning.realisation import TILED
+
+from .kernels import tiled_weights
 
 CLIENT = -1  # in ClientJob.layers
 BUSY_S = 30.0
@@ -33,6 +37,7 @@ class ClientJob:
         names, endpoints, budgets: of the devices: name, host:port of the RPC server, bytes it may hold.
         layers: for each layer the index of its server, CLIENT for this process.
         context: what the model is loaded with.
+        tiled: by server, and behind them of this process: the kinds of weights multiplied by our kernels (kernels.py).
         n_threads: of the client, 0: all.
         prompt: text, read where `tokens` is empty.
         tokens: of the prompt and what was generated so far.
@@ -48,6 +53,7 @@ class ClientJob:
     budgets: tuple[int, ...]
     layers: tuple[int, ...]
     context: ContextSettings
+    tiled: tuple[tuple[str, ...], ...] = ()
     n_threads: int = 0
     prompt: str = ""
     tokens: tuple[int, ...] = ()
@@ -64,19 +70,29 @@ class ClientJob:
         content = json.loads(text)
         for name in ("names", "endpoints", "budgets", "layers", "tokens"):
             content[name] = tuple(content[name])
+        content["tiled"] = tuple(tuple(kinds) for kinds in content["tiled"])
         return cls(**content | {"context": ContextSettings(**content["context"])})
 
 
 def pipeline_plan(
-    graph: OperatorGraph, context: ContextSettings, layers: Sequence[str], devices: Sequence[str]
+    graph: OperatorGraph,
+    context: ContextSettings,
+    layers: Sequence[str],
+    devices: Sequence[str],
+    tiled: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> PlacementPlan:
-    """The plan that has layer i, with its KV cache, on device layers[i], and all else on this host."""
+    """The plan that has layer i, with its KV cache, on device layers[i], and all else on this host.
+
+    tiled: by device, the kinds of weights that our kernels multiply.
+    """
     tensors = {}
+    names = {device: tiled_weights(graph, kinds) for device, kinds in tiled.items()}
     for t in graph.tensors:
         home = home_layer(t.name, graph.n_layer)
         device = HOST if home is None or home >= graph.n_layer else layers[home]
         mode: Mode = "host" if device == HOST else "resident"
-        tensors[t.name] = TensorPlacement.whole(t.type, t.nbytes, device, mode)
+        realisation = TILED if t.name in names.get(device, ()) else ""
+        tensors[t.name] = TensorPlacement.whole(t.type, t.nbytes, device, mode, realisation=realisation)
     return PlacementPlan(
         model=dict(graph.model),
         planner={"name": "cluster", "params": {}},
@@ -99,7 +115,8 @@ def placed(job: ClientJob, graph: OperatorGraph) -> PlacementPlan:
     """The job's plan."""
     names = device_names(job.endpoints)
     layers = [HOST if at == CLIENT else names[at] for at in job.layers]
-    return pipeline_plan(graph, job.context, layers, [name for name in names if name in layers])
+    tiled = dict(zip([*names, HOST], job.tiled, strict=False))
+    return pipeline_plan(graph, job.context, layers, [name for name in names if name in layers], tiled)
 
 
 class ServerLost(OallamaError):

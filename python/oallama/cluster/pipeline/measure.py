@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from oallama.data.budget import format_bytes
-from oallama.data.curves import Points
-from oallama.data.entries import AttentionTime, DeviceInfo, OperatorTime
-from oallama.data.plan import HOST
+from oallama.data.curves import Points, log_log
+from oallama.data.entries import KERNELS, AttentionTime, DeviceInfo, OperatorTime
+from oallama.data.plan import HOST, ContextSettings
 from oallama.data.profile import Profile
+from oallama.data.workload import Workload
 from oallama.engine import skeleton
 from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
@@ -27,7 +28,9 @@ from oallama.profiling.workload import depths_for
 
 from ..allocation.devices import ClusterFile
 from ..allocation.network import LinkQuality, Network
+from ..allocation.passes import request_passes
 from ..allocation.problem import Device, Layer, Problem
+from .kernels import realised, tiled_kinds
 from .members import Member, Progress
 
 
@@ -35,13 +38,14 @@ from .members import Member, Progress
 class Model:
     """A model as a cluster sees it.
 
-    depth: positions in the KV cache that times hold for. kv_bytes: of one layer, for the whole context. compute_bytes:
-    of the compute buffers of a device that has many layers; they are about as large for a few.
+    request: what times are for. settings.attention: whose kernels compute attention. kv_bytes: of one layer, for the
+    whole context. compute_bytes: of the compute buffers of a device that has many layers; they are about as large for a
+    few.
     """
 
     graph: OperatorGraph
     settings: Settings
-    depth: int
+    request: Workload
     kv_bytes: int
     compute_bytes: int
 
@@ -51,19 +55,37 @@ class Model:
         return self.graph.tensor["token_embd.weight"].ne[0]
 
 
-def read_model(path: PathOrText, settings: Settings) -> Model:
-    """Raises OallamaError when llama.cpp cannot load the file, or it has no layers to deal out."""
-    graph = autoplan.read_graph(path, settings)
+def read_model(path: PathOrText, settings: Settings, request: Workload | None = None) -> Model:
+    """request: default: one in a context half full.
+
+    Raises OallamaError when llama.cpp cannot load the file, or it has no layers to deal out.
+    """
+    request = request or Workload(max(1, settings.n_ctx // 2), 1)
+    tiers = {*autoplan.TIERS, *(n for n, _ in request.chunks(settings.n_ubatch))}
+    graph = autoplan.read_graph(path, settings, tuple(tiers))
     settings = autoplan.resolve(settings, graph.n_ctx_train)
     # As the client's process loads it (client.py): logits of one row.
     memory = skeleton.dry_run(os.fspath(path), replace(settings, devices=(), n_outputs_max=1), None)
     compute = sum(found["compute"] for found in memory.values())
     cached = sum(shape is not None for shape in graph.attention)
     kv = sum(found["kv"] for found in memory.values())
-    return Model(graph, settings, settings.n_ctx // 2, -(-kv // max(1, cached)), compute)
+    return Model(graph, settings, request, -(-kv // max(1, cached)), compute)
 
 
-def measure_problem(model: Model, cluster: ClusterFile, members: Sequence[Member], progress: Progress) -> Problem:
+@dataclass(frozen=True)
+class Measured:
+    """A problem, and with which kernels its devices compute.
+
+    context: what the model is loaded with, the kernels for attention among it. tiled: by device, the kinds of weights
+    (kernels.py) that are multiplied by our kernels.
+    """
+
+    problem: Problem
+    context: ContextSettings
+    tiled: Mapping[str, tuple[str, ...]]
+
+
+def measure_problem(model: Model, cluster: ClusterFile, members: Sequence[Member], progress: Progress) -> Measured:
     """Measure the client, every device and every link, those between devices where they can reach each other.
 
     Devices are measured one after another where they share a host, links one after another always.
@@ -84,38 +106,61 @@ def measure_problem(model: Model, cluster: ClusterFile, members: Sequence[Member
                 f"{', '.join(other.name for other in alike)}: {format_bytes(member.hello['memory'])} are free, "
                 f"devices.toml promises {format_bytes(promised)}; lower it"
             )
-    depths = depths_for(model.settings.n_ctx)
-    options: dict[str, Any] = {"depths": depths, "type_k": model.settings.type_k, "type_v": model.settings.type_v}
-    own = profile_machine(model.graph, [HOST], n_threads=model.settings.n_threads, progress=progress, **options)
-    client_layers, head = layer_seconds(model, own, HOST)
-    flops = _flops(model)
-
-    found = _profile_devices(model, members, options, progress)
-    devices = [_device(cluster.client.name, cluster.client.memory_bytes, cluster.client, flops, client_layers)]
-    seconds: list[dict[str, Points]] = [{} for _ in range(model.graph.n_layer)]
-    if cluster.client.flops is None:
-        for at, points in enumerate(client_layers):
-            seconds[at][cluster.client.name] = points
-    software = {}
-    for member, measured in zip(members, found, strict=True):
-        software[member.name] = measured["software_s"]
-        layers, _ = layer_seconds(model, _profile(member, measured), measured["name"])
-        room = member.entry.memory_bytes - model.compute_bytes
-        devices.append(_device(member.name, room, member.entry, flops, layers))
-        if member.entry.flops is None:
-            for at, points in enumerate(layers):
-                seconds[at][member.name] = points
+    own, found = _measure_profiles(model, members, progress)
+    software = {member.name: measured["software_s"] for member, measured in zip(members, found, strict=True)}
     network = measure_network(
         cluster.client.name, members, 4 * model.width, software, progress, cluster.links == "via-client"
     )
-    return Problem(
+    profiles = {cluster.client.name: (own, HOST)}
+    profiles |= {m.name: (_profile(m, it), it["name"]) for m, it in zip(members, found, strict=True)}
+    model, kinds = _choose_kernels(model, profiles)
+    times = {name: layer_seconds(model, *where, kinds[name]) for name, where in profiles.items()}
+
+    client, flops = cluster.client, _flops(model)
+    devices = [_device(client.name, client.memory_bytes, client, flops, times[client.name][0])]
+    devices += [
+        _device(m.name, m.entry.memory_bytes - model.compute_bytes, m.entry, flops, times[m.name][0]) for m in members
+    ]
+    given = {entry.name for entry in cluster.devices if entry.flops is not None}
+    given |= {client.name} if client.flops is not None else set()
+    seconds = [
+        {name: layers[at] for name, (layers, _) in times.items() if name not in given}
+        for at in range(model.graph.n_layer)
+    ]
+    problem = Problem(
         devices=tuple(devices),
         network=network,
         layers=_layers(model, flops, seconds),
-        embedding=_embedding(model, cluster.client.name, head),
+        embedding=_embedding(model, client.name, times[client.name][1]),
         settings=cluster.settings,
         links=cluster.links,
+        passes=request_passes(model.request, model.settings.n_ubatch, model.settings.n_ctx),
     )
+    return Measured(problem, autoplan.context_of(model.settings), {name: tuple(sorted(k)) for name, k in kinds.items()})
+
+
+def _measure_profiles(
+    model: Model, members: Sequence[Member], progress: Progress
+) -> tuple[Profile, list[dict[str, Any]]]:
+    """Of this host, and of every device."""
+    depths = depths_for(model.settings.n_ctx)
+    options: dict[str, Any] = {"depths": depths, "type_k": model.settings.type_k, "type_v": model.settings.type_v}
+    own = profile_machine(model.graph, [HOST], n_threads=model.settings.n_threads, progress=progress, **options)
+    return own, _profile_devices(model, members, options, progress)
+
+
+def _choose_kernels(model: Model, profiles: Mapping[str, tuple[Profile, str]]) -> tuple[Model, dict[str, set[str]]]:
+    """The model with the kernels for attention that all devices together are faster with; kinds of tiled weights."""
+    request, n_ubatch = model.request, model.settings.n_ubatch
+    kinds = {name: tiled_kinds(model.graph, *where, request, n_ubatch) for name, where in profiles.items()}
+    ways = [replace(model, settings=replace(model.settings, attention=kernels)) for kernels in KERNELS]
+    passes = request_passes(request, n_ubatch, 0)
+
+    def seconds(way: Model) -> float:
+        layers = (points for where in profiles.values() for points in layer_seconds(way, *where, ())[0])
+        return sum(each.count * log_log(points, each.n_tokens) for points in layers for each in passes)
+
+    return min(ways, key=seconds), kinds
 
 
 def measure_network(
@@ -162,16 +207,22 @@ def _between(a: Member, b: Member, message_bytes: int) -> LinkQuality:
     return a.measure_link_to(b, message_bytes)
 
 
-def layer_seconds(model: Model, profile: Profile, name: str) -> tuple[list[Points], Points]:
-    """Seconds of each layer, and of embedding and head together, on the device at the model's tiers of token counts."""
+def layer_seconds(model: Model, profile: Profile, name: str, kinds: Collection[str]) -> tuple[list[Points], Points]:
+    """Seconds of each layer, and of embedding and head together, on the device at the model's tiers of token counts.
+
+    kinds: of weights that are tiled there.
+    """
     graph, context = model.graph, autoplan.context_of(model.settings)
-    costs = CostModel(graph, profile, (), context, host=name)
+    costs = CostModel(graph, profile, (), context, host=name, realisations=realised(graph, kinds))
     layers: list[list[tuple[int, float]]] = [[] for _ in range(graph.n_layer)]
     rest = []
+    request = model.request
     for n_tokens in sorted(graph.tiers):
         each = [0.0] * (graph.n_layer + 1)
         layer = graph.n_layer  # embedding and head
-        for cost in operator_costs(costs, n_tokens, model.depth, decode=n_tokens == costs.decode_tier):
+        decode = n_tokens in (1, request.n_parallel)
+        depth = request.middle if decode else request.depth + request.n_prompt // 2
+        for cost in operator_costs(costs, n_tokens, depth, decode=decode):
             op = cost.op
             # An operator without a layer's name belongs to the one before it, until the head's weights come.
             layer = op.layer if op.layer is not None else graph.n_layer if op.weight else layer

@@ -82,7 +82,8 @@ class Pipeline:
     def __init__(
         self, model: Path, plan: ClusterPlan, members: Sequence[Member], options: Options, notice: Callable[[str], None]
     ) -> None:
-        self.plan = plan
+        # A plan that is changed while it runs is changed for the tokens that are left.
+        self.plan = plan.allocated(plan.problem.per_token, plan.layers, plan.bound_s)
         self.changes_made: list[dict[str, Any]] = []
         self.memory: dict[str, dict[str, int]] = {}
         self._model, self._options, self._notice = model, options, notice
@@ -245,6 +246,7 @@ class Pipeline:
             budgets=tuple(member.entry.memory_bytes for member in used),
             layers=tuple(names.index(name) if name in names else CLIENT for name in self.plan.layers),
             context=self.plan.context,
+            tiled=tuple(self.plan.tiled.get(name, ()) for name in (*names, self.plan.client.name)),
             n_threads=self._options.n_threads,
             **of_request,
         )

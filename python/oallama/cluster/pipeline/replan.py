@@ -71,9 +71,7 @@ def changes(before: Problem, after: Problem, threshold: float = 1.5) -> list[str
     found = [f"device {device.name} left" for device in before.devices if device.name not in names]
     for source, target in before.network.links:
         if {source, target} <= names and (source, target) in after.network.links:
-            old, new = (
-                p.network.link(source, target).mean_s(p.n_tokens * p.embedding.output_bytes) for p in (before, after)
-            )
+            old, new = (p.network.link(source, target).mean_s(p.embedding.output_bytes) for p in (before, after))
             if new > threshold * old and new - old > LEAST_S:
                 found.append(f"link {source} -> {target}: {new:.3g} s per token, was {old:.3g} s")
     return found

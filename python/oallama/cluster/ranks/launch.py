@@ -15,7 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from oallama.base.children import Ended, die_with_parent, forwarded_signals
-from oallama.base.environment import ALLREDUCE, RANK_DEVICE, RANK_MEMORY, RANK_SPEEDS, RANK_THREADS, RANK_TIMEOUT, WIRE
+from oallama.base.environment import (
+    ALLREDUCE,
+    RANK_DEVICE,
+    RANK_KERNELS,
+    RANK_MEMORY,
+    RANK_SPEEDS,
+    RANK_THREADS,
+    RANK_TIMEOUT,
+    WIRE,
+)
 from oallama.errors import OallamaError
 from oallama.serving.door import Address
 from oallama.serving.unavailable import REUSE_PORT, unavailable
@@ -23,7 +32,7 @@ from oallama.serving.unavailable import REUSE_PORT, unavailable
 from . import mpi
 from .mpi import Host
 from .rank import RankJob, library
-from .shards import check_reports, shares
+from .shards import check_reports, faster_kernels, shares
 
 RANK_PROGRAM = "oallama.cluster.ranks.rank_process"
 SSH_TIMEOUT_S = 5
@@ -38,25 +47,25 @@ class RankGroup:
     """Ranks on hosts, and how they meet.
 
     Attributes:
-        hosts: with their slots; the first one runs rank 0.
-        n_threads: CPU threads of each rank.
+        hosts: with their slots and threads; the first one runs rank 0.
         device: the ggml device that each rank computes on, by its name there.
         network: the network between the hosts as CIDR; None leaves it to MPI.
         ssh_agent: what starts a program on another host, in place of ssh.
         algorithm, wire: of the all-reduce, see docs/cluster.md.
         memory: "resident", or "minimal": weights in a file on each host, few of them in memory (CPU only).
+        kernels: whose compute products and attention on CPUs: "ggml", "oallama", or "auto": by measurement (`prepare`).
         timeout_s: after which a rank that others wait for is given up (while loading: ten times that).
         variables: more of the environment for the ranks.
     """
 
     hosts: tuple[Host, ...]
-    n_threads: int = 1
     device: str = "CPU"
     network: str | None = None
     ssh_agent: str | None = None
     algorithm: str = "auto"
     wire: str = "native"
     memory: str = "resident"
+    kernels: str = "auto"
     timeout_s: float = 60.0
     variables: dict[str, str] = field(default_factory=dict)
 
@@ -64,15 +73,21 @@ class RankGroup:
     def n_ranks(self) -> int:
         return sum(host.slots for host in self.hosts)
 
+    @property
+    def threads(self) -> str:
+        """CPU threads of every rank, separated by commas."""
+        return ",".join(str(host.n_threads) for host in self.hosts for _ in range(host.slots))
+
     def command(self, program: Sequence[str]) -> list[str]:
         """The mpirun command that runs `program` as every rank."""
         variables = {
             RANK_DEVICE.name: self.device,
-            RANK_THREADS.name: str(self.n_threads),
+            RANK_THREADS.name: self.threads,
             RANK_TIMEOUT.name: f"{self.timeout_s:g}",
             ALLREDUCE.name: self.algorithm,
             WIRE.name: self.wire,
             RANK_MEMORY.name: self.memory,
+            RANK_KERNELS.name: "ggml" if self.kernels == "auto" else self.kernels,
             **self.variables,
         }
         return mpi.mpirun(self.hosts, program, variables, self.network, self.ssh_agent)
@@ -98,8 +113,8 @@ def _start(command: Sequence[str]) -> subprocess.Popen[str]:
         raise OallamaError(f"there is no {command[0]} here, which starts ranks on other hosts; install it") from None
 
 
-def look(group: RankGroup, model: Path) -> list[dict[str, Any]]:
-    """The report of every rank (preflight.py).
+def look(group: RankGroup, model: Path, sums: Sequence[int] = ()) -> list[dict[str, Any]]:
+    """The report of every rank (preflight.py). sums: bytes of all-reduces that are timed, too.
 
     Raises:
         OallamaError: when the ranks do not start.
@@ -107,7 +122,7 @@ def look(group: RankGroup, model: Path) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="oallama-") as folder:
         out = Path(folder) / "reports.json"
         program = [sys.executable, "-m", "oallama.cluster.ranks.preflight"]
-        program += [str(model), group.device, str(group.n_threads), str(out)]
+        program += [str(model), group.device, group.threads, str(out), *map(str, sums)]
         try:
             done = subprocess.run(
                 group.command(program),
@@ -125,8 +140,8 @@ def look(group: RankGroup, model: Path) -> list[dict[str, Any]]:
         return found
 
 
-def prepare(group: RankGroup, job: RankJob) -> RankJob:
-    """The job with the shares that the ranks' speed and memory give, unless it has them.
+def prepare(group: RankGroup, job: RankJob) -> tuple[RankGroup, RankJob]:
+    """The group with kernels, and the job with the shares that the ranks' speed and memory give, unless it has them.
 
     Raises:
         OallamaError: for everything that would keep the ranks from starting.
@@ -135,8 +150,10 @@ def prepare(group: RankGroup, job: RankJob) -> RankJob:
     check_hosts(group)
     reports = look(group, Path(job.model))
     check_reports(reports)
-    measured = tuple(shares(reports, resident=group.memory == "resident"))
-    return job if job.shares else replace(job, shares=measured)
+    if group.kernels == "auto":
+        group = replace(group, kernels=faster_kernels(reports))
+    measured = tuple(shares(reports, group.memory == "resident", group.kernels))
+    return group, job if job.shares else replace(job, shares=measured)
 
 
 def start(group: RankGroup, job: RankJob, **options: Any) -> subprocess.Popen[Any]:
@@ -181,7 +198,7 @@ def serve(group: RankGroup, job: RankJob, address: Address, notice: Callable[[st
             if group.n_ranks < 2:
                 return code
             arguments = tuple(word for word in job.server or () if word != REUSE_PORT)
-            job = prepare(group, replace(job, shares=(), server=(*arguments, REUSE_PORT)))
+            group, job = prepare(group, replace(job, shares=(), server=(*arguments, REUSE_PORT)))
             next_starts()
             notice(f"a rank failed; serving again with {group.n_ranks} ranks on {_where(group)}")
 

@@ -18,10 +18,11 @@ _TRANSPORT = ("--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp")
 
 @dataclass(frozen=True)
 class Host:
-    """One host and how many ranks it runs; `name` is what ssh takes, "localhost" needs none."""
+    """One host, how many ranks it runs, CPU threads of each; `name` is what ssh takes, "localhost" needs none."""
 
     name: str
     slots: int
+    n_threads: int = 1
 
     @property
     def is_local(self) -> bool:

@@ -1,6 +1,7 @@
 """What every rank says about itself before a model is spread: `mpirun ... python -m oallama.cluster.ranks.preflight`.
 
-Rank 0 writes the reports of all ranks as one JSON list. shards.py judges them.
+Rank 0 writes the reports of all ranks as one JSON list. shards.py judges them. Where it is asked for them, the reports
+have the seconds of sums over all ranks, too.
 """
 
 from __future__ import annotations
@@ -9,17 +10,21 @@ import hashlib
 import json
 import os
 import socket
+import statistics
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 from oallama.data.operators import OperatorGraph
 
+from .rank import OURS, RANK_KERNELS
 from .shards import check_splits
 
 SAMPLES, SAMPLE_BYTES = 64, 1 << 16
 HEADER_BYTES = 4 << 20
 PROBE_S = 0.5  # most seconds of one timing
+SUMS_S, LEAST_SUMS = 0.3, 7  # seconds of one size of sums, and at least so many
 
 
 def file_fingerprint(path: Path) -> dict[str, Any]:
@@ -33,10 +38,10 @@ def file_fingerprint(path: Path) -> dict[str, Any]:
     return {"nbytes": size, "sha256": found.hexdigest()}
 
 
-def rank_seconds(graph: OperatorGraph, device: str, n_threads: int) -> float | None:
-    """Seconds of the model's largest matrix at one token, while the other ranks measure theirs.
+def rank_seconds(graph: OperatorGraph, device: str, n_threads: int, kernels: str) -> float | None:
+    """Seconds of the model's largest matrix at one token, by ggml's kernels or ours ("oallama").
 
-    None where there is no memory to measure that.
+    None where there is no memory to measure that, or no kernel.
     """
     from oallama.engine import native
 
@@ -45,14 +50,22 @@ def rank_seconds(graph: OperatorGraph, device: str, n_threads: int) -> float | N
     k, m, n_expert = (*weight.ne, 1, 1)[:3]
     bench = native.core().OpBench(device, n_threads, False, 0)
     used = max(1, largest.n_used)
+    realisation = {}
+    if kernels == OURS:
+        if not native.core().tiles(device, weight.type):
+            return None
+        realisation = {"realisation": "tiled"}
     try:
-        return float(bench.mul_mat(weight.type, k, m, 1, n_expert, used, PROBE_S)["median_s"])
+        return float(bench.mul_mat(weight.type, k, m, 1, n_expert, used, PROBE_S, **realisation)["median_s"])
     except MemoryError:
         return None
 
 
-def report(path: Path, device: str, n_threads: int, barrier: Any) -> dict[str, Any]:
-    """This rank's report; "error" instead of what could not be found out."""
+def report(path: Path, device: str, n_threads: int, comm: Any, *, alone: bool) -> dict[str, Any]:
+    """This rank's report; "error" instead of what could not be found out.
+
+    alone: whether the matrix is timed once more, while the other ranks wait.
+    """
     from oallama.engine import device_list, native
     from oallama.engine.load_settings import Settings
     from oallama.loading import autoplan
@@ -65,23 +78,59 @@ def report(path: Path, device: str, n_threads: int, barrier: Any) -> dict[str, A
         found["model"] = file_fingerprint(path)
     except (OSError, ValueError) as err:
         found["error"] = str(err)
-    barrier()
+    graph = None
+    comm.Barrier()
     if "error" not in found:
         try:
             graph = autoplan.read_graph(path, Settings(n_ctx=64), tiers=(1,))
             check_splits(graph, core.splits_architecture(graph.arch))
-            found["seconds"] = rank_seconds(graph, device, n_threads)
+            found["kernels"] = {name: rank_seconds(graph, device, n_threads, name) for name in RANK_KERNELS}
         except (OSError, ValueError, RuntimeError) as err:
             found["error"] = str(err)
+    for rank in range(comm.size if alone else 0):
+        comm.Barrier()
+        if rank == comm.rank and graph and "error" not in found:
+            found["alone"] = {name: rank_seconds(graph, device, n_threads, name) for name in RANK_KERNELS}
     return found
+
+
+def sum_seconds(comm: Any, sizes: list[int]) -> list[tuple[int, float]]:
+    """(bytes, seconds) of an all-reduce of each size, as the ranks do it: the median of several, the slowest rank's."""
+    import numpy as np
+
+    from .comm import AllReduce
+
+    group = AllReduce(comm)
+    group.probe()
+    found = []
+    for nbytes in sizes:
+        values, times = np.ones(max(1, nbytes // 4), np.float32), list[float]()
+        end = time.monotonic() + SUMS_S
+        while len(times) < LEAST_SUMS or comm.bcast(time.monotonic() < end):
+            comm.Barrier()
+            begin = time.perf_counter()
+            group(values)
+            times.append(comm.allreduce(time.perf_counter() - begin, op=_max()))
+            values.fill(1.0)
+        found.append((nbytes, statistics.median(times)))
+    return found
+
+
+def _max() -> Any:
+    from mpi4py import MPI
+
+    return MPI.MAX
 
 
 def main() -> None:
     from mpi4py import MPI
 
-    path, device, n_threads, out = sys.argv[1:]
+    path, device, threads, out, *sizes = sys.argv[1:]
     comm = MPI.COMM_WORLD
-    reports = comm.gather(report(Path(path), device, int(n_threads), comm.Barrier), root=0)
+    own = report(Path(path), device, int(threads.split(",")[comm.rank]), comm, alone=bool(sizes))
+    if sizes and comm.allreduce("error" not in own, op=MPI.LAND):
+        own["sums"] = sum_seconds(comm, [int(size) for size in sizes])
+    reports = comm.gather(own, root=0)
     if comm.rank == 0:
         Path(out).write_text(json.dumps(reports), encoding="utf-8")
 

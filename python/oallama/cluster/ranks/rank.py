@@ -17,6 +17,9 @@ from oallama.errors import OallamaError
 from oallama.serving.command import command_line
 
 LIBRARY = "liboallama-ranks.so"
+OURS = "oallama"
+# Whose kernels compute products and attention on CPUs.
+RANK_KERNELS = ("ggml", OURS)
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class RankJob:
         server: arguments for llama-server on rank 0, None: complete `prompt` instead.
         prompt, n_generate, temperature, seed: of the completion.
         n_ctx, n_ubatch: tokens of context, most tokens of one graph.
+        n_parallel: requests that a server answers at once, each in its part of the context.
         json: rank 0 prints its result as JSON.
     """
 
@@ -41,6 +45,7 @@ class RankJob:
     seed: int | None = None
     n_ctx: int = 4096
     n_ubatch: int = 512
+    n_parallel: int = 1
     json: bool = False
 
     def dumps(self) -> str:
@@ -112,7 +117,7 @@ def server_command(job: RankJob, n_threads: int, server: Sequence[str]) -> list[
         "ctx-size": job.n_ctx,
         "ubatch-size": job.n_ubatch,
         "threads": n_threads,
-        "parallel": 1,
+        "parallel": job.n_parallel,
         "cache-ram": 0,
         "ctx-checkpoints": 0,
     }

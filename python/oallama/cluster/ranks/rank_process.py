@@ -24,7 +24,8 @@ RANK_VARIABLE = "OMPI_COMM_WORLD_RANK"
 def main() -> None:
     """Ends the process with an exit code when something failed."""
     job, rank = RankJob.loads(sys.argv[1]), int(os.environ[RANK_VARIABLE])
-    n_threads = int(RANK_THREADS.get() or 0) or 1
+    threads = [int(n) for n in (RANK_THREADS.get() or "1").split(",")]
+    n_threads = threads[rank % len(threads)] or 1
     if rank == 0 and job.server is not None:
         command = server_command(job, n_threads, job.server)
         os.execve(command[0], command, {**os.environ, "GGML_BACKEND_PATH": str(library())})

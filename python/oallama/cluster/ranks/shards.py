@@ -8,6 +8,9 @@ from typing import Any
 from oallama.data.budget import format_bytes
 from oallama.data.operators import OperatorGraph
 from oallama.errors import OallamaError
+from oallama.planning.realisation import NOISE
+
+from .rank import OURS, RANK_KERNELS
 
 # Share of a host's free memory that weights may take; the rest is for KV caches and compute buffers.
 WEIGHTS_SHARE = 0.85
@@ -52,11 +55,19 @@ def check_splits(graph: OperatorGraph, supported: bool) -> None:
                 )
 
 
-def shares(reports: Sequence[Mapping[str, Any]], resident: bool = True) -> list[float]:
+def faster_kernels(reports: Sequence[Mapping[str, Any]]) -> str:
+    """Whose kernels the ranks compute with: ours where no rank is slower by them, and the slowest is faster."""
+    ggml, ours = ([r["kernels"][name] for r in reports] for name in RANK_KERNELS)
+    if any(own is None or other is None or own > other for own, other in zip(ours, ggml, strict=True)):
+        return RANK_KERNELS[0]
+    return OURS if max(ours) < (1 - NOISE) * max(ggml) else RANK_KERNELS[0]
+
+
+def shares(reports: Sequence[Mapping[str, Any]], resident: bool = True, kernels: str = "ggml") -> list[float]:
     """Each rank's share of the model (they add up to 1): by measured speed, as far as its memory goes.
 
     Ranks of one host share its memory. What a rank cannot hold goes to the others, again by speed. resident: whether
-    weights are in memory. A rank without the memory to measure its speed counts as the slowest.
+    weights are in memory. kernels: that compute. A rank without the memory to measure its speed counts as the slowest.
 
     Raises:
         OallamaError: when all hosts together have too little memory, saying by how much.
@@ -71,8 +82,9 @@ def shares(reports: Sequence[Mapping[str, Any]], resident: bool = True) -> list[
             f"the model takes {format_bytes(int(nbytes))}, all hosts together may hold {format_bytes(int(sum(room)))} "
             f"({WEIGHTS_SHARE:.0%} of what is free: {offered}): {missing} too little"
         )
-    slowest = max((r["seconds"] for r in reports if r["seconds"]), default=1.0)
-    speed = [1 / (r["seconds"] or slowest) for r in reports]
+    seconds = [r["kernels"][kernels] for r in reports]
+    slowest = max((s for s in seconds if s), default=1.0)
+    speed = [1 / (s or slowest) for s in seconds]
     share = [0.0] * len(reports)
     open_ranks, left = set(range(len(reports))), 1.0
     while open_ranks:

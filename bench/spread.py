@@ -1,0 +1,155 @@
+"""Stay on one host or spread: what `oallama cluster plan` chooses on emulated hosts, against every way it could take.
+
+python bench/spread.py [--model FILE.gguf] [--rounds 5] [--only NAME,..] [--out FILE]
+
+Hosts are network namespaces (oallama.netlab; root) with one CPU each; more hosts than CPUs share them. For every cell
+`cluster plan` measures and chooses once. Then each way that it found possible runs the request, all in turn in each
+round. Without --model: the paper's LLaMA-3B shape (hidden 3200, 32 heads, feed-forward 8640) with 6 of 26 layers, Q8_0.
+Writes the machine, then one JSON line per cell and way with every sample.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster import OALLAMA, answer, paper_model, prompt_text
+from oallama.bench.machine import describe
+from oallama.bench.script import arguments, note, record
+from oallama.cluster.allocation.cluster_plan import ClusterPlan
+from oallama.cluster.pipeline.measure import read_model
+from oallama.cluster.spread.choose import plan_of
+from oallama.data.workload import Workload
+from oallama.engine.load_settings import Settings
+from oallama.netlab import Conditions, NetLab
+
+CTX = 1024
+
+
+@dataclass(frozen=True)
+class Cell:
+    """memory: of each host as a share of what the whole model takes, the client's first. cables: of the others."""
+
+    name: str
+    memory: tuple[float, ...]
+    cables: tuple[Conditions, ...]
+    request: Workload
+
+
+def cells() -> Iterator[Cell]:
+    near, slow = Conditions(1e9, 0.1e-3), Conditions(1e9, 2e-3)
+    fast, far = Conditions(1e10, 0.1e-3), Conditions(1e8, 20e-3)
+    for n_prompt in (64, 512):
+        request = Workload(n_prompt, 32)
+        for room, memory in (("each holds it", (1.3, 1.3)), ("half each", (0.75, 0.75))):
+            for link, cable in (("10 Gbit 0.1 ms", fast), ("1 Gbit 0.1 ms", near), ("1 Gbit 2 ms", slow)):
+                yield Cell(f"{n_prompt} tokens, {room}, {link}", memory, (cable,), request)
+        yield Cell(f"{n_prompt} tokens, half each, 100 Mbit 20 ms", (0.75, 0.75), (far,), request)
+        yield Cell(f"{n_prompt} tokens, third far away", (0.75, 0.75, 0.75), (near, far), request)
+
+
+def measure(cell: Cell, model: Path, nbytes: int, compute: int, folder: Path, rounds: int) -> list[dict[str, Any]]:
+    """One entry per way."""
+    n_hosts = len(cell.memory)
+    cables: dict[Any, Conditions] = {0: Conditions(rate_bit=1e10)}
+    for host, cable in enumerate(cell.cables, 1):
+        cables |= {host: cable, (0, host): cable, (host, 0): cable}
+    n_cpus = os.cpu_count() or 1
+    with NetLab(n_hosts, cables, [str(host % n_cpus) for host in range(n_hosts)]) as lab:
+        devices, file = folder / "devices.toml", folder / "plan.json"
+        sizes = [int(share * nbytes) + compute for share in cell.memory]
+        devices.write_text(
+            f"[client]\nmemory = {sizes[0]}\n"
+            + "".join(
+                f'[[device]]\nname = "h{host}"\nhost = "h{host}"\naddress = "{lab.address(host)}:50052"\n'
+                f"memory = {sizes[host]}\n"
+                for host in range(1, n_hosts)
+            )
+        )
+        command = [OALLAMA, "cluster", "plan", str(model), "--devices", str(devices), "-o", str(file), "--json"]
+        command += ["--ctx", str(CTX), "--n-prompt", str(cell.request.n_prompt)]
+        command += ["--n-generate", str(cell.request.n_generate), "--network", lab.network]
+        answer(lab, [*command, "--ssh-agent", str(lab.ssh_agent())])
+        plan = ClusterPlan.load(file)
+        assert plan.chosen is not None
+        ways = [c for c in plan.candidates if c.predicted_s(cell.request) is not None]
+        found = {c.name: _entry(cell, plan, c) for c in ways}
+        for number in range(rounds):
+            for way in ways:
+                plan_of(plan, way).save(file)
+                said = answer(lab, _command(lab, model, file, cell.request))
+                sample = {key: said[key] for key in ("ttft_s", "tpot_s", "n_prompt", "n_generated")}
+                found[way.name]["samples"].append(sample)
+                note(f"{cell.name}, round {number}, {way.name}: {sample} ({way.ttft_s:.3f}, {way.tpot_s:.4f})")
+    _compare(cell, list(found.values()))
+    return list(found.values())
+
+
+def _compare(cell: Cell, entries: list[dict[str, Any]]) -> None:
+    """Medians, errors of the predictions, and the chosen way against the best one."""
+    for entry in entries:
+        for key in ("ttft_s", "tpot_s"):
+            entry[f"median_{key}"] = statistics.median(sample[key] for sample in entry["samples"])
+        entry["request_s"] = _seconds(cell, entry["median_ttft_s"], entry["median_tpot_s"])
+        predicted = _seconds(cell, entry["predicted"]["ttft_s"], entry["predicted"]["tpot_s"])
+        entry["error"] = predicted / entry["request_s"] - 1
+    best = min(entry["request_s"] for entry in entries)
+    for entry in entries:
+        entry["against_best"] = best / entry["request_s"]
+        if entry["chosen"]:
+            note(f"{cell.name}: {entry['way']} chosen, {entry['against_best']:.3f} of the best")
+
+
+def _seconds(cell: Cell, ttft_s: float, tpot_s: float) -> float:
+    return ttft_s + (cell.request.n_generate - 1) * tpot_s
+
+
+def _command(lab: NetLab, model: Path, plan: Path, request: Workload) -> list[str]:
+    command = [OALLAMA, "cluster", "run", str(model), prompt_text(request.n_prompt), "--plan", str(plan), "--json"]
+    command += ["--n-generate", str(request.n_generate), "--ssh-agent", str(lab.ssh_agent()), "--temperature", "0"]
+    return [*command, "--threshold", "1000"]  # the plan as it is
+
+
+def _entry(cell: Cell, plan: ClusterPlan, way: Any) -> dict[str, Any]:
+    links = {f"{a} {b}": vars(link) for (a, b), link in plan.problem.network.links.items() if a == "client"}
+    content = way.to_dict()
+    described = {"cell": cell.name, "memory": cell.memory, "cables": [vars(cable) for cable in cell.cables]}
+    described |= {"request": [cell.request.n_prompt, cell.request.n_generate], "links": links}
+    described |= {"way": way.name, "kind": way.way, "layers": way.layers, "ranks": content["ranks"]}
+    described |= {"not_possible": {c.name: c.why_not for c in plan.candidates if c.why_not}}
+    return {
+        **described,
+        "chosen": way.name == plan.chosen.name,
+        "predicted": {"ttft_s": way.ttft_s, "tpot_s": way.tpot_s},
+        "samples": [],
+    }
+
+
+def main() -> None:
+    parser = arguments(__doc__, "spread")
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--layers", type=int, default=6, help="of the model that is made")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", default="", help="parts of names of cells, separated by semicolons")
+    options = parser.parse_args()
+    parts = options.only.split(";")
+    chosen = [cell for cell in cells() if any(part in cell.name for part in parts)]
+    with tempfile.TemporaryDirectory(prefix="oallama-") as name:
+        folder = Path(name)
+        os.environ["XDG_CACHE_HOME"] = str(folder / "cache")  # times of this hour, not of a cached one
+        model = options.model or paper_model(folder / "model.gguf", options.layers)
+        read = read_model(model, Settings(n_ctx=CTX))
+        nbytes = read.graph.weights_bytes + read.kv_bytes * read.graph.n_layer
+        every = (
+            line for cell in chosen for line in measure(cell, model, nbytes, read.compute_bytes, folder, options.rounds)
+        )
+        record(every, options.out, head=describe())
+
+
+if __name__ == "__main__":
+    main()

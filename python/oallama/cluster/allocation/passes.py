@@ -1,0 +1,45 @@
+"""A request as passes through all layers: what the objective is counted for, and what is predicted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...data.workload import Workload
+from .problem import Pass
+
+# llama.cpp's masks are of f16 (flash attention), for KV cells in groups of so many.
+MASK_BYTES, KV_CELLS = 2, 256
+
+
+def prompt_passes(request: Workload, n_ubatch: int, n_ctx: int) -> tuple[Pass, ...]:
+    """Every sequence's prompt, one after another, in micro-batches. Only the last row of a prompt reaches the head.
+
+    n_ctx: tokens of context; a device is sent the mask of the KV cells in use, too. 0: no mask.
+    """
+    end = request.depth + request.n_prompt
+    return tuple(
+        Pass(n, int(depth == end), n * _mask_row(depth, n_ctx), request.n_parallel)
+        for n, depth in request.chunks(n_ubatch)
+    )
+
+
+def token_pass(request: Workload, n_ctx: int) -> Pass:
+    """One token of every answer, at once."""
+    n = request.n_parallel
+    return Pass(n, n, n * _mask_row(request.depth + request.n_prompt + 1, n_ctx))
+
+
+def request_passes(request: Workload, n_ubatch: int, n_ctx: int) -> tuple[Pass, ...]:
+    """The whole request; its seconds are TTFT + (n_generate - 1) TPOT."""
+    rest = replace(token_pass(request, n_ctx), count=request.n_generate - 1)
+    return (*prompt_passes(request, n_ubatch, n_ctx), *([rest] if rest.count else []))
+
+
+def request_seconds(request: Workload, ttft_s: float, tpot_s: float) -> float:
+    """From the prompts to the last token of every answer."""
+    return ttft_s + (request.n_generate - 1) * tpot_s
+
+
+def _mask_row(depth: int, n_ctx: int) -> int:
+    """Bytes of the mask of one token that sees `depth` positions."""
+    return MASK_BYTES * min(n_ctx, -(-depth // KV_CELLS) * KV_CELLS)

@@ -1,0 +1,60 @@
+"""What ranks will take: their shares of the matrices, and the sums between them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from oallama.data.curves import Points, log_log
+from oallama.data.workload import Workload
+
+from ..allocation.passes import prompt_passes, token_pass
+from ..allocation.problem import Pass, Problem
+
+SUMS_PER_LAYER = 2  # after attention, after the feed-forward
+LOGIT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class RankTimes:
+    """What ranks are predicted from.
+
+    shares: of the model, by device of the problem; the client's first. sums: (bytes, seconds) of an all-reduce of
+    theirs, ascending. slower: by how much a device computes longer while all others compute, too. n_vocab: logits of a
+    row, which come to the client.
+    """
+
+    shares: Mapping[str, float]
+    sums: Points
+    slower: Mapping[str, float]
+    n_vocab: int
+
+
+def predict_ranks(problem: Problem, ranks: RankTimes, request: Workload, n_ubatch: int) -> tuple[float, float]:
+    """TTFT and TPOT of a request, in seconds; TTFT is until every sequence has its first token."""
+    prompt = sum(each.count * _pass_seconds(problem, ranks, each) for each in prompt_passes(request, n_ubatch, 0))
+    return prompt, _pass_seconds(problem, ranks, token_pass(request, 0))
+
+
+def _pass_seconds(problem: Problem, ranks: RankTimes, each: Pass) -> float:
+    """Every rank waits for the slowest one, after each part of a layer."""
+    row = problem.layers[0].output_bytes
+    sums = SUMS_PER_LAYER * len(problem.layers) * log_log(ranks.sums, each.n_tokens * row)
+    compute = max(_compute_seconds(problem, ranks, name, each) for name in ranks.shares)
+    return compute + sums + _gather_seconds(problem, ranks, each)
+
+
+def _compute_seconds(problem: Problem, ranks: RankTimes, name: str, each: Pass) -> float:
+    device, client = problem.device(name), problem.client
+    layers = sum(layer.seconds_on(device, each.n_tokens) for layer in problem.layers)
+    own = sum(layer.seconds_on(client, each.n_tokens) for layer in problem.layers)
+    head = problem.embedding.seconds_on(client, each.n_returned) * layers / own if each.n_returned else 0.0
+    return ranks.shares[name] * (layers + head) * ranks.slower.get(name, 1.0)
+
+
+def _gather_seconds(problem: Problem, ranks: RankTimes, each: Pass) -> float:
+    """The other ranks' logits on their way to the client."""
+    others: Sequence[str] = [name for name in ranks.shares if name != problem.client.name]
+    nbytes = each.n_returned * LOGIT_BYTES * ranks.n_vocab
+    links = ((name, problem.network.link(name, problem.client.name)) for name in others)
+    return sum(link.mean_s(ranks.shares[name] * nbytes) - link.software_s for name, link in links) if nbytes else 0.0

@@ -1,0 +1,126 @@
+"""Stay or spread: baselines, how long ranks take, and which of all ways is chosen."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from oallama.cluster.allocation.allocation import DoesNotFit, allocate
+from oallama.cluster.allocation.baselines import alone, by_memory, equal_parts
+from oallama.cluster.allocation.candidates import LEAST_GAIN, Candidate, RankHost, RankPlan, choose
+from oallama.cluster.allocation.cluster_plan import ClusterPlan
+from oallama.cluster.allocation.devices import ClientEntry, DeviceEntry
+from oallama.cluster.allocation.network import LinkQuality, Network
+from oallama.cluster.allocation.passes import request_passes
+from oallama.cluster.allocation.problem import Device, Layer, Problem, Settings
+from oallama.cluster.spread.choose import decided, pipeline_candidates
+from oallama.cluster.spread.rank_times import RankTimes, predict_ranks
+from oallama.data.plan import ContextSettings
+from oallama.data.workload import Workload
+from oallama.errors import OallamaError
+
+REQUEST = Workload(100, 11)
+NAMES = ("client", "a", "b")
+
+
+def a_problem(memory=(0, 4, 8), n_layers=6, flops=(1e9, 1e9, 1e9)) -> Problem:
+    """Layers of one byte each; memory in layers."""
+    devices = tuple(Device(name, size, rate) for name, size, rate in zip(NAMES, memory, flops, strict=True))
+    network = Network.uniform(NAMES, LinkQuality(1e-3, 1e8))
+    layers = (Layer(1e6, 1, 400),) * n_layers
+    passes = request_passes(REQUEST, 512, 1024)
+    return Problem(devices, network, layers, Layer(2e6, 0, 400), Settings(beta=1.0), passes=passes)
+
+
+def a_plan(problem: Problem) -> ClusterPlan:
+    entries = tuple(DeviceEntry(d.name, "local", ("127.0.0.1", 1), d.memory_bytes) for d in problem.devices[1:])
+    layers = allocate(problem).layers
+    return ClusterPlan({}, ContextSettings(1024), ClientEntry(), entries, problem, layers, 0.0, request=REQUEST)
+
+
+def test_baselines_deal_out_layers_in_order():
+    problem = a_problem()
+    assert alone(problem, "b") == ("b",) * 6 and alone(problem, "a") is None and alone(problem, "client") is None
+    assert equal_parts(problem) == ("a",) * 3 + ("b",) * 3
+    assert by_memory(problem) == ("a",) * 2 + ("b",) * 4
+    assert equal_parts(a_problem(memory=(6, 6, 6))) == ("client",) * 2 + ("a",) * 2 + ("b",) * 2
+    assert by_memory(a_problem(memory=(0, 1, 5))) == ("a",) + ("b",) * 5
+    assert by_memory(a_problem(memory=(0, 0, 0))) is None and equal_parts(a_problem(memory=(0, 2, 9))) is None
+
+
+def test_equal_allocations_are_one_candidate():
+    problem = a_problem(flops=(1e9, 1e8, 1e9))
+    plan = a_plan(problem)
+    found = {c.name: c for c in pipeline_candidates(problem, allocate(problem), plan)}
+    assert list(found) == ["pipeline, b alone", "equal parts", "parts by memory", "a alone"]
+    assert found["a alone"].why_not == "the layers do not fit" and found["a alone"].predicted_s(REQUEST) is None
+    best = found["pipeline, b alone"]
+    assert best.layers == ("b",) * 6 and best.n_hosts == 2
+    times = plan.predict(REQUEST)
+    assert best.predicted_s(REQUEST) == pytest.approx(times.ttft_s + 10 * times.tpot_s)
+    assert all(best.predicted_s(REQUEST) <= (c.predicted_s(REQUEST) or 99) for c in found.values())
+
+
+def test_a_pipeline_that_does_not_fit_is_said():
+    problem = a_problem(memory=(0, 2, 2))
+    with pytest.raises(DoesNotFit) as error:
+        allocate(problem)
+    found = pipeline_candidates(problem, error.value, a_plan(a_problem()))
+    assert "2 bytes" in next(c.why_not for c in found if c.name == "pipeline")
+    assert all(c.predicted_s(REQUEST) is None for c in found)
+
+
+def test_the_fastest_is_chosen_and_few_hosts_where_others_gain_little():
+    here, spread = Candidate("here", "here", 1, 1.0, 0.1), Candidate("spread", "ranks", 2, 1.0, 0.08)
+    assert choose([here, spread], REQUEST).name == "spread"
+    near = replace(spread, tpot_s=0.1 - 1.9 * LEAST_GAIN / 10)
+    assert near.predicted_s(REQUEST) < here.predicted_s(REQUEST)
+    assert choose([near, here], REQUEST).name == "here"
+    # What was measured counts, also where little is gained.
+    measured = [
+        replace(near, measured_ttft_s=0.9, measured_tpot_s=0.1),
+        replace(here, measured_ttft_s=0.91, measured_tpot_s=0.1),
+    ]
+    assert choose(measured, REQUEST).name == "spread"
+    # A way that was not tried is not taken while others were.
+    assert choose([measured[1], spread], REQUEST).name == "here"
+    with pytest.raises(OallamaError, match=r"cannot be run on this cluster: x: too small; y: too far"):
+        choose([Candidate("x", "here", why_not="too small"), Candidate("y", "ranks", why_not="too far")], REQUEST)
+
+
+def test_ranks_share_the_matrices_and_wait_for_sums():
+    problem = a_problem(flops=(1e9, 3e9, 1e9))
+    half = RankTimes({"client": 0.25, "a": 0.75}, ((400, 1e-4), (40000, 1e-3)), {}, 100)
+    ttft, tpot = predict_ranks(problem, half, REQUEST, 512)
+    gather = 1e-3 + 0.75 * 400 / 1e8
+    assert tpot == pytest.approx(0.25 * (6 * 1e-3 + 2e-3) + 12 * 1e-4 + gather)
+    assert ttft == pytest.approx(0.25 * (6 * 0.1 + 2e-3) + 12 * 1e-3 + gather)
+    # Who computes longest is waited for.
+    slow = replace(half, slower={"a": 2.0})
+    assert predict_ranks(problem, slow, REQUEST, 512)[1] == pytest.approx(0.5 * (6 * 1e-3 + 2e-3) + 12 * 1e-4 + gather)
+    # Four sequences: four rows a sum, four rows of logits.
+    several = Workload(100, 11, n_parallel=4)
+    more = predict_ranks(problem, half, several, 512)
+    assert more[0] == pytest.approx(4 * ttft) and tpot < more[1] < 4 * tpot
+
+
+def test_a_plan_with_candidates_is_read_as_it_was_written(tmp_path):
+    problem = a_problem()
+    plan = a_plan(problem)
+    ranks = RankPlan((RankHost("client", "localhost", 2, 0.25), RankHost("a", "me@a", 4, 0.75)), network="10.0.0.0/24")
+    candidates = [
+        *pipeline_candidates(problem, allocate(problem), plan),
+        Candidate("ranks on client, a", "ranks", 2, 0.01, 0.001, ranks=ranks),
+        Candidate("this host alone", "here", why_not="no memory"),
+    ]
+    made = decided(plan, candidates)
+    assert made.chosen is not None and made.chosen.ranks == ranks
+    made.save(tmp_path / "plan.json")
+    assert ClusterPlan.load(tmp_path / "plan.json") == made
+    content = json.loads((tmp_path / "plan.json").read_text())
+    content["chosen"]["ranks"] = None
+    (tmp_path / "plan.json").write_text(json.dumps(content))
+    with pytest.raises(OallamaError, match="is no way to run a model"):
+        ClusterPlan.load(tmp_path / "plan.json")
