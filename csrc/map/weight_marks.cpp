@@ -1,10 +1,10 @@
 #include "weight_marks.h"
 
 #include "ggml-backend.h"
-#include "ranks.h"
 #include "stream_source.h"
 #include "tensor_flags.h"
 
+#include <cstdlib>
 #include <string>
 
 void oa_backend_map_mark(ggml_tensor * weight, const oa_weight_place & place, int fd, size_t offset, bool lazy) {
@@ -12,8 +12,8 @@ void oa_backend_map_mark(ggml_tensor * weight, const oa_weight_place & place, in
         weight->flags |= OA_TENSOR_FLAG_LAZY;
     }
     if (!place.home) {
-        const oa_rank_hooks * ranks = oa_ranks();
-        if (ranks && ranks->own_kernels) {
+        const char * own = std::getenv("OALLAMA_OWN_KERNELS");
+        if (own && std::string(own) == "1") {
             const bool embeds = std::string(weight->name) == "token_embd.weight";
             weight->flags |= OA_TENSOR_FLAG_TILED | (embeds ? OA_TENSOR_FLAG_ATTENDS : 0);
         }

@@ -6,7 +6,6 @@
 //   OALLAMA_RANK_SPEEDS   of all ranks, separated by commas: the fastest of a host speaks for it; default all alike
 //   OALLAMA_RANK_TIMEOUT  seconds until a rank that others wait for is given up (loading: ten times that); default 60
 //   OALLAMA_ALLREDUCE     auto (default), star, tree, exchange, rabenseifner or pipelined
-//   OALLAMA_RANK_KERNELS  ggml (default) or oallama: whose kernels compute products and attention on CPUs
 //   OALLAMA_RANK_MEMORY   resident (default) or minimal: weights in a file, few of them in memory; on the CPU only
 //   OALLAMA_RANK_FOLDER   where that file lies; default /var/tmp
 //   OALLAMA_WIRE          native (default) or q8: what travels between hosts
@@ -90,14 +89,6 @@ std::string cuda_device(ggml_backend_dev_t own) {
     return props.device_id ? props.device_id : "";
 }
 
-bool own_kernels() {
-    const std::string whose = variable("OALLAMA_RANK_KERNELS", "ggml");
-    if (whose != "ggml" && whose != "oallama") {
-        throw std::runtime_error("OALLAMA_RANK_KERNELS is neither ggml nor oallama: " + whose);
-    }
-    return whose == "oallama";
-}
-
 void start() {
     const std::string  name = variable("OALLAMA_RANK_DEVICE", "CPU");
     ggml_backend_dev_t own  = ggml_backend_dev_by_name(name.c_str());
@@ -121,8 +112,7 @@ void start() {
         g_devices.push_back(ggml_backend_reg_dev_get(oa_rank_reg(), i));
     }
     g_devices.push_back(nullptr);
-    g_hooks = { rank,           n_ranks,        g_devices.data(), oa_rank_broadcast,
-                oa_rank_all_ok, oa_rank_gather, own_kernels(),    oa_rank_error };
+    g_hooks = { rank, n_ranks, g_devices.data(), oa_rank_broadcast, oa_rank_all_ok, oa_rank_gather, oa_rank_error };
     oa_ranks_set(&g_hooks);
     std::atexit(oa_rank_comm_end);
 }

@@ -23,7 +23,6 @@ struct oa_rank_hooks {
     // n_rows pieces of `nbytes`, `stride` apart, that rank `owner` has in `data`, reach `data` of rank 0. Does not
     // return when they cannot: nobody could tell half of the logits from all of them.
     void (*gather)(void * data, size_t nbytes, size_t n_rows, size_t stride, int owner);
-    bool own_kernels; // whether CPUs compute products and attention by our kernels
     // Why the group of ranks cannot go on; empty while it can. Nothing mends it: the process should end.
     const char * (*error)(void);
 };

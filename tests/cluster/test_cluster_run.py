@@ -79,7 +79,13 @@ def test_ranks_are_placed() -> None:
 def reports(speeds: list[float | None], memory: list[float], hosts: str) -> list[dict[str, Any]]:
     """Of ranks on hosts named by a letter each; the model takes 1000 bytes."""
     return [
-        {"host": h, "engine": "e", "memory": m, "model": {"nbytes": 1000, "sha256": "s"}, "seconds": s and 1 / s}
+        {
+            "host": h,
+            "engine": "e",
+            "memory": m,
+            "model": {"nbytes": 1000, "sha256": "s"},
+            "kernels": {"ggml": s and 1 / s},
+        }
         for s, m, h in zip(speeds, memory, hosts, strict=True)
     ]
 

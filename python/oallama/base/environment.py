@@ -90,8 +90,8 @@ RANK_DEVICE = Variable("OALLAMA_RANK_DEVICE", "device", "`CPU`", "csrc/ranks/mod
     "The ggml device that a tensor-parallel rank computes on. `oallama cluster run` sets all of `OALLAMA_RANK_*`.")
 RANK_THREADS = Variable("OALLAMA_RANK_THREADS", "numbers by rank", "the backend's", "csrc/ranks/module.cpp",
     "CPU threads of each rank; one number is for all.")
-RANK_KERNELS = Variable("OALLAMA_RANK_KERNELS", "`ggml`, `oallama`", "`ggml`", "csrc/ranks/module.cpp",
-    "Whose kernels compute products and attention of ranks on CPUs.")
+OWN_KERNELS = Variable("OALLAMA_OWN_KERNELS", "`1`", "unset", "csrc/map/weight_marks.cpp",
+    "Models that are loaded without a plan are computed on CPUs by our kernels. Ranks set it where these are faster.")
 RANK_HOST = Variable("OALLAMA_RANK_HOST", "id", "the host's name", "csrc/ranks/module.cpp",
     "Ranks with one id share memory.")
 RANK_SPEEDS = Variable("OALLAMA_RANK_SPEEDS", "numbers by rank", "all alike", "csrc/ranks/module.cpp",

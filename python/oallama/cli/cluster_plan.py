@@ -116,7 +116,7 @@ def plan(
         found = [
             stay(model, loaded.settings(request.parallel), asked, cluster.client.memory_bytes, report),
             *pipeline_candidates(problem, pipeline, made),
-            *rank_candidates(model, read, problem, hosts, asked, ways.network, agent, report),
+            *rank_candidates(model, read, problem, hosts, asked, measurement.tiled, ways.network, agent, report),
         ]
     if ways.verify:
         with progress_bar("trying") as report:

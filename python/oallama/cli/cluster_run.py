@@ -86,8 +86,8 @@ def _run_here(plan: ClusterPlan, wanted: Wanted) -> int:
     n_prompt = len(llm.tokenize(wanted.prompt.encode()))
     llm.close()
     if wanted.json:
-        times = {"ttft_s": clock.ttft_s, "tpot_s": clock.tpot_s}
-        print_json({"text": text, "n_prompt": n_prompt, "n_generated": len(clock.times), **times})
+        times = {"ttft_s": clock.ttft_s, "tpot_s": clock.tpot_s, "token_times_s": clock.times}
+        print_json({"way": "here", "text": text, "n_prompt": n_prompt, "n_generated": len(clock.times), **times})
     else:
         say(clock.summary(n_prompt))
     return 0
@@ -149,7 +149,14 @@ def _report(pipeline: Pipeline, tokens: list[Token], wanted: Wanted) -> None:
     predicted = pipeline.plan.predict(asked)
     if wanted.json:
         text = b"".join(token.piece for token in tokens).decode("utf-8", "replace")
-        result = {"text": text, "n_prompt": n_prompt, "n_generated": len(tokens), "ttft_s": ttft, "tpot_s": tpot}
+        result = {
+            "way": "pipeline",
+            "text": text,
+            "n_prompt": n_prompt,
+            "n_generated": len(tokens),
+            "ttft_s": ttft,
+            "tpot_s": tpot,
+        }
         more: dict[str, Any] = {
             "tokens": [token.id for token in tokens],
             "token_times_s": times,

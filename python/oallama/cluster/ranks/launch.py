@@ -17,8 +17,8 @@ from typing import Any
 from oallama.base.children import Ended, die_with_parent, forwarded_signals
 from oallama.base.environment import (
     ALLREDUCE,
+    OWN_KERNELS,
     RANK_DEVICE,
-    RANK_KERNELS,
     RANK_MEMORY,
     RANK_SPEEDS,
     RANK_THREADS,
@@ -31,7 +31,7 @@ from oallama.serving.unavailable import REUSE_PORT, unavailable
 
 from . import mpi
 from .mpi import Host
-from .rank import RankJob, library
+from .rank import OURS, RankJob, library
 from .shards import check_reports, faster_kernels, shares
 
 RANK_PROGRAM = "oallama.cluster.ranks.rank_process"
@@ -87,7 +87,7 @@ class RankGroup:
             ALLREDUCE.name: self.algorithm,
             WIRE.name: self.wire,
             RANK_MEMORY.name: self.memory,
-            RANK_KERNELS.name: "ggml" if self.kernels == "auto" else self.kernels,
+            OWN_KERNELS.name: "1" if self.kernels == OURS else "0",
             **self.variables,
         }
         return mpi.mpirun(self.hosts, program, variables, self.network, self.ssh_agent)

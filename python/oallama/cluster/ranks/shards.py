@@ -56,11 +56,16 @@ def check_splits(graph: OperatorGraph, supported: bool) -> None:
 
 
 def faster_kernels(reports: Sequence[Mapping[str, Any]]) -> str:
-    """Whose kernels the ranks compute with: ours where no rank is slower by them, and the slowest is faster."""
-    ggml, ours = ([r["kernels"][name] for r in reports] for name in RANK_KERNELS)
-    if any(own is None or other is None or own > other for own, other in zip(ours, ggml, strict=True)):
-        return RANK_KERNELS[0]
-    return OURS if max(ours) < (1 - NOISE) * max(ggml) else RANK_KERNELS[0]
+    """Whose kernels the ranks compute with: ours where the slowest rank is faster by them, in prompts or in answers,
+    and in the other not slower beyond noise.
+    """
+    gains = []
+    for times in (tuple(r[stage] for r in reports) for stage in ("kernels", "prompt")):
+        ggml, ours = ([found[name] for found in times] for name in RANK_KERNELS)
+        if None in (*ggml, *ours):
+            return RANK_KERNELS[0]
+        gains.append(max(ggml) / max(ours))
+    return OURS if max(gains) > 1 + NOISE and min(gains) > 1 - NOISE else RANK_KERNELS[0]
 
 
 def shares(reports: Sequence[Mapping[str, Any]], resident: bool = True, kernels: str = "ggml") -> list[float]:

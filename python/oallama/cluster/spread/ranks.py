@@ -13,13 +13,14 @@ from oallama.errors import OallamaError
 
 from ..allocation.candidates import Candidate, RankHost, RankPlan
 from ..allocation.problem import Problem
+from ..pipeline.kernels import kind_of
 from ..pipeline.measure import Model
 from ..pipeline.members import Member, Progress
 from ..ranks import launch
 from ..ranks.hosts import LOCAL
 from ..ranks.mpi import Host
-from ..ranks.rank import library
-from ..ranks.shards import check_reports, faster_kernels, shares
+from ..ranks.rank import OURS, RANK_KERNELS, library
+from ..ranks.shards import check_reports, shares
 from .rank_times import RankTimes, predict_ranks
 
 
@@ -35,13 +36,15 @@ def rank_candidates(
     problem: Problem,
     members: Sequence[Member],
     request: Workload,
+    tiled: Mapping[str, Sequence[str]],
     network: str | None,
     agent: str | None,
     progress: Progress,
 ) -> list[Candidate]:
     """Ranks on this host and the nearest one, the two nearest ones, and so on.
 
-    network: CIDR that the hosts share, None: MPI finds it.
+    tiled: by device, the kinds of weights that our kernels multiply faster. network: CIDR that the hosts share, None:
+    MPI finds it.
     """
     client = problem.client.name
     usable: list[Member] = []
@@ -58,7 +61,8 @@ def rank_candidates(
         name = f"ranks on {client}, {', '.join(member.name for member in near)}"
         progress(n - 1, len(usable), name)
         try:
-            found.append(_candidate(name, path, model, problem, near, request, network, agent))
+            kernels = _kernels(model, [tiled.get(who, ()) for who in (client, *(m.name for m in near))])
+            found.append(_candidate(name, path, model, problem, near, request, kernels, network, agent))
         except OallamaError as error:
             found.append(Candidate(name, "ranks", n + 1, why_not=str(error)))
     return found
@@ -85,6 +89,7 @@ def _candidate(
     problem: Problem,
     members: Sequence[Member],
     request: Workload,
+    kernels: str,
     network: str | None,
     agent: str | None,
 ) -> Candidate:
@@ -98,7 +103,6 @@ def _candidate(
         group, path, sorted({n * problem.embedding.output_bytes for n in _row_counts(model, request)})
     )
     check_reports(reports)
-    kernels = faster_kernels(reports)
     parts = shares(reports, kernels=kernels)
     plan = RankPlan(
         tuple(RankHost(h.name, h.host, h.n_threads, part) for h, part in zip(hosts, parts, strict=True)),
@@ -113,6 +117,14 @@ def _candidate(
     )
     ttft, tpot = predict_ranks(problem, times, request, model.settings.n_ubatch)
     return Candidate(name, "ranks", len(hosts), ttft, tpot, ranks=plan)
+
+
+def _kernels(model: Model, tiled: Sequence[Sequence[str]]) -> str:
+    """Whose kernels: ours where every host multiplies most of the layers' bytes faster by them."""
+    weights = [t for t in model.graph.tensors if t.layer is not None]
+    most = sum(weight.nbytes for weight in weights) / 2
+    faster = (sum(weight.nbytes for weight in weights if kind_of(weight) in kinds) for kinds in tiled)
+    return OURS if all(nbytes > most for nbytes in faster) else RANK_KERNELS[0]
 
 
 def _row_counts(model: Model, request: Workload) -> set[int]:
