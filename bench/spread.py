@@ -1,6 +1,7 @@
 """Stay on one host or spread: what `oallama cluster plan` chooses on emulated hosts, against every way it could take.
 
-python bench/spread.py [--model FILE.gguf] [--rounds 5] [--only NAME,..] [--out FILE]
+python bench/spread.py [--model FILE.gguf] [--rounds 5] [--only NAME;..] [--out FILE]
+python bench/spread.py --table FILE      # of recorded cells, for docs/cluster.md
 
 Hosts are network namespaces (oallama.netlab; root) with one CPU each; more hosts than CPUs share them. For every cell
 `cluster plan` measures and chooses once. Then each way that it found possible runs the request, all in turn in each
@@ -10,6 +11,7 @@ Writes the machine, then one JSON line per cell and way with every sample.
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 import tempfile
@@ -130,13 +132,38 @@ def _entry(cell: Cell, plan: ClusterPlan, way: Any) -> dict[str, Any]:
     }
 
 
+def table(path: Path) -> Iterator[str]:
+    """One row per cell: seconds of the request by each way (measured, predicted), what was chosen, against the best."""
+    cells_of: dict[str, list[dict[str, Any]]] = {}
+    for line in (json.loads(text) for text in path.read_text().splitlines()):
+        if "cell" in line:
+            cells_of.setdefault(line["cell"], []).append(line)
+    yield "| request, hosts, link | this host | pipeline | by memory | ranks | chosen | against the best |"
+    yield "|---|--:|--:|--:|--:|---|--:|"
+    for name, ways in cells_of.items():
+        columns = [
+            next((way for way in ways if way["kind"] == "here"), None),
+            next((way for way in ways if way["way"].startswith("pipeline")), None),
+            next((way for way in ways if "by memory" in way["way"]), None),
+            min((way for way in ways if way["kind"] == "ranks"), key=lambda way: way["request_s"], default=None),
+        ]
+        (chosen,) = (way for way in ways if way["chosen"])
+        shown = [f"{way['request_s']:.2f} s, {way['error']:+.0%}" if way else "-" for way in columns]
+        kind = {"here": "this host"}.get(chosen["kind"], chosen["kind"])
+        yield f"| {name} | {' | '.join(shown)} | {kind} | {chosen['against_best']:.2f}x |"
+
+
 def main() -> None:
     parser = arguments(__doc__, "spread")
     parser.add_argument("--model", type=Path)
     parser.add_argument("--layers", type=int, default=6, help="of the model that is made")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="", help="parts of names of cells, separated by semicolons")
+    parser.add_argument("--table", type=Path, help="print the table of a file of results")
     options = parser.parse_args()
+    if options.table:
+        print("\n".join(table(options.table)))
+        return
     parts = options.only.split(";")
     chosen = [cell for cell in cells() if any(part in cell.name for part in parts)]
     with tempfile.TemporaryDirectory(prefix="oallama-") as name:

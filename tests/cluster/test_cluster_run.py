@@ -23,7 +23,7 @@ from oallama.cluster.ranks import launch, mpi
 from oallama.cluster.ranks.hosts import load_hosts, place
 from oallama.cluster.ranks.mpi import Host
 from oallama.cluster.ranks.rank import RankJob
-from oallama.cluster.ranks.shards import WEIGHTS_SHARE, check_reports, shares
+from oallama.cluster.ranks.shards import WEIGHTS_SHARE, check_reports, faster_kernels, shares
 from oallama.engine import runtime
 from oallama.engine.rpc import free_port
 from oallama.errors import OallamaError
@@ -99,6 +99,35 @@ def test_shares_follow_speed_and_memory() -> None:
     assert tight == pytest.approx([0.83, 0.085, 0.085]) and sum(tight) == pytest.approx(1)
     exact = 1000 / WEIGHTS_SHARE
     assert shares(reports([5, 1], [exact / 2 + 1, exact / 2 + 1], "ab")) == pytest.approx([0.5, 0.5], abs=0.01)
+
+
+def with_kernels(*times: tuple[float | None, float | None, float, float]) -> list[dict[str, Any]]:
+    """Reports of ranks: seconds of ggml's and our kernels for one token, and for a prompt."""
+    return [{"kernels": {"ggml": a, "oallama": b}, "prompt": {"ggml": c, "oallama": d}} for a, b, c, d in times]
+
+
+@pytest.mark.parametrize(
+    ("times", "kernels"),
+    [
+        ([(2.0, 1.0, 4.0, 2.0), (2.0, 1.0, 4.0, 2.0)], "oallama"),
+        # Memory is the limit of a token, and noise the difference.
+        ([(1.0, 1.02, 4.0, 2.0)], "oallama"),
+        # The slowest rank is waited for.
+        ([(2.0, 1.0, 4.0, 2.0), (2.0, 2.3, 4.0, 2.0)], "ggml"),
+        ([(2.0, 2.0, 4.0, 4.1)], "ggml"),
+        # No kernel for the type, no memory to measure.
+        ([(2.0, None, 4.0, 2.0)], "ggml"),
+        ([(None, 1.0, 4.0, 2.0)], "ggml"),
+    ],
+)
+def test_ranks_take_our_kernels_where_the_slowest_gains(times: list[Any], kernels: str) -> None:
+    assert faster_kernels(with_kernels(*times)) == kernels
+
+
+def test_every_rank_has_the_threads_of_its_host() -> None:
+    group = launch.RankGroup((Host("localhost", 1, 4), Host("b", 2, 3)), kernels="oallama")
+    command = " ".join(group.command(["true"]))
+    assert "-x OALLAMA_RANK_THREADS=4,3,3" in command and "-x OALLAMA_OWN_KERNELS=1" in command
 
 
 def test_a_model_that_does_not_fit_says_by_how_much() -> None:

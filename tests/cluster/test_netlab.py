@@ -296,3 +296,16 @@ def test_what_is_missing_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.setenv("PATH", "/nowhere")
     assert main(["check"]) == 2
     assert capsys.readouterr().err == "netlab: needs the program 'ip': apt-get install iproute2\n"
+
+
+def test_hosts_may_have_cpus_of_their_own() -> None:
+    """Also programs that one host starts on another."""
+    ours = sorted(os.sched_getaffinity(0))
+    cpus = [str(ours[0]), str(ours[-1])]
+    show = "import os; print(sorted(os.sched_getaffinity(0)))"
+    with NetLab(2, cpus=cpus) as lab:
+        assert [output(lab, host, sys.executable, "-c", show) for host in (0, 1)] == [f"[{cpu}]" for cpu in cpus]
+        agent = str(lab.ssh_agent())
+        assert output(lab, 0, agent, "h1", f"{sys.executable} -c '{show}'") == f"[{cpus[1]}]"
+    with pytest.raises(ValueError, match="expected one entry for each of 3 hosts, got 2"):
+        NetLab(3, cpus=cpus)

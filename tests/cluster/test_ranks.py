@@ -60,6 +60,18 @@ def test_few_weights_in_memory_compute_the_same(tiny: Callable[..., Path], lib: 
         assert np.array_equal(a, b), arch
 
 
+def test_ranks_compute_by_our_kernels_where_they_are_told(tiny: Callable[..., Path], lib: Path, tmp_path: Path) -> None:
+    """Other kernels round otherwise; whole prompts and single tokens."""
+    jobs = [{"model": str(tiny(arch, "Q8_0")), "tokens": TOKENS, "n_decode": 4, **CONTEXT} for arch in ARCHITECTURES]
+    ggml, off, ours = (
+        rank_logits(lib, jobs, 2, tmp_path, **variables)
+        for variables in ({}, {"OALLAMA_OWN_KERNELS": "0"}, {"OALLAMA_OWN_KERNELS": "1"})
+    )
+    for arch, a, b, c in zip(ARCHITECTURES, ggml, off, ours, strict=True):
+        assert np.array_equal(a, b), arch
+        assert not np.array_equal(a, c) and nmse(c, a) < 1e-3, arch
+
+
 def test_a_folder_without_a_disk_is_named(tiny: Callable[..., Path], lib: Path, tmp_path: Path) -> None:
     job = {"model": str(tiny("llama", "F16")), "tokens": TOKENS, **CONTEXT}
     with pytest.raises(AssertionError, match=r"/dev/shm has no room for .* on a disk .*; name another folder"):

@@ -73,9 +73,9 @@ def test_a_pipeline_that_does_not_fit_is_said():
 
 
 def test_the_fastest_is_chosen_and_few_hosts_where_others_gain_little():
-    here, spread = Candidate("here", "here", 1, 1.0, 0.1), Candidate("spread", "ranks", 2, 1.0, 0.08)
+    here, spread = Candidate("here", "here", 1, 1.0, 0.1), Candidate("spread", "ranks", 2, 1.0, 0.06)
     assert choose([here, spread], REQUEST).name == "spread"
-    near = replace(spread, tpot_s=0.1 - 1.9 * LEAST_GAIN / 10)
+    near = replace(spread, tpot_s=0.1 - 1.7 * LEAST_GAIN / 10)
     assert near.predicted_s(REQUEST) < here.predicted_s(REQUEST)
     assert choose([near, here], REQUEST).name == "here"
     # What was measured counts, also where little is gained.

@@ -122,8 +122,8 @@ def run(
         wanted = cluster_run.Wanted(
             model,
             prompt,
-            server=server.arguments(context.args),
-            address=Address(server.host, server.port).changed_by(context.args),
+            address=Address(server.host, server.port).changed_by(context.args) if server.serve else None,
+            arguments=tuple(context.args),
             n_generate=answer.n_generate,
             temperature=answer.temperature,
             seed=answer.seed,

@@ -20,7 +20,7 @@ from oallama.cluster.pipeline.measure import Model as ReadModel
 from oallama.cluster.pipeline.members import members
 from oallama.cluster.spread.choose import decided, pipeline_candidates
 from oallama.cluster.spread.here import stay
-from oallama.cluster.spread.ranks import rank_candidates
+from oallama.cluster.spread.ranks import Ranks
 from oallama.cluster.spread.trial import measured
 from oallama.data.workload import Workload
 from oallama.engine.load_settings import Settings
@@ -113,10 +113,11 @@ def plan(
         problem = measurement.problem
         pipeline = _pipeline(problem, ways.solver)
         made = _first_plan(read, cluster, measurement, pipeline, loaded.threads)
+        ranks = Ranks(model, read, problem, hosts, measurement.tiled, cluster.client.memory_bytes, ways.network, agent)
         found = [
             stay(model, loaded.settings(request.parallel), asked, cluster.client.memory_bytes, report),
             *pipeline_candidates(problem, pipeline, made),
-            *rank_candidates(model, read, problem, hosts, asked, measurement.tiled, ways.network, agent, report),
+            *ranks.candidates(report),
         ]
     if ways.verify:
         with progress_bar("trying") as report:

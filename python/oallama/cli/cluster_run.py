@@ -40,19 +40,26 @@ from .terminal import progress_bar
 class Wanted:
     """What a plan is run for.
 
-    server: arguments of llama-server, None: complete the prompt. address: where the server listens. n_threads: of this
-    host, 0: the plan's.
+    address: where to serve, None: complete the prompt. arguments: more for llama-server. n_threads: of this host, 0:
+    the plan's.
     """
 
     model: Path
     prompt: str
-    server: tuple[str, ...] | None
-    address: Address
+    address: Address | None
+    arguments: tuple[str, ...]
     n_generate: int
     temperature: float
     seed: int | None
     json: bool
     n_threads: int = 0
+
+    @property
+    def server(self) -> tuple[str, ...] | None:
+        """All arguments for llama-server; None without one."""
+        if self.address is None:
+            return None
+        return ("--host", self.address.host, "--port", str(self.address.port), *self.arguments)
 
 
 def run_plan(path: Path, wanted: Wanted, options: Options, agent: str | None) -> int:
@@ -75,8 +82,8 @@ def _run_here(plan: ClusterPlan, wanted: Wanted) -> int:
     with progress_bar("preparing", announces=True) as report:
         made = plan_here(wanted.model, settings, plan.request, report)
     say(f"{wanted.model.name}: on this host alone")
-    if wanted.server is not None:
-        return _serve_here(made, wanted)
+    if wanted.address:
+        return _serve_here(made, wanted, wanted.address)
     from oallama.llama import Llama
 
     n = wanted.n_threads
@@ -93,12 +100,12 @@ def _run_here(plan: ClusterPlan, wanted: Wanted) -> int:
     return 0
 
 
-def _serve_here(made: PlacementPlan, wanted: Wanted) -> int:
+def _serve_here(made: PlacementPlan, wanted: Wanted, address: Address) -> int:
     with tempfile.TemporaryDirectory(prefix="oallama-") as folder:
         file = Path(folder) / "plan.json"
         made.save(file)
         command = [*PROGRAM, "serve", str(wanted.model), "--plan", str(file)]
-        command += ["--host", wanted.address.host, "--port", str(wanted.address.port), "--", *(wanted.server or ())[4:]]
+        command += ["--host", address.host, "--port", str(address.port), "--", *wanted.arguments]
         process = subprocess.Popen(command, start_new_session=True, preexec_fn=die_with_parent)
         with forwarded_signals(process) as asked_to_end:
             code = process.wait()
@@ -123,7 +130,7 @@ def _run_ranks(plan: ClusterPlan, ranks: RankPlan, wanted: Wanted, agent: str | 
     )
     group, job = launch.prepare(group, job)
     say(f"{wanted.model.name}: ranks on {', '.join(f'{h.name} ({h.share:.1%})' for h in ranks.hosts)}")
-    if wanted.server is not None:
+    if wanted.address:
         return launch.serve(group, job, wanted.address, say)
     return launch.run(group, job).code
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from oallama.data.operators import OUTPUT
 from oallama.data.plan import HOST
-from oallama.data.workload import Workload
 from oallama.errors import OallamaError
 
 from ..allocation.candidates import Candidate, RankHost, RankPlan
@@ -30,42 +31,81 @@ def rank_group(plan: RankPlan, agent: str | None) -> launch.RankGroup:
     return launch.RankGroup(hosts, device=plan.device, network=plan.network, ssh_agent=agent, kernels=plan.kernels)
 
 
-def rank_candidates(
-    path: Path,
-    model: Model,
-    problem: Problem,
-    members: Sequence[Member],
-    request: Workload,
-    tiled: Mapping[str, Sequence[str]],
-    network: str | None,
-    agent: str | None,
-    progress: Progress,
-) -> list[Candidate]:
-    """Ranks on this host and the nearest one, the two nearest ones, and so on.
+@dataclass(frozen=True)
+class Ranks:
+    """Hosts that ranks may run on: this one, and those of some devices of a cluster.
 
-    tiled: by device, the kinds of weights that our kernels multiply faster. network: CIDR that the hosts share, None:
-    MPI finds it.
+    Attributes:
+        path: of the model, the same on all hosts.
+        model, problem: as measured.
+        members: agents of the devices.
+        tiled: by device, the kinds of weights that our kernels multiply faster.
+        client_memory: bytes that a rank of this host may take, 0: what is free.
+        network: CIDR that the hosts share, None: MPI finds it.
+        agent: starts programs on hosts in place of ssh.
     """
-    client = problem.client.name
-    usable: list[Member] = []
-    found: list[Candidate] = []
-    for member in members:
-        if why := _why_not(member):
-            found.append(Candidate(f"ranks with {member.name}", "ranks", why_not=why))
-        else:
-            usable.append(member)
-    nbytes = model.settings.n_ubatch * problem.embedding.output_bytes
-    usable.sort(key=lambda member: problem.network.link(client, member.name).mean_s(nbytes))
-    for n in range(1, len(usable) + 1):
-        near = usable[:n]
-        name = f"ranks on {client}, {', '.join(member.name for member in near)}"
-        progress(n - 1, len(usable), name)
-        try:
-            kernels = _kernels(model, [tiled.get(who, ()) for who in (client, *(m.name for m in near))])
-            found.append(_candidate(name, path, model, problem, near, request, kernels, network, agent))
-        except OallamaError as error:
-            found.append(Candidate(name, "ranks", n + 1, why_not=str(error)))
-    return found
+
+    path: Path
+    model: Model
+    problem: Problem
+    members: Sequence[Member]
+    tiled: Mapping[str, Sequence[str]]
+    client_memory: int
+    network: str | None
+    agent: str | None
+
+    def candidates(self, progress: Progress) -> list[Candidate]:
+        """Ranks on this host and the nearest one, the two nearest ones, and so on. MPI is started on each group."""
+        client = self.problem.client.name
+        reasons = {member.name: _why_not(member) for member in self.members}
+        found = [Candidate(f"ranks with {name}", "ranks", why_not=why) for name, why in reasons.items() if why]
+        nbytes = self.model.settings.n_ubatch * self.problem.embedding.output_bytes
+
+        def message_s(member: Member) -> float:
+            return self.problem.network.link(client, member.name).mean_s(nbytes)
+
+        near = sorted((member for member in self.members if not reasons[member.name]), key=message_s)
+        for n in range(1, len(near) + 1):
+            name = f"ranks on {client}, {', '.join(member.name for member in near[:n])}"
+            progress(n - 1, len(near), name)
+            try:
+                found.append(self._candidate(name, near[:n]))
+            except OallamaError as error:
+                found.append(Candidate(name, "ranks", n + 1, why_not=str(error)))
+        return found
+
+    def _candidate(self, name: str, members: Sequence[Member]) -> Candidate:
+        library()
+        model, request, row = self.model, self.model.request, self.problem.embedding.output_bytes
+        hosts = [RankHost(self.problem.client.name, LOCAL, model.settings.n_threads, 0.0)]
+        hosts += [RankHost(m.name, m.entry.host, m.entry.threads or m.hello["threads"], 0.0) for m in members]
+        group = rank_group(RankPlan(tuple(hosts), network=self.network), self.agent)
+        launch.check_hosts(group)
+        tokens = {1, request.n_parallel, *(n for n, _ in request.chunks(model.settings.n_ubatch))}
+        reports = launch.look(group, self.path, sorted(n * row for n in tokens))
+        check_reports(reports)
+        for report, most in zip(reports, [self.client_memory, *(m.entry.memory_bytes for m in members)], strict=True):
+            report["memory"] = min(report["memory"], most or report["memory"])
+        kernels = self._kernels([host.name for host in hosts])
+        parts = shares(reports, kernels=kernels)
+        hosts = [replace(host, share=part) for host, part in zip(hosts, parts, strict=True)]
+        times = RankTimes(
+            shares={host.name: host.share for host in hosts},
+            sums=tuple((int(n), float(s)) for n, s in reports[0]["sums"]),
+            slower=_slower(hosts, reports, kernels),
+            n_vocab=model.graph.tensor[OUTPUT].ne[1],
+        )
+        ttft, tpot = predict_ranks(self.problem, times, request, model.settings.n_ubatch)
+        plan = RankPlan(tuple(hosts), kernels=kernels, network=self.network)
+        return Candidate(name, "ranks", len(hosts), ttft, tpot, ranks=plan)
+
+    def _kernels(self, names: Sequence[str]) -> str:
+        """Whose kernels: ours where every host multiplies most of the layers' bytes faster by them."""
+        weights = [t for t in self.model.graph.tensors if t.layer is not None]
+        most = sum(weight.nbytes for weight in weights) / 2
+        kinds = (self.tiled.get(name, ()) for name in names)
+        faster = (sum(weight.nbytes for weight in weights if kind_of(weight) in known) for known in kinds)
+        return OURS if all(nbytes > most for nbytes in faster) else RANK_KERNELS[0]
 
 
 def _why_not(member: Member) -> str:
@@ -80,56 +120,6 @@ def _why_not(member: Member) -> str:
             f"MPI starts the same program by plain ssh on every host; {member.name} has its own python or ssh_options"
         )
     return ""
-
-
-def _candidate(
-    name: str,
-    path: Path,
-    model: Model,
-    problem: Problem,
-    members: Sequence[Member],
-    request: Workload,
-    kernels: str,
-    network: str | None,
-    agent: str | None,
-) -> Candidate:
-    library()
-    client = problem.client.name
-    hosts = [RankHost(client, LOCAL, model.settings.n_threads, 0.0)]
-    hosts += [RankHost(m.name, m.entry.host, m.entry.threads or m.hello["threads"], 0.0) for m in members]
-    group = rank_group(RankPlan(tuple(hosts), network=network), agent)
-    launch.check_hosts(group)
-    reports = launch.look(
-        group, path, sorted({n * problem.embedding.output_bytes for n in _row_counts(model, request)})
-    )
-    check_reports(reports)
-    parts = shares(reports, kernels=kernels)
-    plan = RankPlan(
-        tuple(RankHost(h.name, h.host, h.n_threads, part) for h, part in zip(hosts, parts, strict=True)),
-        kernels=kernels,
-        network=network,
-    )
-    times = RankTimes(
-        shares={host.name: host.share for host in plan.hosts},
-        sums=tuple((int(n), float(s)) for n, s in reports[0]["sums"]),
-        slower=_slower(hosts, reports, kernels),
-        n_vocab=model.graph.tensor["output.weight"].ne[1],
-    )
-    ttft, tpot = predict_ranks(problem, times, request, model.settings.n_ubatch)
-    return Candidate(name, "ranks", len(hosts), ttft, tpot, ranks=plan)
-
-
-def _kernels(model: Model, tiled: Sequence[Sequence[str]]) -> str:
-    """Whose kernels: ours where every host multiplies most of the layers' bytes faster by them."""
-    weights = [t for t in model.graph.tensors if t.layer is not None]
-    most = sum(weight.nbytes for weight in weights) / 2
-    faster = (sum(weight.nbytes for weight in weights if kind_of(weight) in kinds) for kinds in tiled)
-    return OURS if all(nbytes > most for nbytes in faster) else RANK_KERNELS[0]
-
-
-def _row_counts(model: Model, request: Workload) -> set[int]:
-    """Tokens of the passes that ranks sum, and one row."""
-    return {1, request.n_parallel, *(n for n, _ in request.chunks(model.settings.n_ubatch))}
 
 
 def _slower(hosts: Sequence[RankHost], reports: Sequence[Mapping[str, Any]], kernels: str) -> dict[str, float]:
