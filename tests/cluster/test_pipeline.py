@@ -328,6 +328,24 @@ def test_plan_measures_solves_and_explains(tiny: Callable[..., Path], tmp_path: 
         assert said["text"].strip()[:12] == text[:12], way.name  # random weights: near ties part the texts later
 
 
+def test_several_requests_at_once_are_planned_and_run(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    model, file = tiny("llama"), tmp_path / "plan.json"
+    cluster = cluster_file(tmp_path, {"a": local("1GiB")})
+    asked = ("--n-prompt", "32", "--n-generate", "16", "--parallel")
+    command = ("cluster", "plan", model, "--devices", cluster, "--ctx", "512", *asked)
+    done = oallama(*command, "40")
+    assert done.returncode == 2 and "the request takes 1920 tokens, the context has 512" in done.stderr
+    done = oallama(*command, "4", "-o", file)
+    assert done.returncode == 0 and "4 requests at once" in done.stdout, done.stderr
+    made = ClusterPlan.load(file)
+    assert made.context.n_seq_max == 4 and (made.request.n_prompt, made.request.n_parallel) == (32, 4)
+    assert sum(each.count * each.n_tokens for each in made.problem.passes) == 4 * (32 + 15)
+    for way in (c for c in made.candidates if not c.why_not):
+        plan_of(made, way).save(file)
+        done = oallama("cluster", "run", model, PROMPT, "--plan", file, "--n-generate", "4", "--json")
+        assert done.returncode == 0 and json.loads(done.stdout)["n_generated"] == 4, done.stderr
+
+
 def test_a_model_that_fits_this_host_alone_stays(tiny: Callable[..., Path], tmp_path: Path) -> None:
     """Devices that are too small are no error while this host is large enough; with too little memory here, it is."""
     cluster = cluster_file(tmp_path, {"a": local("7MiB")})

@@ -64,8 +64,8 @@ def read_model(path: PathOrText, settings: Settings, request: Workload | None = 
     tiers = {*autoplan.TIERS, *(n for n, _ in request.chunks(settings.n_ubatch))}
     graph = autoplan.read_graph(path, settings, tuple(tiers))
     settings = autoplan.resolve(settings, graph.n_ctx_train)
-    # As the client's process loads it (client.py): logits of one row.
-    memory = skeleton.dry_run(os.fspath(path), replace(settings, devices=(), n_outputs_max=1), None)
+    # As the client's process loads it (client.py): logits of one row of each sequence.
+    memory = skeleton.dry_run(os.fspath(path), replace(settings, devices=(), n_outputs_max=settings.n_seq_max), None)
     compute = sum(found["compute"] for found in memory.values())
     cached = sum(shape is not None for shape in graph.attention)
     kv = sum(found["kv"] for found in memory.values())

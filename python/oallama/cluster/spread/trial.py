@@ -27,10 +27,13 @@ PROGRAM = (sys.executable, "-c", "from oallama.cli import main; main()")
 def measured(
     model: Path, plan: ClusterPlan, candidates: Sequence[Candidate], agent: str | None, progress: Progress
 ) -> list[Candidate]:
-    """All candidates, with the times of those that were tried; one that fails is none any more."""
+    """All candidates, with the times of those that were tried: this host alone, and what is predicted near the fastest.
+
+    One that fails is none any more.
+    """
     seconds = {c.name: s for c in candidates if (s := c.predicted_s(plan.request)) is not None}
     limit = NEAR * min(seconds.values(), default=0.0)
-    tried = [c for c in candidates if seconds.get(c.name, limit + 1) <= limit]
+    tried = [c for c in candidates if c.name in seconds and (c.way == "here" or seconds[c.name] <= limit)]
     found = {}
     for at, candidate in enumerate(tried):
         progress(at, len(tried), candidate.name)
