@@ -16,7 +16,7 @@ import os
 import statistics
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -119,10 +119,9 @@ def _command(lab: NetLab, model: Path, plan: Path, request: Workload) -> list[st
 
 def _entry(cell: Cell, plan: ClusterPlan, way: Any) -> dict[str, Any]:
     links = {f"{a} {b}": vars(link) for (a, b), link in plan.problem.network.links.items() if a == "client"}
-    content = way.to_dict()
     described = {"cell": cell.name, "memory": cell.memory, "cables": [vars(cable) for cable in cell.cables]}
     described |= {"request": [cell.request.n_prompt, cell.request.n_generate], "links": links}
-    described |= {"way": way.name, "kind": way.way, "layers": way.layers, "ranks": content["ranks"]}
+    described |= {"way": way.name, "kind": way.way, "layers": way.layers, "ranks": way.ranks and asdict(way.ranks)}
     described |= {"not_possible": {c.name: c.why_not for c in plan.candidates if c.why_not}}
     return {
         **described,

@@ -17,8 +17,8 @@ from oallama.llama import Llama
 from oallama.loading import autoplan
 
 N_TOKENS = 16
-# A server is sent seven tensors, the order to compute and one to answer; the answer is two parts.
-MOST_SENT, MOST_BACK = 10, 3
+# A server is sent six tensors, the order to compute and one to answer: 24 packets where each is sent in three parts.
+MOST_SENT, MOST_BACK = 9, 2
 
 
 def segments(port: int) -> tuple[int, int]:

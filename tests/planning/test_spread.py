@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from oallama.cluster.allocation.allocation import DoesNotFit, allocate
-from oallama.cluster.allocation.baselines import alone, by_memory, equal_parts
+from oallama.cluster.allocation.baselines import baselines
 from oallama.cluster.allocation.candidates import LEAST_GAIN, Candidate, RankHost, RankPlan, choose
 from oallama.cluster.allocation.cluster_plan import ClusterPlan
 from oallama.cluster.allocation.devices import ClientEntry, DeviceEntry
@@ -41,13 +41,17 @@ def a_plan(problem: Problem) -> ClusterPlan:
 
 
 def test_baselines_deal_out_layers_in_order():
-    problem = a_problem()
-    assert alone(problem, "b") == ("b",) * 6 and alone(problem, "a") is None and alone(problem, "client") is None
-    assert equal_parts(problem) == ("a",) * 3 + ("b",) * 3
-    assert by_memory(problem) == ("a",) * 2 + ("b",) * 4
-    assert equal_parts(a_problem(memory=(6, 6, 6))) == ("client",) * 2 + ("a",) * 2 + ("b",) * 2
-    assert by_memory(a_problem(memory=(0, 1, 5))) == ("a",) + ("b",) * 5
-    assert by_memory(a_problem(memory=(0, 0, 0))) is None and equal_parts(a_problem(memory=(0, 2, 9))) is None
+    found = baselines(a_problem())
+    assert found == {
+        "a alone": None,
+        "b alone": ("b",) * 6,
+        "equal parts": ("a",) * 3 + ("b",) * 3,
+        "parts by memory": ("a",) * 2 + ("b",) * 4,
+    }
+    assert baselines(a_problem(memory=(6, 6, 6)))["equal parts"] == ("client",) * 2 + ("a",) * 2 + ("b",) * 2
+    assert baselines(a_problem(memory=(0, 1, 5)))["parts by memory"] == ("a",) + ("b",) * 5
+    assert set(baselines(a_problem(memory=(0, 0, 0))).values()) == {None}
+    assert baselines(a_problem(memory=(0, 2, 9)))["equal parts"] is None
 
 
 def test_equal_allocations_are_one_candidate():

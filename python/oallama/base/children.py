@@ -6,12 +6,17 @@ import ctypes
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any, NamedTuple
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+# The command line of this installation, for processes of its own.
+OALLAMA = (sys.executable, "-c", "from oallama.cli import main; main()")
 
 
 def die_with_parent() -> None:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from oallama.base.children import die_with_parent, forwarded_signals
+from oallama.base.children import OALLAMA, die_with_parent, forwarded_signals
 from oallama.base.printing import print_json, say, seconds, write_text
 from oallama.cluster.allocation.candidates import RankPlan
 from oallama.cluster.allocation.cluster_plan import ClusterPlan
@@ -25,7 +25,6 @@ from oallama.cluster.ranks import launch
 from oallama.cluster.ranks.rank import RankJob
 from oallama.cluster.spread.here import plan_here
 from oallama.cluster.spread.ranks import rank_group
-from oallama.cluster.spread.trial import PROGRAM
 from oallama.data.plan import PlacementPlan, check_model
 from oallama.engine.load_settings import Settings
 from oallama.engine.runtime import quiet
@@ -104,7 +103,7 @@ def _serve_here(made: PlacementPlan, wanted: Wanted, address: Address) -> int:
     with tempfile.TemporaryDirectory(prefix="oallama-") as folder:
         file = Path(folder) / "plan.json"
         made.save(file)
-        command = [*PROGRAM, "serve", str(wanted.model), "--plan", str(file)]
+        command = [*OALLAMA, "serve", str(wanted.model), "--plan", str(file)]
         command += ["--host", address.host, "--port", str(address.port), "--", *wanted.arguments]
         process = subprocess.Popen(command, start_new_session=True, preexec_fn=die_with_parent)
         with forwarded_signals(process) as asked_to_end:

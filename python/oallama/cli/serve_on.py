@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from oallama.base.children import Ended, die_with_parent, run_server
+from oallama.base.children import OALLAMA, Ended, die_with_parent, run_server
 from oallama.base.printing import say
 from oallama.data.plan import HOST, PlacementPlan
 from oallama.engine.device_list import add_rpc_server, rpc_server_answers
@@ -141,7 +140,7 @@ def _plan_apart(model: Path, wanted: Settings, options: Sequence[str]) -> Placem
     """
     with tempfile.TemporaryDirectory(prefix="oallama-") as folder:
         path = Path(folder) / "plan.json"
-        command = [sys.executable, "-c", "from oallama.cli import main; main()", "plan", str(model), "-o", str(path)]
+        command = [*OALLAMA, "plan", str(model), "-o", str(path)]
         command += ["--ctx", str(wanted.n_ctx), "--parallel", str(wanted.n_seq_max), "--threads", str(wanted.n_threads)]
         command += ["--type-k", wanted.type_k, "--type-v", wanted.type_v, *options]
         variables = os.environ | {"XDG_CONFIG_HOME": folder}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from ...data.workload import Workload
@@ -14,8 +14,8 @@ from .passes import request_seconds
 # matrix.
 Way = Literal["here", "pipeline", "ranks"]
 WAYS: tuple[Way, ...] = ("here", "pipeline", "ranks")
-# More hosts must gain more than this: they can fail in more ways, and their predictions were up to 15 % too fast
-# (docs/cluster.md).
+# More hosts must gain more than this: they can fail in more ways, and predictions for them are off by 13 to 16 % in the
+# median (docs/cluster.md).
 LEAST_GAIN = 0.15
 
 
@@ -31,13 +31,9 @@ class RankHost:
 
 @dataclass(frozen=True)
 class RankPlan:
-    """One rank a host, the client's first.
-
-    device: ggml's name of what each computes on. kernels: whose, "ggml" or "oallama". network: CIDR, None: any.
-    """
+    """One rank a host, on its CPU, the client's first. kernels: "ggml" or "oallama". network: CIDR, None: any."""
 
     hosts: tuple[RankHost, ...]
-    device: str = "CPU"
     kernels: str = "ggml"
     network: str | None = None
 
@@ -67,31 +63,25 @@ class Candidate:
     measured_tpot_s: float | None = None
 
     def predicted_s(self, request: Workload) -> float | None:
-        """Seconds of the request by prediction."""
-        return (
-            None if self.ttft_s is None or self.tpot_s is None else request_seconds(request, self.ttft_s, self.tpot_s)
-        )
+        """Seconds of the request by prediction; None where it cannot be run."""
+        return _seconds(request, self.ttft_s, self.tpot_s)
 
     def measured_s(self, request: Workload) -> float | None:
-        """Seconds of the request by measurement."""
-        if self.measured_ttft_s is None or self.measured_tpot_s is None:
-            return None
-        return request_seconds(request, self.measured_ttft_s, self.measured_tpot_s)
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
+        """Seconds of the request by measurement; None where it was not tried."""
+        return _seconds(request, self.measured_ttft_s, self.measured_tpot_s)
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Candidate:
-        """The inverse of `to_dict`. Raises KeyError, TypeError or ValueError for anything else."""
+        """From its fields as JSON. Raises KeyError, TypeError or ValueError for anything else."""
         made = content["ranks"]
-        ranks = made and RankPlan(
-            tuple(RankHost(**host) for host in made["hosts"]), made["device"], made["kernels"], made["network"]
-        )
+        ranks = made and RankPlan(tuple(RankHost(**host) for host in made["hosts"]), made["kernels"], made["network"])
         if content["way"] not in WAYS or (content["way"] == "ranks" and not ranks and not content["why_not"]):
             raise ValueError(f"candidate {content['name']!r} is no way to run a model")
         return cls(**{**content, "layers": tuple(content["layers"]), "ranks": ranks})
+
+
+def _seconds(request: Workload, ttft_s: float | None, tpot_s: float | None) -> float | None:
+    return None if ttft_s is None or tpot_s is None else request_seconds(request, ttft_s, tpot_s)
 
 
 def choose(candidates: Iterable[Candidate], request: Workload) -> Candidate:

@@ -38,7 +38,7 @@ class ClusterPlan:
         tiled: by device, the kinds of weights that our kernels multiply (pipeline/kernels.py).
         n_threads: of the client's CPU, 0: all.
         request: what the plan is made for.
-        chosen: the way that is run, if it is not the pipeline.
+        chosen: the way that is run; None: the pipeline.
         candidates: all ways that were compared.
     """
 
@@ -101,8 +101,8 @@ class ClusterPlan:
             "n_threads": self.n_threads,
             "request": asdict(self.request),
             "predicted": asdict(self.predict(self.request)),
-            "chosen": self.chosen and self.chosen.to_dict(),
-            "candidates": [candidate.to_dict() for candidate in self.candidates],
+            "chosen": self.chosen and asdict(self.chosen),
+            "candidates": [asdict(candidate) for candidate in self.candidates],
         }
         return json.dumps(content, indent=1) + "\n"
 

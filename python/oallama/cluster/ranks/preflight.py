@@ -99,6 +99,7 @@ def report(path: Path, device: str, n_threads: int, comm: Any, *, alone: bool) -
 def sum_seconds(comm: Any, sizes: list[int]) -> list[tuple[int, float]]:
     """(bytes, seconds) of an all-reduce of each size, as the ranks do it: the median of several, the slowest rank's."""
     import numpy as np
+    from mpi4py import MPI
 
     from .comm import AllReduce
 
@@ -112,16 +113,10 @@ def sum_seconds(comm: Any, sizes: list[int]) -> list[tuple[int, float]]:
             comm.Barrier()
             begin = time.perf_counter()
             group(values)
-            times.append(comm.allreduce(time.perf_counter() - begin, op=_max()))
+            times.append(comm.allreduce(time.perf_counter() - begin, op=MPI.MAX))
             values.fill(1.0)
         found.append((nbytes, statistics.median(times)))
     return found
-
-
-def _max() -> Any:
-    from mpi4py import MPI
-
-    return MPI.MAX
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..allocation.allocation import Allocation, DoesNotFit
-from ..allocation.baselines import alone, by_memory, equal_parts
+from ..allocation.baselines import baselines
 from ..allocation.candidates import Candidate, choose
 from ..allocation.cluster_plan import ClusterPlan
 from ..allocation.problem import Problem
@@ -18,10 +18,8 @@ def pipeline_candidates(problem: Problem, pipeline: Allocation | DoesNotFit, pla
     """The solver's pipeline, and what one would do without a solver; equal allocations are one candidate."""
     found: dict[tuple[str, ...], Candidate] = {}
     missing = []
-    ways = {PIPELINE: pipeline.layers if isinstance(pipeline, Allocation) else None}
-    ways |= {f"{device.name} alone": alone(problem, device.name) for device in problem.devices[1:]}
-    ways |= {"equal parts": equal_parts(problem), "parts by memory": by_memory(problem)}
-    for name, layers in ways.items():
+    solved = pipeline.layers if isinstance(pipeline, Allocation) else None
+    for name, layers in {PIPELINE: solved, **baselines(problem)}.items():
         if layers is None:
             why = str(pipeline) if name == PIPELINE else "the layers do not fit"
             missing.append(Candidate(name, "pipeline", why_not=why))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from oallama.data.curves import Points, log_log
@@ -54,7 +54,9 @@ def _compute_seconds(problem: Problem, ranks: RankTimes, name: str, each: Pass) 
 
 def _gather_seconds(problem: Problem, ranks: RankTimes, each: Pass) -> float:
     """The other ranks' logits on their way to the client."""
-    others: Sequence[str] = [name for name in ranks.shares if name != problem.client.name]
-    nbytes = each.n_returned * LOGIT_BYTES * ranks.n_vocab
-    links = ((name, problem.network.link(name, problem.client.name)) for name in others)
-    return sum(link.mean_s(ranks.shares[name] * nbytes) - link.software_s for name, link in links) if nbytes else 0.0
+    client, nbytes, seconds = problem.client.name, each.n_returned * LOGIT_BYTES * ranks.n_vocab, 0.0
+    for name, share in ranks.shares.items():
+        if nbytes and name != client:
+            link = problem.network.link(name, client)
+            seconds += link.mean_s(share * nbytes) - link.software_s  # what an RPC server adds
+    return seconds

@@ -28,7 +28,7 @@ from .rank_times import RankTimes, predict_ranks
 def rank_group(plan: RankPlan, agent: str | None) -> launch.RankGroup:
     """The plan's ranks, one a host."""
     hosts = tuple(Host(host.host, 1, host.n_threads) for host in plan.hosts)
-    return launch.RankGroup(hosts, device=plan.device, network=plan.network, ssh_agent=agent, kernels=plan.kernels)
+    return launch.RankGroup(hosts, network=plan.network, ssh_agent=agent, kernels=plan.kernels)
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from oallama.base.children import die_with_parent
+from oallama.base.children import OALLAMA, die_with_parent
 from oallama.errors import OallamaError
 
 from ..allocation.candidates import Candidate
@@ -21,7 +20,6 @@ from .choose import plan_of
 
 NEAR = 1.5  # ways that are predicted to take more than this times the fastest are not tried
 TIMEOUT_S = 3600.0
-PROGRAM = (sys.executable, "-c", "from oallama.cli import main; main()")
 
 
 def measured(
@@ -48,7 +46,7 @@ def run_once(model: Path, plan: ClusterPlan, agent: str | None) -> dict[str, Any
     with tempfile.TemporaryDirectory(prefix="oallama-") as folder:
         file = Path(folder) / "plan.json"
         plan.save(file)
-        command = [*PROGRAM, "cluster", "run", str(model), prompt, "--plan", str(file), "--json"]
+        command = [*OALLAMA, "cluster", "run", str(model), prompt, "--plan", str(file), "--json"]
         command += ["--n-generate", str(request.n_generate), "--temperature", "0", "--threshold", "1000"]
         command += ["--ssh-agent", agent] if agent else []
         try:
