@@ -17,11 +17,12 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 
 from ...errors import OallamaError
 from ..allocation.network import LinkQuality
+from .tcp_loss import TcpLoss
 
 HANDSHAKE_S = 5.0
 MAX_MESSAGE = 4 << 20
@@ -161,6 +162,10 @@ class EchoClient:
         answer = _receive(self._tcp, size)
         return time.perf_counter() - started, answer[0]
 
+    def loss(self) -> TcpLoss:
+        """Counts packets lost on the way to the Echo, as TCP does."""
+        return TcpLoss(self._tcp)
+
     def datagrams(self, count: int, interval_s: float) -> list[float]:
         """Seconds there and back of each of `count` datagrams that came back."""
         found: dict[int, float] = {}
@@ -213,10 +218,18 @@ def measure_link(
 ) -> LinkQuality:
     """The quality of the way to the Echo at `address`, taken to be the same in both directions.
 
-    Latency, jitter and loss come from datagrams, of which none is sent twice; without (`datagrams=False`, through a
-    tunnel, or where none comes back) from round trips over TCP, where lost packets show as jitter. The bandwidth is the
-    payload's of messages of 1 MiB, half of a round trip each. The mean of messages of `message_bytes` has everything in
-    it that TCP does.
+    Latency, jitter and loss come from datagrams, of which none is sent twice. Without (`datagrams=False`, through a
+    tunnel, or where none comes back) they come from round trips over TCP. Loss is then what TCP had to send again on
+    the way from here (`TcpLoss`), of small messages only: large ones lose packets by their own haste. Where TCP's
+    counters cannot be read, loss is 0, and lost packets show as jitter.
+
+    The bandwidth is the payload's of messages of 1 MiB, half of a round trip each. The mean of messages of
+    `message_bytes` has everything in it that TCP does.
+
+    A loss is paid once in the objective. Its terms are those of latency, bandwidth, jitter and loss
+    (`Settings.crossing`), and latency and jitter are here those of round trips without a loss, as datagrams have it.
+    `message_s`, which does hold what losses cost, is for predicted times alone (`LinkQuality.mean_s`); they have no
+    term for loss.
 
     Raises:
         OallamaError: when nothing answers, or the connection breaks.
@@ -226,13 +239,19 @@ def measure_link(
             for _ in range(10):  # the way is awake, TCP's window open
                 echo.round_trip(PING, effort.most_s)
             trips = echo.datagrams(effort.pings, effort.interval_s) if datagrams else []
-            loss = 1 - (len(trips) / effort.pings) ** 0.5 if trips else 0.0
-            if not trips:
-                trips = _until(lambda: echo.round_trip(PING, effort.most_s)[0], effort.pings, effort.most_s / 2)
+            if trips:
+                repeated, loss = None, 1 - (len(trips) / effort.pings) ** 0.5
+            else:
+                with (repeated := echo.loss()):
+                    trips = _until(lambda: echo.round_trip(PING, effort.most_s)[0], effort.pings, effort.most_s / 2)
             large = _until(lambda: echo.round_trip(PAYLOAD, 10 * effort.most_s)[0], effort.transfers, effort.most_s)
-            exact = _until(lambda: echo.round_trip(message_bytes, effort.most_s)[0], effort.messages, effort.most_s)
+            with repeated or nullcontext():
+                exact = _until(lambda: echo.round_trip(message_bytes, effort.most_s)[0], effort.messages, effort.most_s)
         except OSError as error:
             raise OallamaError(f"the probe at {address[0]}:{address[1]} broke off: {error}") from None
+    if repeated:
+        loss = repeated.share
+        trips = _without_loss(trips, loss)
     latency = statistics.median(trips) / 2
     return LinkQuality(
         latency_s=latency,
@@ -250,6 +269,17 @@ def _until(measure: Callable[[], float], count: int, most_s: float) -> list[floa
     while len(found) < count and (not found or time.monotonic() < end):
         found.append(measure())
     return found
+
+
+def _without_loss(seconds: list[float], loss: float) -> list[float]:
+    """Without the round trips in which a packet was lost, there or back: the slowest.
+
+    They are as many as expected and two standard deviations more, because one of them would be taken for jitter.
+    """
+    share = 1 - (1 - loss) ** 2
+    expected = len(seconds) * share
+    n = math.ceil(expected + 2 * math.sqrt(expected * (1 - share)))
+    return sorted(seconds)[: max(1, len(seconds) - n)]
 
 
 def _spread(seconds: list[float]) -> float:
