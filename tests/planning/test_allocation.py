@@ -16,7 +16,7 @@ from rich.console import Console
 from oallama.cluster.allocation.allocation import Allocation, DoesNotFit, allocate
 from oallama.cluster.allocation.chains import solve_chains
 from oallama.cluster.allocation.costs import make_costs
-from oallama.cluster.allocation.explain import explain
+from oallama.cluster.allocation.explain import Explanation, explain
 from oallama.cluster.allocation.grouped import count_layers, solve_grouped
 from oallama.cluster.allocation.network import LinkQuality, Network
 from oallama.cluster.allocation.passes import request_passes, request_seconds
@@ -205,6 +205,37 @@ def test_three_forms_agree_on_a_large_problem(seed):
     expected = pytest.approx(count_layers(costs).bound, rel=CLOSE)
     assert costs.total(solve_pieces(costs).assignment) == expected
     assert costs.total(solve_chains(costs).assignment) == expected
+
+
+@pytest.mark.parametrize(
+    ("links", "kinds", "solver", "method"),
+    [
+        ("via-client", 1, "grouped", "dynamic programming"),
+        ("via-client", 3, "grouped", "grouped MILP"),
+        ("direct", 1, "grouped", "grouped MILP"),
+        ("via-client", 1, "milp", "MILP"),
+        ("via-client", 1, "dynamic", "dynamic programming"),
+    ],
+)
+def test_what_solved_it_is_said(links, kinds, solver, method):
+    found = allocate(make_problem(5, n_devices=5, n_layers=10, kinds=kinds, tightness=1.3, links=links), solver)
+    how = found.solved
+    assert (how.solver, how.method, how.gap) == (solver, method, 0.0) and 0 < how.seconds < 60
+    assert how.is_proven == (solver != "dynamic")
+    assert json.loads(json.dumps(found.to_dict()))["solved"]["method"] == method
+    text = " ".join(shown(explain(found)).split())
+    order = " with the devices in this order" if solver == "dynamic" else ""
+    assert f"solved by {method} in " in text and f"({solver}): no allocation{order} costs less" in text
+
+
+def test_a_plan_that_is_not_proven_says_so():
+    """The time is up: whatever is known has no bound, or one below it."""
+    found = allocate(make_problem(1, n_devices=12, n_layers=40, tightness=3.0, links="direct"), time_limit_s=0.0)
+    how = found.solved
+    assert (how.method, how.gap, how.is_proven) == ("dynamic programming", None, False) and found.bound_s == 0
+    assert "is not known: the time was up" in " ".join(shown(Explanation(found, {}, found)).split())
+    near = replace(found, bound_s=found.terms.total_s / 1.05).solved
+    assert near.gap == pytest.approx(0.05) and not near.is_proven
 
 
 def test_circles_are_cut_off():

@@ -62,6 +62,7 @@ def test_equal_allocations_are_one_candidate():
     assert found["a alone"].why_not == "the layers do not fit" and found["a alone"].predicted_s(REQUEST) is None
     best = found["pipeline, b alone"]
     assert best.layers == ("b",) * 6 and best.n_hosts == 2
+    assert best.solved is not None and best.solved.is_proven and found["equal parts"].solved is None
     times = plan.predict(REQUEST)
     assert best.predicted_s(REQUEST) == pytest.approx(times.ttft_s + 10 * times.tpot_s)
     assert all(best.predicted_s(REQUEST) <= (c.predicted_s(REQUEST) or 99) for c in found.values())
@@ -124,6 +125,8 @@ def test_a_plan_with_candidates_is_read_as_it_was_written(tmp_path):
     made.save(tmp_path / "plan.json")
     assert ClusterPlan.load(tmp_path / "plan.json") == made
     content = json.loads((tmp_path / "plan.json").read_text())
+    how = content["candidates"][0]["solved"]
+    assert how["solver"] == "grouped" and how["method"] == "dynamic programming" and how["is_proven"] is True
     content["chosen"]["ranks"] = None
     (tmp_path / "plan.json").write_text(json.dumps(content))
     with pytest.raises(OallamaError, match="is no way to run a model"):

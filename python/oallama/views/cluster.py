@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from ..cluster.allocation.cluster_plan import ClusterPlan
     from ..cluster.allocation.explain import Explanation
     from ..cluster.allocation.network import Network
+    from ..cluster.allocation.outcome import Solved
 
 _TERMS = (
     ("compute_s", "compute"),
@@ -115,17 +115,20 @@ def _remarks(found: Explanation) -> list[Text]:
         )
     else:
         lines.append("jitter and loss change nothing: the same layers are chosen with wq1 = wq2 = wq3 = 0")
-    lines.append(_proof(found.chosen))
+    lines.append(_solved(found.chosen.solved))
     return [Text(line) for line in lines]
 
 
-def _proof(chosen: Allocation) -> str:
-    best = "no allocation"
-    if chosen.solver == "dynamic":
-        best += " with the devices in this order"
-    if math.isinf(chosen.gap):
-        return "how far it is from the best is not known: the time was up"
-    return f"{best} costs less" if chosen.gap < 1e-6 else f"{best} costs less by more than {chosen.gap:.2%}"
+def _solved(how: Solved) -> str:
+    """Which solver, its time, and what it proves."""
+    best = "no allocation" + (" with the devices in this order" if how.solver == "dynamic" else "")
+    if how.gap is None:
+        proof = "how far it is from the best is not known: the time was up"
+    elif how.gap == 0:
+        proof = f"{best} costs less"
+    else:
+        proof = f"{best} costs less by more than {how.gap:.2%}"
+    return f"solved by {how.method} in {_time(how.seconds)} ({how.solver}): {proof}"
 
 
 def _time(seconds: float) -> str:

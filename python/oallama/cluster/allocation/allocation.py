@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
@@ -16,11 +17,12 @@ from .costs import Costs, make_costs
 from .dynamic import solve_dynamic
 from .grouped import solve_grouped
 from .milp import solve_milp
-from .outcome import Outcome
+from .outcome import Method, Outcome, Solved
 from .problem import Problem
 from .terms import Terms, price
 
 Solver = Literal["grouped", "milp", "dynamic"]
+_ROUNDING = 1e-6  # of a relative gap; solvers stop at 1e-7
 
 
 class DoesNotFit(OallamaError):
@@ -44,7 +46,8 @@ class Allocation:
     """A device for every layer.
 
     layers: the device's name for every layer, in order. terms: what it costs, in seconds. bound_s: no allocation costs
-    less (as far as the solver that made it looked: "dynamic" knows one order of devices).
+    less (as far as the solver that made it looked: "dynamic" knows one order of devices). solver: as asked for. method:
+    what it used. solve_s: seconds that it took.
     """
 
     problem: Problem
@@ -52,6 +55,8 @@ class Allocation:
     terms: Terms
     bound_s: float
     solver: str
+    method: Method
+    solve_s: float
 
     @property
     def ranges(self) -> tuple[LayerRange, ...]:
@@ -67,6 +72,12 @@ class Allocation:
     def gap(self) -> float:
         """How far the cost may be above the optimum's, relative; 0: it is proven, infinite: nothing is known."""
         return max(0.0, self.terms.total_s / self.bound_s - 1) if self.bound_s > 0 else math.inf
+
+    @property
+    def solved(self) -> Solved:
+        """How it was found."""
+        gap = None if math.isinf(self.gap) else 0.0 if self.gap <= _ROUNDING else self.gap
+        return Solved(self.solver, self.method, self.solve_s, gap, gap == 0 and self.solver != "dynamic")
 
     def held_bytes(self, device: str) -> int:
         """Bytes of the layers on a device."""
@@ -84,7 +95,7 @@ class Allocation:
             ],
             "terms": self.terms.to_dict(),
             "bound_s": self.bound_s,
-            "solver": self.solver,
+            "solved": asdict(self.solved),
         }
 
 
@@ -110,6 +121,7 @@ def allocate(
     >>> allocate(problem).ranges
     (LayerRange(device='a', first=0, end=20), LayerRange(device='b', first=20, end=32))
     """
+    began = time.monotonic()
     costs = make_costs(problem)
     check_room(problem, costs)
     if solver == "dynamic":
@@ -121,11 +133,14 @@ def allocate(
         outcome = solve_grouped(costs, time_limit_s=time_limit_s)
     else:
         raise OallamaError(f"solver is {solver!r}, expected grouped, milp or dynamic")
-    return finish(problem, costs, outcome, solver)
+    return finish(problem, costs, outcome, solver, began)
 
 
-def finish(problem: Problem, costs: Costs, outcome: Outcome, solver: str) -> Allocation:
-    """The allocation of a solver's answer; raises as `allocate` does when there is none."""
+def finish(problem: Problem, costs: Costs, outcome: Outcome, solver: str, began: float) -> Allocation:
+    """The allocation of a solver's answer; raises as `allocate` does when there is none.
+
+    began: of time.monotonic(), when the solver was asked.
+    """
     if outcome.assignment is None:
         if outcome.bound < np.inf:
             raise OallamaError(f"solver {solver} found no allocation in time; expected one, raise its time limit")
@@ -133,7 +148,8 @@ def finish(problem: Problem, costs: Costs, outcome: Outcome, solver: str) -> All
     layers = tuple(problem.devices[i].name for i in outcome.assignment)
     terms = price(problem, layers)
     constant = terms.total_s - costs.total(outcome.assignment)
-    return Allocation(problem, layers, terms, outcome.bound + constant, solver)
+    bound = max(0.0, outcome.bound + constant)  # no cost is less than nothing
+    return Allocation(problem, layers, terms, bound, solver, outcome.method, time.monotonic() - began)
 
 
 def check_room(problem: Problem, costs: Costs) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from ...data.workload import Workload
 from ...errors import OallamaError
+from .outcome import Solved
 from .passes import request_seconds
 
 # here: on this host alone, as `oallama run` does. pipeline: layers over RPC devices. ranks: every host a part of every
@@ -49,6 +50,7 @@ class Candidate:
         ttft_s, tpot_s: predicted seconds for the request; None where it cannot be run.
         why_not: why it cannot.
         measured_ttft_s, measured_tpot_s: where it was tried.
+        solved: how the solver found its layers; None for layers that no solver chose.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Candidate:
     ranks: RankPlan | None = None
     measured_ttft_s: float | None = None
     measured_tpot_s: float | None = None
+    solved: Solved | None = None
 
     def predicted_s(self, request: Workload) -> float | None:
         """Seconds of the request by prediction; None where it cannot be run."""
@@ -75,9 +78,10 @@ class Candidate:
         """From its fields as JSON. Raises KeyError, TypeError or ValueError for anything else."""
         made = content["ranks"]
         ranks = made and RankPlan(tuple(RankHost(**host) for host in made["hosts"]), made["kernels"], made["network"])
+        solved = Solved.from_dict(content.get("solved"))
         if content["way"] not in WAYS or (content["way"] == "ranks" and not ranks and not content["why_not"]):
             raise ValueError(f"candidate {content['name']!r} is no way to run a model")
-        return cls(**{**content, "layers": tuple(content["layers"]), "ranks": ranks})
+        return cls(**{**content, "layers": tuple(content["layers"]), "ranks": ranks, "solved": solved})
 
 
 def _seconds(request: Workload, ttft_s: float | None, tpot_s: float | None) -> float | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -28,15 +29,15 @@ def solve_chains(costs: Costs, *, time_limit_s: float = 60.0) -> Outcome:
         if not tightened:  # what follows no longer bounds the instance itself
             bound = max(bound, solution.bound)
         if solution.values is None:
-            return Outcome(
-                None if bound == math.inf else solve_dynamic(costs, promising_order(costs)).assignment, bound
-            )
+            if bound == math.inf:
+                return Outcome(None, bound, "grouped MILP")
+            return replace(solve_dynamic(costs, promising_order(costs)), bound=bound)
         values = np.rint(solution.values)
         if chains.cut_circles(values):
             continue
         assignment = chains.assignment(values)
         if costs.fits(assignment):
-            return Outcome(assignment, bound)
+            return Outcome(assignment, bound, "grouped MILP")
         chains.tighten(assignment)
         tightened = True
 

@@ -41,14 +41,14 @@ def solve_dynamic(costs: Costs, order: Sequence[int]) -> Outcome:
     totals = leave[:, layers] + costs.boundary[layers, list(order), 0]
     last = int(totals.argmin())
     if math.isinf(totals[last]):
-        return Outcome(None, math.inf)
+        return Outcome(None, math.inf, "dynamic programming")
     assignment: list[int] = []
     d, p = last, layers
     while p > 0:
         begin = int(began_at[d, p])
         assignment[:0] = [order[d]] * (p - begin)
         d, p = int(came_from[d, begin]), begin
-    return Outcome(tuple(assignment), float(totals[last]))
+    return Outcome(tuple(assignment), float(totals[last]), "dynamic programming")
 
 
 def promising_order(costs: Costs) -> list[int]:

@@ -51,9 +51,9 @@ def count_layers(costs: Costs) -> Outcome:
         taken[i, 1:] = np.where(better, room - at, 0)
         least[1:] = np.where(better, with_it, least[1:])
     if math.isinf(least[-1]):
-        return Outcome(None, math.inf)
+        return Outcome(None, math.inf, "dynamic programming")
     assignment: list[int] = []
     for i in reversed(range(len(costs.capacity))):
         n = int(taken[i, n_layers - len(assignment)])
         assignment[:0] = [i] * n
-    return Outcome(tuple(assignment), costs.total(tuple(assignment)))
+    return Outcome(tuple(assignment), costs.total(tuple(assignment)), "dynamic programming")

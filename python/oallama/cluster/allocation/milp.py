@@ -25,10 +25,10 @@ def solve_milp(costs: Costs, *, contiguous: bool = True, time_limit_s: float = 6
     while True:
         solution = program.solve(deadline)
         if solution.values is None:
-            return Outcome(None, solution.bound)
+            return Outcome(None, solution.bound, "MILP")
         assignment = _assignment(costs, solution.values)
         if costs.fits(assignment):
-            return Outcome(assignment, solution.bound)
+            return Outcome(assignment, solution.bound, "MILP")
         _forbid(program, costs, assignment)
 
 

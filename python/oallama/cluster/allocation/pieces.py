@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 
 import numpy as np
 
@@ -27,10 +28,10 @@ def solve_pieces(costs: Costs, *, time_limit_s: float = 60.0) -> Outcome:
     ahead = _cheapest(begin, end, price, layers)
     behind = _cheapest(layers - end, layers - begin, price, layers)[::-1]
     if math.isinf(ahead[layers]):
-        return Outcome(None, math.inf)
+        return Outcome(None, math.inf, "grouped MILP")
     upper = math.inf if known.assignment is None else costs.total(known.assignment)
     if upper <= ahead[layers] * (1 + GAP):
-        return Outcome(known.assignment, float(ahead[layers]))
+        return replace(known, bound=float(ahead[layers]))
     keep = ahead[begin] + price + behind[end] <= upper * (1 + GAP)
     device, begin, end, price = device[keep], begin[keep], end[keep], price[keep]
     program = Program(price, np.ones(len(price)), np.ones(len(price), bool), scale=float(ahead[layers]))
@@ -43,11 +44,11 @@ def solve_pieces(costs: Costs, *, time_limit_s: float = 60.0) -> Outcome:
         program.start(_values(known.assignment, device, begin, end))
     solution = program.solve(deadline)
     if solution.values is None:
-        return Outcome(known.assignment, min(solution.bound, upper) if known.assignment else solution.bound)
+        return replace(known, bound=min(solution.bound, upper) if known.assignment else solution.bound)
     assignment = np.zeros(layers, int)
     for at in np.flatnonzero(solution.values > 0.5):
         assignment[begin[at] : end[at]] = device[at]
-    return Outcome(tuple(assignment.tolist()), solution.bound)
+    return Outcome(tuple(assignment.tolist()), solution.bound, "grouped MILP")
 
 
 def _pieces(costs: Costs) -> tuple[np.ndarray, np.ndarray, np.ndarray, Floats]:

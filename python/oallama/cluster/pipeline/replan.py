@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -106,11 +107,12 @@ def replan(
     names = [device.name for device in problem.devices]
     stored = {name: set((present or {}).get(name, ())) for name in names}
     table = [[_move(problem, current[j], j, name, j in stored[name]) for j in range(len(current))] for name in names]
+    began = time.monotonic()
     costs = make_costs(problem)
     check_room(problem, costs)
     moving = np.array([[0.0 if move is None else move.seconds for move in row] for row in table]) / horizon_tokens
     outcome = solve_grouped(replace(costs, compute=costs.compute + moving), time_limit_s=time_limit_s)
-    allocation = finish(problem, costs, outcome, "replan")
+    allocation = finish(problem, costs, outcome, "replan", began)
     moves = tuple(m for j, name in enumerate(allocation.layers) if (m := table[names.index(name)][j]) is not None)
     stays = set(current) <= set(names) and costs.fits(tuple(names.index(name) for name in current))
     # The bound is one of cost and moves together: what the moves take of it is not the objective's.

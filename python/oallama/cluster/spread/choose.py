@@ -18,8 +18,8 @@ def pipeline_candidates(problem: Problem, pipeline: Allocation | DoesNotFit, pla
     """The solver's pipeline, and what one would do without a solver; equal allocations are one candidate."""
     found: dict[tuple[str, ...], Candidate] = {}
     missing = []
-    solved = pipeline.layers if isinstance(pipeline, Allocation) else None
-    for name, layers in {PIPELINE: solved, **baselines(problem)}.items():
+    best, solved = (pipeline.layers, pipeline.solved) if isinstance(pipeline, Allocation) else (None, None)
+    for name, layers in {PIPELINE: best, **baselines(problem)}.items():
         if layers is None:
             why = str(pipeline) if name == PIPELINE else "the layers do not fit"
             missing.append(Candidate(name, "pipeline", why_not=why))
@@ -29,7 +29,8 @@ def pipeline_candidates(problem: Problem, pipeline: Allocation | DoesNotFit, pla
         else:
             times = plan.allocated(problem, layers, 0.0).predict(plan.request)
             n_hosts = len({problem.client.name, *layers})
-            found[layers] = Candidate(name, "pipeline", n_hosts, times.ttft_s, times.tpot_s, layers=layers)
+            how = solved if name == PIPELINE else None
+            found[layers] = Candidate(name, "pipeline", n_hosts, times.ttft_s, times.tpot_s, layers=layers, solved=how)
     return [*found.values(), *missing]
 
 
