@@ -17,7 +17,7 @@ endforeach()
 install(TARGETS _core LIBRARY DESTINATION oallama COMPONENT oallama)
 if (OALLAMA_COMM)
     install(TARGETS _comm LIBRARY DESTINATION oallama COMPONENT oallama)
-    install(TARGETS oallama_comm oallama_ranks LIBRARY DESTINATION oallama/lib COMPONENT oallama)
+    install(TARGETS oallama_comm oallama_ranks oallama_loopback LIBRARY DESTINATION oallama/lib COMPONENT oallama)
 endif()
 
 # The module llama_cpp: its C API must match the pinned llama.cpp.

@@ -37,6 +37,7 @@ from oallama.loading import autoplan
 from oallama.netlab import Conditions, NetLab
 from support.cli import oallama
 from support.lab import needs_lab
+from support.listening import beyond_loopback, descendants, listening
 from support.processes import process_of, ran_python, until
 from support.servers import OALLAMA, call
 
@@ -490,3 +491,13 @@ def test_only_who_has_the_token_is_served(tiny: Callable[..., Path], tmp_path: P
         done = subprocess.run(command, env=stranger, capture_output=True, text=True, timeout=60)
         assert done.returncode != 0 and "token" in done.stderr.splitlines()[-1]
         assert subprocess.run(command, capture_output=True, timeout=60).returncode == 0
+
+
+def test_devices_of_this_host_are_reached_from_it_alone(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    """The RPC server, and what the agent answers probes with: TCP and UDP."""
+    with pipeline(tiny("llama"), tmp_path, {"a": local("1GiB")}, []) as (running, hosts):
+        running.start_servers()
+        entry, seen = hosts["a"].entry, listening(descendants(os.getpid()))
+    ends = (("tcp", entry.address[1]), ("tcp", entry.echo_port), ("udp", entry.echo_port))
+    assert {(kind, "127.0.0.1", port) for kind, port in ends} <= set(seen)
+    assert not beyond_loopback(seen), seen

