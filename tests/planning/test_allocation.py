@@ -75,7 +75,13 @@ def problems(draw, devices=4, layers=6, links=("via-client", "direct"), kinds=3)
         problem = replace(problem, devices=(replace(problem.client, memory_bytes=0), *problem.devices[1:]))
     embedding = replace(problem.embedding, output_bytes=outputs[0])
     passes = draw(st.sampled_from([ONE_TOKEN, REQUEST, (Pass(7, 7, 0, 2),), (Pass(5, 0, 100), Pass(3, 1, 50, 4))]))
-    return replace(problem, layers=layers_, embedding=embedding, passes=passes)
+    first = draw(st.sampled_from([None, *(device.name for device in problem.devices)]))
+    weights = replace(problem.settings, first_layer=first)
+    return replace(problem, layers=layers_, embedding=embedding, passes=passes, settings=weights)
+
+
+def pinned(problem: Problem, first: str | None) -> Problem:
+    return replace(problem, settings=replace(problem.settings, first_layer=first))
 
 
 def by_the_formula(problem: Problem, layers) -> float:
@@ -132,6 +138,8 @@ def brute_force(problem: Problem, contiguous=True, order=None) -> float:
         stages = [name for name, _ in itertools.groupby(layers)]
         if contiguous and len(set(stages)) < len(stages):
             continue
+        if problem.settings.first_layer not in (None, layers[0]):
+            continue
         if order is not None and [name for name in order if name in stages] != stages:
             continue
         held = dict.fromkeys(limits, 0)
@@ -149,6 +157,7 @@ def cost(problem: Problem, solver, **options) -> float:
     except DoesNotFit:
         return float("inf")
     assert found.terms.total_s == pytest.approx(by_the_formula(problem, found.layers), rel=1e-12)
+    assert problem.settings.first_layer in (None, found.layers[0])
     assert found.gap <= CLOSE and found.bound_s <= found.terms.total_s * (1 + 1e-12)
     for device in problem.devices:
         assert found.held_bytes(device.name) <= problem.settings.beta * device.memory_bytes
@@ -183,6 +192,7 @@ def test_dynamic_is_the_optimum_of_its_order(problem, random):
 @settings(deadline=None, max_examples=40)
 @given(problems(kinds=1, links=("via-client",)))
 def test_scattering_equal_layers_gains_nothing_by_way_of_the_client(problem):
+    problem = pinned(problem, None)
     assert brute_force(problem) == pytest.approx(brute_force(problem, contiguous=False), rel=1e-12)
 
 
@@ -236,6 +246,44 @@ def test_a_plan_that_is_not_proven_says_so():
     assert "is not known: the time was up" in " ".join(shown(Explanation(found, {}, found)).split())
     near = replace(found, bound_s=found.terms.total_s / 1.05).solved
     assert near.gap == pytest.approx(0.05) and not near.is_proven
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_forms_agree_on_a_large_problem_whose_first_layer_is_pinned(seed):
+    problem = make_problem(seed, n_devices=12, n_layers=40, tightness=2.0)
+    free = count_layers(make_costs(problem))
+    unused = next(i for i, d in enumerate(problem.devices) if i not in free.assignment and d.memory_bytes > 100 * MIB)
+    costs = make_costs(pinned(problem, problem.devices[unused].name))
+    best = count_layers(costs)
+    assert best.bound > free.bound and best.assignment[0] == unused
+    for outcome in (solve_pieces(costs), solve_chains(costs)):
+        assert outcome.assignment[0] == unused and costs.total(outcome.assignment) == pytest.approx(
+            best.bound, rel=CLOSE
+        )
+
+
+def test_the_first_layer_needs_a_device_with_room():
+    problem = make_problem(n_devices=3, tightness=3.0)
+    devices = (replace(problem.client, memory_bytes=100), *problem.devices[1:])
+    size = problem.layers[0].memory_bytes
+    for solver in ("grouped", "milp", "dynamic"):
+        with pytest.raises(DoesNotFit, match=rf"first layer must be on client .*client offers 90 .*: {size - 90} byt"):
+            allocate(pinned(replace(problem, devices=devices), "client"), solver)
+    with pytest.raises(OallamaError, match=r"must be on d9 \(first_layer\), expected one of client, d1, d2$"):
+        allocate(pinned(problem, "d9"))
+
+
+def test_a_device_that_must_have_the_first_layer_is_needed():
+    problem = make_problem(n_devices=3, tightness=6.0)
+    free = allocate(problem)
+    other = next(device.name for device in problem.devices if device.name != free.layers[0])
+    found = explain(allocate(pinned(problem, other)))
+    assert found.without[other] is None and found.chosen.layers[0] == other
+    assert found.chosen.terms.total_s > free.terms.total_s and found.time_only.layers[0] == other
+    lost = tuple(device for device in problem.devices if device.name != other)
+    if other != "client":
+        with pytest.raises(OallamaError, match=rf"must be on {other} \(first_layer\), expected one of client"):
+            replan(replace(found.chosen.problem, devices=lost), found.chosen.layers)
 
 
 def test_circles_are_cut_off():
@@ -464,6 +512,8 @@ def best_replan(problem: Problem, current, horizon) -> float:
         room = [problem.settings.beta * device.memory_bytes for device in problem.devices]
         if len(set(stages)) < len(stages) or any(h > r for h, r in zip(held, room, strict=True)):
             continue
+        if problem.settings.first_layer not in (None, layers[0]):
+            continue
         moving, e_p = 0.0, problem.settings.e_p
         for layer, source, target in zip(problem.layers, current, layers, strict=True):
             if source != target:
@@ -479,11 +529,15 @@ def best_replan(problem: Problem, current, horizon) -> float:
 
 
 @settings(deadline=None, max_examples=25)
-@given(st.integers(0, 1000), st.sampled_from([1, 30, 10000]))
-def test_replanning_is_optimal_when_a_device_leaves(seed, horizon):
-    problem = make_problem(seed, n_devices=4, n_layers=6, tightness=4.0)
-    before = allocate(problem)
-    gone = next((name for name in before.layers if name != "client"), "d1")
+@given(st.integers(0, 1000), st.sampled_from([1, 30, 10000]), st.sampled_from([None, "client", "d3"]))
+def test_replanning_is_optimal_when_a_device_leaves(seed, horizon, first):
+    problem = pinned(make_problem(seed, n_devices=4, n_layers=6, tightness=4.0), first)
+    try:
+        before = allocate(problem)
+    except DoesNotFit:
+        assert brute_force(problem) == float("inf")
+        return
+    gone = next((name for name in before.layers if name not in ("client", first)), "d1")
     now = replace(problem, devices=tuple(device for device in problem.devices if device.name != gone))
     try:
         found = replan(now, before.layers, horizon_tokens=horizon)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,8 @@ from oallama.cluster.allocation.devices import ClientEntry, DeviceEntry
 from oallama.cluster.allocation.network import LinkQuality, Network
 from oallama.cluster.allocation.passes import request_passes
 from oallama.cluster.allocation.problem import Device, Layer, Problem, Settings
+from oallama.cluster.pipeline.pipeline import Options, Pipeline
+from oallama.cluster.pipeline.watch import Lost
 from oallama.cluster.spread.choose import decided, pipeline_candidates
 from oallama.cluster.spread.rank_times import RankTimes, predict_ranks
 from oallama.data.plan import ContextSettings
@@ -66,6 +69,36 @@ def test_equal_allocations_are_one_candidate():
     times = plan.predict(REQUEST)
     assert best.predicted_s(REQUEST) == pytest.approx(times.ttft_s + 10 * times.tpot_s)
     assert all(best.predicted_s(REQUEST) <= (c.predicted_s(REQUEST) or 99) for c in found.values())
+
+
+def test_pipelines_without_the_first_layer_where_it_must_be_are_refused():
+    problem = a_problem(memory=(0, 6, 8))
+    problem = replace(problem, settings=replace(problem.settings, first_layer="a"))
+    plan = a_plan(problem)
+    found = {c.name: c for c in pipeline_candidates(problem, allocate(problem), plan)}
+    assert found["b alone"].why_not == "the first layer must be on a (first_layer)"
+    assert all(c.layers[0] == "a" for c in found.values() if c.name != "b alone") and len(found) > 1
+
+
+def test_the_first_layer_stays_in_a_plan_file(tmp_path):
+    problem = a_problem()
+    plan = a_plan(replace(problem, settings=replace(problem.settings, first_layer="b")))
+    plan.save(tmp_path / "plan.json")
+    assert plan.layers[0] == "b" and ClusterPlan.load(tmp_path / "plan.json").problem.settings.first_layer == "b"
+
+
+def test_a_running_pipeline_keeps_the_first_layer_where_it_must_be():
+    """Another device that fails hands its layers over; without the pinned one there is no plan."""
+    problem = a_problem(memory=(0, 6, 6), n_layers=8)
+    plan = a_plan(replace(problem, settings=replace(problem.settings, first_layer="b")))
+    assert set(plan.layers) == {"a", "b"}
+    running = Pipeline(Path("model.gguf"), plan, [], Options(), lambda line: None)
+    roomy = replace(plan.problem, devices=(replace(problem.client, memory_bytes=8), *problem.devices[1:]))
+    running.plan = plan.allocated(roomy, plan.layers, 0.0)
+    running.lose(Lost("a", "the host of a has gone"), 10)
+    assert running.plan.layers[0] == "b" and "client" in running.plan.layers
+    with pytest.raises(OallamaError, match=r"^b has gone, and without it the first layer must be on b .*of client$"):
+        running.lose(Lost("b", "b has gone"), 10)
 
 
 def test_a_pipeline_that_does_not_fit_is_said():

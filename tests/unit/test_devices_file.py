@@ -39,6 +39,7 @@ wq1 = 0
 E_p = 1.0
 beta = 0.8
 links = "direct"
+first_layer = "desk"
 """
 DEVICE = '[[device]]\nname = "a"\naddress = "10.0.0.1:1"\nmemory = 1\n'
 
@@ -60,7 +61,7 @@ def test_everything_is_read(tmp_path):
     assert (desk.device, desk.threads, desk.python) == (None, 0, None) and not desk.is_loopback
     assert (desk.echo_port, replace(desk, address=("10.0.0.1", 60000)).echo_port) == (60052, 50000)
     assert (here.flops, here.prefill_flops, here.bandwidth) == (3e10, 4e11, 117e6)
-    assert found.settings == Settings(wq1=0.0, e_p=1.0, beta=0.8) and found.links == "direct"
+    assert found.settings == Settings(wq1=0.0, e_p=1.0, beta=0.8, first_layer="desk") and found.links == "direct"
 
 
 def test_defaults(tmp_path):
@@ -108,6 +109,7 @@ def test_defaults(tmp_path):
         (DEVICE + "[settings]\nwq1 = -1", "settings: weight wq1 is -1.0, expected 0 or more"),
         (DEVICE + "[settings]\nbeta = 'a'", "settings.beta: expected a number, got 'a'"),
         (DEVICE + "[settings]\nE_p = 2", "settings: setting E_p is 2.0, expected a share"),
+        (DEVICE + "[settings]\nfirst_layer = 'b'", "settings.first_layer: expected one of client, a, got 'b'"),
         (DEVICE + "[settings]\nlinks = 'ring'", "settings.links: expected via-client or direct, got 'ring'"),
     ],
 )

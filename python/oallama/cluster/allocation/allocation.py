@@ -153,7 +153,9 @@ def finish(problem: Problem, costs: Costs, outcome: Outcome, solver: str, began:
 
 
 def check_room(problem: Problem, costs: Costs) -> None:
-    """Raises DoesNotFit when all devices together are too small, by bytes or (equal layers) by whole layers."""
+    """Raises DoesNotFit when all devices together are too small, by bytes or (equal layers) by whole layers, or the one
+    that must have the first layer is too small for it.
+    """
     need, offer = int(costs.memory.sum()), int(costs.capacity.sum())
     what = f"the model's {len(costs.memory)} layers need {need} bytes ({format_bytes(need)})"
     room = (
@@ -166,6 +168,13 @@ def check_room(problem: Problem, costs: Costs) -> None:
         message = f"{what}; {room}{share}: {missing} bytes ({format_bytes(missing)}) too few{remedy}"
         raise DoesNotFit(message, missing)
     size = int(costs.memory[0])
+    if costs.first is not None and (lack := size - int(costs.capacity[costs.first])) > 0:
+        name = problem.settings.first_layer
+        raise DoesNotFit(
+            f"the first layer must be on {name} (first_layer) and needs {size} bytes ({format_bytes(size)}), {name} "
+            f"offers {size - lack}{share}: {lack} bytes too few; raise its memory, or pin the layer to another device",
+            lack,
+        )
     if size and (costs.memory == size).all():
         whole = costs.capacity // size
         if (absent := len(costs.memory) - int(whole.sum())) > 0:
@@ -186,7 +195,8 @@ def _no_packing(problem: Problem, costs: Costs) -> str:
             f"the largest layer needs {largest} bytes, the largest device offers {room}: {largest - room} bytes too few"
         )
     names = ", ".join(device.name for device in problem.devices)
+    pinned = f" with the first one on {problem.settings.first_layer}" if costs.first is not None else ""
     return (
         f"the devices offer {spare} bytes ({format_bytes(spare)}) more than the {len(costs.memory)} layers need, but "
-        f"no division into whole layers fits them; raise the memory of one of {names}"
+        f"no division into whole layers{pinned} fits them; raise the memory of one of {names}"
     )

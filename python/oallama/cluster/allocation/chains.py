@@ -82,7 +82,8 @@ class _Chains:
         )
         tail, head, seconds = (np.concatenate(part) for part in zip(*parts, strict=True))
         rooms = np.r_[self.rooms.ravel(), 1]  # the last stands for the client's ends
-        usable = (rooms[tail] > 0) & (rooms[head] > 0)
+        begins = self.costs.may_begin(head // len(self.lengths))
+        usable = (rooms[tail] > 0) & (rooms[head] > 0) & ((tail >= 0) | begins)
         return tail[usable], head[usable], seconds[usable]
 
     def _program(self) -> Program:

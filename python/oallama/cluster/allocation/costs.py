@@ -30,7 +30,8 @@ class Costs:
 
     compute: [D, L]. boundary: [L + 1, D, D], seconds from device i to device k after b layers, 0 where i is k.
     memory: [L]. capacity: [D], bytes that layers may fill. via_client: boundary[b, i, k] is boundary[b, i, 0] +
-    boundary[b, 0, k], so that the order of the devices does not matter.
+    boundary[b, 0, k], so that the order of the devices does not matter. first: the device that the first layer must be
+    on, None: any.
     """
 
     compute: Floats
@@ -38,6 +39,11 @@ class Costs:
     memory: Bytes
     capacity: Bytes
     via_client: bool
+    first: int | None = None
+
+    def may_begin(self, device: int | Bytes) -> NDArray[np.bool_]:
+        """Whether the first layer may be on a device, of one or of several."""
+        return np.full(np.shape(device), True) if self.first is None else np.asarray(device) == self.first
 
     def total(self, assignment: Assignment) -> float:
         """Seconds of an allocation: compute, and every boundary it crosses, from the client and back to it."""
@@ -80,7 +86,8 @@ class Costs:
 def make_costs(problem: Problem) -> Costs:
     """The arrays of a problem (objective of docs/sources.md, 5).
 
-    Raises OallamaError for a link that is needed but was not measured, and when the client's own part does not fit it.
+    Raises OallamaError for a link that is needed but was not measured, when the client's own part does not fit it, and
+    when the first layer must be on a device that is not there.
     """
     columns = []
     for layer, same in groupby(problem.layers):
@@ -94,6 +101,7 @@ def make_costs(problem: Problem) -> Costs:
         memory=np.array([layer.memory_bytes for layer in problem.layers], np.int64),
         capacity=_capacities(problem),
         via_client=problem.links == "via-client",
+        first=_first(problem),
     )
 
 
@@ -111,6 +119,13 @@ def _legs(problem: Problem, row_bytes: int, last: bool) -> Floats:
         seconds = seconds[:, :1] + seconds[:1, :]
         np.fill_diagonal(seconds, 0.0)
     return seconds
+
+
+def _first(problem: Problem) -> int | None:
+    wanted, names = problem.settings.first_layer, [device.name for device in problem.devices]
+    if wanted is not None and wanted not in names:
+        raise OallamaError(f"the first layer must be on {wanted} (first_layer), expected one of {', '.join(names)}")
+    return None if wanted is None else names.index(wanted)
 
 
 def _capacities(problem: Problem) -> Bytes:

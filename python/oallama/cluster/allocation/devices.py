@@ -16,6 +16,7 @@ memory = "8GiB"
 
 [settings]                        # all optional
 E_p = 1.0
+first_layer = "client"            # who computes the first layer, where a pipeline is chosen; default: any
 """
 
 from __future__ import annotations
@@ -140,7 +141,8 @@ class _Reader:
         devices = tuple(self._device(f"device[{at}]", entry) for at, entry in enumerate(entries))
         self._unique("name", [client.name, *(device.name for device in devices)])
         self._unique("address", [f"{device.address[0]}:{device.address[1]} on {_home(device)}" for device in devices])
-        settings, links = self._settings(self._table("settings", content.get("settings", {})))
+        names = [client.name, *(device.name for device in devices)]
+        settings, links = self._settings(self._table("settings", content.get("settings", {})), names)
         return ClusterFile(client, devices, settings, links)
 
     def _client(self, entry: Mapping[str, Any]) -> ClientEntry:
@@ -178,17 +180,21 @@ class _Reader:
             python=self._text(f"{where}.python", entry["python"]) if "python" in entry else None,
         )
 
-    def _settings(self, entry: Mapping[str, Any]) -> tuple[Settings, LinkModel]:
-        self._keys("settings", entry, (*_WEIGHTS, "links"))
+    def _settings(self, entry: Mapping[str, Any], names: list[str]) -> tuple[Settings, LinkModel]:
+        """names: of the client and the devices."""
+        self._keys("settings", entry, (*_WEIGHTS, "links", "first_layer"))
         for key in _WEIGHTS.keys() & entry.keys():
             if not _is_number(entry[key]):
                 self._fail(f"settings.{key}", "a number", entry[key])
         links = entry.get("links", "via-client")
         if links not in LINK_MODELS:
             self._fail("settings.links", " or ".join(LINK_MODELS), links)
+        first = entry.get("first_layer")
+        if first is not None and first not in names:
+            self._fail("settings.first_layer", f"one of {', '.join(names)}", first)
         try:
             given = {name: float(entry[key]) for key, name in _WEIGHTS.items() if key in entry}
-            return Settings(**{"e_p": PAYLOAD_SHARE, **given}), links
+            return Settings(**{"e_p": PAYLOAD_SHARE, **given}, first_layer=first), links
         except OallamaError as e:
             raise OallamaError(f"{self.path}: settings: {e}") from None
 

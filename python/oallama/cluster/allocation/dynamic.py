@@ -26,7 +26,8 @@ def solve_dynamic(costs: Costs, order: Sequence[int]) -> Outcome:
     began_at = np.full((len(order), layers + 1), -1)
     for d, device in enumerate(order):
         enter = np.full(layers + 1, math.inf)
-        enter[0] = costs.boundary[0, 0, device]
+        if costs.may_begin(device):
+            enter[0] = costs.boundary[0, 0, device]
         if d:
             ways = leave[:d] + costs.boundary[:, list(order[:d]), device].T
             came_from[d] = ways.argmin(axis=0)
@@ -52,7 +53,8 @@ def solve_dynamic(costs: Costs, order: Sequence[int]) -> Outcome:
 
 
 def promising_order(costs: Costs) -> list[int]:
-    """Devices by what a layer costs on them when they are full: an order to begin with."""
+    """Devices by what a layer costs on them when they are full: an order to begin with. A pinned one first."""
     legs = costs.boundary[0, 0, :] + costs.boundary[-1, :, 0]
     room = np.maximum(1.0, costs.capacity / max(1.0, float(costs.memory.mean())))
-    return [int(i) for i in np.argsort(costs.compute.mean(axis=1) + legs / room, kind="stable")]
+    seconds = costs.compute.mean(axis=1) + legs / room
+    return sorted(range(len(seconds)), key=lambda i: (i != costs.first, seconds[i]))

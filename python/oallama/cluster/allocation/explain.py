@@ -63,7 +63,6 @@ def explain(chosen: Allocation, *, time_limit_s: float = 60.0) -> Explanation:
 
 
 def _leave_out(problem: Problem, name: str) -> Problem:
-    """Without layers on a device; the client stays, it has embedding and head to compute."""
-    if name == problem.client.name:
-        return replace(problem, devices=(replace(problem.client, memory_bytes=0), *problem.devices[1:]))
-    return replace(problem, devices=tuple(device for device in problem.devices if device.name != name))
+    """Without layers on a device, which stays: the client has embedding and head, another may be first_layer."""
+    devices = (replace(device, memory_bytes=0) if device.name == name else device for device in problem.devices)
+    return replace(problem, devices=tuple(devices))

@@ -31,15 +31,19 @@ def count_layers(costs: Costs) -> Outcome:
     """The optimum for equal layers whose data goes via the client: O(D * L * layers that fit a device), a few ms.
 
     least[p] is the cheapest way to hold p layers on the devices so far: a further one takes n of them at its legs'
-    price and n times its time of a layer.
+    price and n times its time of a layer. The device of the first layer comes first and takes at least one.
     """
     n_layers = len(costs.memory)
     size = int(costs.memory[0])
     least = np.r_[0.0, np.full(n_layers, math.inf)]
     taken = np.zeros((len(costs.capacity), n_layers + 1), int)
-    for i, capacity in enumerate(costs.capacity.tolist()):
-        room = min(n_layers, capacity // size if size else n_layers)
+    order = sorted(range(len(costs.capacity)), key=lambda i: i != costs.first)
+    for i in order:
+        must = i == costs.first
+        room = min(n_layers, int(costs.capacity[i]) // size if size else n_layers)
         if not room:
+            if must:
+                return Outcome(None, math.inf, "dynamic programming")
             continue
         seconds, legs = costs.compute[i, 0], costs.boundary[0, 0, i] + costs.boundary[-1, i, 0]
         # Row p - 1 of the windows: what p - room .. p - 1 layers cost before this device took the rest.
@@ -47,13 +51,14 @@ def count_layers(costs: Costs) -> Outcome:
         windows = sliding_window_view(rest, room)
         at = windows.argmin(axis=1)
         with_it = windows[np.arange(n_layers), at] + np.arange(1, n_layers + 1) * seconds + legs
-        better = with_it < least[1:]
+        better = (with_it < least[1:]) | must
         taken[i, 1:] = np.where(better, room - at, 0)
         least[1:] = np.where(better, with_it, least[1:])
+        least[0] = math.inf if must else least[0]
     if math.isinf(least[-1]):
         return Outcome(None, math.inf, "dynamic programming")
     assignment: list[int] = []
-    for i in reversed(range(len(costs.capacity))):
+    for i in reversed(order):
         n = int(taken[i, n_layers - len(assignment)])
         assignment[:0] = [i] * n
     return Outcome(tuple(assignment), costs.total(tuple(assignment)), "dynamic programming")

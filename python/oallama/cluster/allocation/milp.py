@@ -41,6 +41,7 @@ def _program(costs: Costs, contiguous: bool) -> Program:
     place[:, 0] += first
     place[:, -1] += last
     allowed = (costs.memory[None, :] <= costs.capacity[:, None]).astype(float)
+    allowed[:, 0] *= costs.may_begin(np.arange(devices))
     program = Program(
         cost=np.r_[place.ravel(), crossing],
         upper=np.r_[allowed.ravel(), np.ones(len(crossing))],

@@ -56,7 +56,8 @@ def _pieces(costs: Costs) -> tuple[np.ndarray, np.ndarray, np.ndarray, Floats]:
     layers = len(costs.memory)
     ends = np.arange(1, layers + 1)
     device, begin, at = np.nonzero((ends > np.arange(layers)[:, None]) & (ends <= costs.reach()[:, :, None]))
-    end = at + 1
+    usable = (begin > 0) | costs.may_begin(device)
+    device, begin, end = device[usable], begin[usable], at[usable] + 1
     before = np.c_[np.zeros(len(costs.capacity)), np.cumsum(costs.compute, axis=1)]
     seconds = before[device, end] - before[device, begin]
     return device, begin, end, costs.boundary[begin, 0, device] + seconds + costs.boundary[end, device, 0]

@@ -24,7 +24,7 @@ MS = 1e-3  # seconds in the unit of the weights w_c and wq3
 
 @dataclass(frozen=True)
 class Settings:
-    """Weights of the objective, with the patent's typical values (docs/sources.md, 5).
+    """Weights of the objective, with the patent's typical values (docs/sources.md, 5), and its constraints.
 
     The patent gives the weights without units. The objective is taken in milliseconds: w_c and wq3 have that unit, wq1
     and wq2 multiply times and have none. (In seconds w_c = 1 would outweigh any layer, and 1 % of loss cost a second.)
@@ -37,6 +37,7 @@ class Settings:
         wq3: milliseconds per squared share of lost packets (PLR^2).
         e_p: share of a link's bandwidth that is payload, in (0, 1]. 1 where the bandwidth was measured as payload.
         beta: share of a device's memory that layers may fill, in (0, 1]; not the patent's number, which names none.
+        first_layer: name of the device that computes the first layer, the patent's x_00 = 1; None: any.
     """
 
     w_c: float = 1.0
@@ -45,6 +46,7 @@ class Settings:
     wq3: float = 10000.0
     e_p: float = 0.3
     beta: float = 0.9
+    first_layer: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("w_c", "wq1", "wq2", "wq3"):

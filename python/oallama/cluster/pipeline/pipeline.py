@@ -18,7 +18,6 @@ from oallama.base.children import forwarded_signals
 from oallama.base.json_child import JsonChild
 from oallama.errors import OallamaError
 
-from ..allocation.allocation import DoesNotFit
 from ..allocation.cluster_plan import ClusterPlan
 from ..allocation.network import Network
 from ..allocation.problem import Problem
@@ -198,7 +197,7 @@ class Pipeline:
         left = replace(problem, devices=tuple(d for d in problem.devices if d.name != event.name))
         try:
             self._change(left, self._replanned(left, n_left), event.why)
-        except DoesNotFit as error:
+        except OallamaError as error:
             raise OallamaError(f"{event.why}, and without it {error}") from None
 
     def measure(self, name: str, events: queue.Queue[Any]) -> None:

@@ -17,12 +17,14 @@ PIPELINE = "pipeline"
 def pipeline_candidates(problem: Problem, pipeline: Allocation | DoesNotFit, plan: ClusterPlan) -> list[Candidate]:
     """The solver's pipeline, and what one would do without a solver; equal allocations are one candidate."""
     found: dict[tuple[str, ...], Candidate] = {}
-    missing = []
+    missing, first = [], problem.settings.first_layer
     best, solved = (pipeline.layers, pipeline.solved) if isinstance(pipeline, Allocation) else (None, None)
     for name, layers in {PIPELINE: best, **baselines(problem)}.items():
         if layers is None:
             why = str(pipeline) if name == PIPELINE else "the layers do not fit"
             missing.append(Candidate(name, "pipeline", why_not=why))
+        elif first not in (None, layers[0]):
+            missing.append(Candidate(name, "pipeline", why_not=f"the first layer must be on {first} (first_layer)"))
         elif layers in found:
             same = found[layers]
             found[layers] = replace(same, name=f"{same.name}, {name}")
