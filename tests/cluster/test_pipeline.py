@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import random
 import re
 import signal
 import socket
@@ -13,17 +12,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from oallama import Llama
 from oallama.cluster.allocation.allocation import allocate
 from oallama.cluster.allocation.cluster_plan import ClusterPlan
-from oallama.cluster.allocation.devices import ClusterFile, DeviceEntry, load_devices
+from oallama.cluster.allocation.devices import ClusterFile, load_devices
 from oallama.cluster.allocation.network import LinkQuality, Network
 from oallama.cluster.allocation.problem import Device, Layer, Problem
 from oallama.cluster.pipeline.measure import Model, read_model
@@ -36,12 +34,11 @@ from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.netlab import Conditions, NetLab
 from support.cli import oallama
+from support.clusters import PROMPT, expected, port_pair, shown
 from support.lab import needs_lab
 from support.listening import beyond_loopback, descendants, listening
-from support.processes import process_of, ran_python, until
+from support.processes import process_of, until
 from support.servers import OALLAMA, call
-
-PROMPT = "The quick brown fox jumps over the lazy dog"
 
 
 def cluster_file(folder: Path, devices: dict[str, str], more: str = "") -> Path:
@@ -50,16 +47,6 @@ def cluster_file(folder: Path, devices: dict[str, str], more: str = "") -> Path:
     entries = [f'[[device]]\nname = "{name}"\nthreads = 1\n{lines}\n' for name, lines in devices.items()]
     path.write_text("\n".join([more, *entries]))
     return path
-
-
-def port_pair() -> int:
-    """A port for an agent's RPC server whose probe's port is free, too; below those that outgoing connections take."""
-    while True:
-        port = random.randrange(10_000, 22_000)
-        with suppress(OSError), socket.socket() as server, socket.socket() as probe:
-            server.bind(("127.0.0.1", port))
-            probe.bind(("127.0.0.1", DeviceEntry("a", "local", ("127.0.0.1", port), 1).echo_port))
-            return port
 
 
 def local(memory: str) -> str:
@@ -100,22 +87,6 @@ def saved_plan(model: Path, cluster: ClusterFile, path: Path, n_ctx: int = 1024,
     made = made.allocated(made.problem, ("a",) * n + ("b",) * (len(made.layers) - n), 0.0)
     made.save(path)
     return made
-
-
-def expected(model: Path, n_generate: int, n_ctx: int = 1024) -> list[int]:
-    """Tokens that one process generates greedily."""
-    code = (
-        "import json, sys; from oallama import Llama; llm = Llama(sys.argv[1], n_ctx=int(sys.argv[3]), verbose=False, "
-        "flash_attn=True); prompt = llm.tokenize(sys.argv[4].encode(), special=True); stream = llm.generate(prompt, "
-        "temp=0.0); print(json.dumps([next(stream) for _ in range(int(sys.argv[2]))]))"
-    )
-    return list(json.loads(ran_python(code, model, str(n_generate), str(n_ctx), PROMPT).stdout))
-
-
-def shown(model: Path, tokens: list[int]) -> str:
-    """What `oallama cluster run` prints of tokens, as a pipe in text mode reads it."""
-    text = Llama(str(model), vocab_only=True, verbose=False).detokenize(tokens, prev_tokens=[0])
-    return text.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n")
 
 
 @contextmanager
@@ -366,7 +337,7 @@ def test_a_model_that_fits_this_host_alone_stays(tiny: Callable[..., Path], tmp_
     ("memory", "entry", "more", "message"),
     [
         ("1GiB", 'host = "nowhere.invalid"', [], "device a on nowhere"),
-        ("900GiB", "", [], "devices.toml promises 900.0 GiB"),
+        ("900GiB", "", [], "900.0 GiB are promised"),
         ("1MiB", "", [], "its compute buffers alone take"),
         ("1GiB", 'device = "CUDA7"', [], "unknown device 'CUDA7'"),
         ("1GiB", "", ["--solver", "luck"], "unknown --solver 'luck'"),

@@ -34,7 +34,7 @@ LEVELS = (
 LEVEL = {name: number for number, names in enumerate(LEVELS) for name in names}
 ROOT_FILES = {"__init__.py", "errors.py", "llama.py", "server.py"}
 # Parts of cluster/, in the same way.
-CLUSTER = {"allocation": 0, "ranks": 0, "pipeline": 1, "spread": 2}
+CLUSTER = {"allocation": 0, "ranks": 0, "pipeline": 1, "spread": 2, "join": 2}
 
 
 def imports(path: Path) -> Iterator[str]:

@@ -164,7 +164,7 @@ OTHERS = (
     Variable("XDG_CACHE_HOME", "folder", "`~/.cache`", "python/oallama/profiling/recorder.py",
         "Profiles are kept in `oallama/` below it."),
     Variable("XDG_CONFIG_HOME", "folder", "`~/.config`", "python/oallama/cli/config.py",
-        "`oallama.toml` in it has the defaults of `oallama`'s options."),
+        "`oallama.toml` in it has the defaults of `oallama`'s options, `oallama/` the keys of hosts that join."),
     Variable("OPENAI_API_KEY", "text", "unset", "python/oallama/bench/load/client.py",
         "`oallama bench serve` and `oallama top` send it to servers that ask for a key."),
     Variable("OMP_PROC_BIND", "OpenMP's", "`true` for RPC servers that `oallama` starts with a thread for every CPU",

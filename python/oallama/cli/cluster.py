@@ -18,7 +18,7 @@ from oallama.cluster.ranks.rank import RANK_KERNELS, RankJob
 from oallama.errors import OallamaError
 from oallama.serving.door import Address
 
-from . import cluster_plan, cluster_run
+from . import cluster_join, cluster_plan, cluster_run
 from .groups import grouped
 from .options import Json, Model
 
@@ -27,6 +27,9 @@ app = typer.Typer(
 )
 app.command("plan")(cluster_plan.plan)
 app.command("probe")(cluster_plan.probe)
+app.command("join")(cluster_join.join)
+app.command("add")(cluster_join.add)
+app.command("hosts")(cluster_join.hosts)
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,10 @@ class Ranks:
 
     ranks: Annotated[int | None, typer.Option("-n", "--ranks", min=1, help="Ranks; default: all slots.")] = None
     hosts: Annotated[
-        Path | None, typer.Option(help="Hosts file, `name slots=N` a line; default: this machine alone.")
+        str | None,
+        typer.Option(
+            help="Hosts file of ranks, `name slots=N` a line; default: this machine alone. Or hosts that joined, a,b."
+        ),
     ] = None
     device: Annotated[str, typer.Option(help="What each rank computes on.")] = "CPU"
     split: Annotated[str | None, typer.Option(help="Shares of the model by rank, 3,1,1; default: measured.")] = None
@@ -117,8 +123,10 @@ def run(
     """Run a model over ranks, or by a plan; arguments after -- go to llama-server (--serve) unchanged."""
     if bool(prompt) == server.serve:
         raise OallamaError("give a prompt to complete, or --serve to serve the OpenAI API")
-    if layers.plan:
-        _refuse_beside_plan(context)
+    joined = None if group.hosts is None or Path(group.hosts).is_file() else group.hosts
+    if layers.plan or joined:
+        beside, more = ("--plan", ("hosts", "ctx", "ubatch")) if layers.plan else ("hosts that joined", ())
+        _refuse_ranks(context, beside, more)
         wanted = cluster_run.Wanted(
             model,
             prompt,
@@ -131,8 +139,13 @@ def run(
             n_threads=loaded.threads if _is_given(context, "threads") else 0,
         )
         agent = str(loaded.ssh_agent) if loaded.ssh_agent else None
-        code = cluster_run.run_plan(layers.plan, wanted, Options(layers.threshold, layers.cache), agent)
-        raise typer.Exit(code)
+        options = Options(layers.threshold, layers.cache)
+        if joined and not layers.plan:
+            how = cluster_plan.Loaded(loaded.ctx, loaded.ubatch, threads=wanted.n_threads)
+            made = cluster_plan.plan_for_hosts(model, joined, how, answer.n_generate, agent)
+            raise typer.Exit(cluster_run.run_made(made, wanted, options, agent))
+        assert layers.plan
+        raise typer.Exit(cluster_run.run_plan(layers.plan, wanted, options, agent))
     for what, name, choices in (
         ("--allreduce", group.allreduce, ALGORITHMS),
         ("--wire", group.wire, WIRES),
@@ -141,7 +154,7 @@ def run(
     ):
         if name not in choices:
             raise OallamaError(f"unknown {what} {name!r}; expected one of {', '.join(choices)}")
-    listed = hosts_file.load_hosts(group.hosts) if group.hosts else [Host(hosts_file.LOCAL, group.ranks or 1)]
+    listed = hosts_file.load_hosts(Path(group.hosts)) if group.hosts else [Host(hosts_file.LOCAL, group.ranks or 1)]
     placed = launch.RankGroup(
         tuple(replace(host, n_threads=loaded.threads) for host in hosts_file.place(listed, group.ranks)),
         device=group.device,
@@ -182,12 +195,12 @@ def _is_given(context: typer.Context, parameter: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _refuse_beside_plan(context: typer.Context) -> None:
-    """A plan brings the devices and the context; what is about ranks says nothing to it."""
-    about_ranks = ("ranks", "hosts", "split", "network", "allreduce", "wire", "memory", "kernels", "device", "timeout")
-    for name in (*about_ranks, "ctx", "ubatch"):
+def _refuse_ranks(context: typer.Context, beside: str, more: tuple[str, ...]) -> None:
+    """Refuse options that are about ranks, and `more`."""
+    about_ranks = ("ranks", "split", "network", "allreduce", "wire", "memory", "kernels", "device", "timeout")
+    for name in (*about_ranks, *more):
         if _is_given(context, name):
-            raise OallamaError(f"--{name} says nothing to a plan, which brings devices and context; leave it out")
+            raise OallamaError(f"--{name} says nothing to {beside}; leave it out")
 
 
 def _shares(text: str | None, n_ranks: int) -> tuple[float, ...]:

@@ -10,19 +10,17 @@ from typing import Annotated, get_args
 import typer
 
 from oallama.base.printing import print_json, say
-from oallama.cluster.allocation.allocation import Allocation, DoesNotFit, Solver, allocate
+from oallama.cluster.allocation.allocation import Solver
 from oallama.cluster.allocation.cluster_plan import ClusterPlan
-from oallama.cluster.allocation.devices import ClusterFile, load_devices
+from oallama.cluster.allocation.devices import ClientEntry, ClusterFile, load_devices
 from oallama.cluster.allocation.explain import explain
-from oallama.cluster.allocation.problem import Problem
-from oallama.cluster.pipeline.measure import Measured, measure_network, measure_problem, read_model
-from oallama.cluster.pipeline.measure import Model as ReadModel
+from oallama.cluster.join.known import named
+from oallama.cluster.pipeline.agent import FREE_SHARE
+from oallama.cluster.pipeline.measure import measure_network
 from oallama.cluster.pipeline.members import members
-from oallama.cluster.spread.choose import decided, pipeline_candidates
-from oallama.cluster.spread.here import stay
-from oallama.cluster.spread.ranks import Ranks
-from oallama.cluster.spread.trial import measured
+from oallama.cluster.spread.decide import Question, decide
 from oallama.data.workload import Workload
+from oallama.engine import native
 from oallama.engine.load_settings import Settings
 from oallama.engine.runtime import quiet
 from oallama.errors import OallamaError
@@ -33,7 +31,8 @@ from .groups import grouped
 from .options import Json, Kernels, Model, Sizes, Threads, TypeK, TypeV, settings
 from .terminal import out, progress_bar, warn_if_busy
 
-Devices = Annotated[Path, typer.Option("--devices", help="devices.toml: the hosts of the cluster.")]
+Devices = Annotated[Path | None, typer.Option("--devices", help="devices.toml: the hosts of the cluster.")]
+Hosts = Annotated[str | None, typer.Option("--hosts", help="Hosts that joined, as a,b (`cluster hosts`).")]
 SshAgent = Annotated[Path | None, typer.Option(help="Starts programs on hosts in place of ssh.")]
 PROBE_BYTES = 16384  # of 4096 values in f32 (docs/sources.md, 5)
 
@@ -85,8 +84,9 @@ class Ways:
 @grouped
 def plan(
     model: Model,
-    devices: Devices,
     *,
+    devices: Devices = None,
+    hosts: Hosts = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write the plan.")] = None,
     request: Request,
     loaded: Loaded,
@@ -100,75 +100,60 @@ def plan(
     if ways.verify and request.parallel > 1:
         raise OallamaError("--verify measures one request at a time; leave it out with --parallel")
     quiet()
-    cluster = load_devices(devices)
+    cluster = cluster_of(devices, hosts)
     if cluster.links == "direct":
         raise OallamaError(f'{devices}: links = "direct" cannot be run: ggml\'s RPC sends all data via the client')
     asked = request.workload(loaded.ctx)
-    read = read_model(model, loaded.settings(request.parallel), asked)
     warn_if_busy()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    agent = _agent(ssh_agent)
-    with members(cluster.devices, agent) as hosts, progress_bar("measuring") as report:
-        measurement = measure_problem(read, cluster, hosts, report)
-        problem = measurement.problem
-        pipeline = _pipeline(problem, ways.solver)
-        made = _first_plan(read, cluster, measurement, pipeline, loaded.threads)
-        ranks = Ranks(model, read, problem, hosts, measurement.tiled, cluster.client.memory_bytes, ways.network, agent)
-        found = [
-            stay(model, loaded.settings(request.parallel), asked, cluster.client.memory_bytes, report),
-            *pipeline_candidates(problem, pipeline, made),
-            *ranks.candidates(report),
-        ]
-    if ways.verify:
-        with progress_bar("trying") as report:
-            found = measured(model, made, found, agent, report)
-    made = decided(made, found)
+    question = Question(
+        *(model, cluster, loaded.settings(request.parallel), asked),
+        solver=ways.solver,  # type: ignore[arg-type]
+        network=ways.network,
+        verify=ways.verify,
+    )
+    made, pipeline = decide(question, _agent(ssh_agent), progress_bar)
     if output:
         made.save(output)
     if json:
         print(made.to_json(), end="")
         return
-    out.print(render_network(problem.network, cluster.client.name))
-    if isinstance(pipeline, Allocation):
+    out.print(render_network(made.problem.network, cluster.client.name))
+    if pipeline:
         out.print(render_explanation(explain(pipeline)))
     out.print(render_candidates(made))
     if output:
         say(f"written to {output}; run it with `oallama cluster run {model} PROMPT --plan {output}`")
 
 
-def _pipeline(problem: Problem, solver: str) -> Allocation | DoesNotFit:
-    try:
-        return allocate(problem, solver=solver)  # type: ignore[arg-type]
-    except DoesNotFit as error:
-        return error
+def plan_for_hosts(model: Path, hosts: str, loaded: Loaded, n_generate: int, agent: str | None) -> ClusterPlan:
+    """The plan for one request on hosts that joined and this one."""
+    quiet()
+    warn_if_busy()
+    asked = Request(n_generate=n_generate).workload(loaded.ctx)
+    question = Question(model, cluster_of(None, hosts), loaded.settings(asked.n_parallel), asked)
+    made, _ = decide(question, agent, progress_bar)
+    return made
 
 
-def _first_plan(
-    read: ReadModel, cluster: ClusterFile, measurement: Measured, pipeline: Allocation | DoesNotFit, n_threads: int
-) -> ClusterPlan:
-    """The pipeline, before anything is compared; all layers on the client where none fits."""
-    found, problem = pipeline if isinstance(pipeline, Allocation) else None, measurement.problem
-    return ClusterPlan(
-        model=read.graph.model,
-        context=measurement.context,
-        client=cluster.client,
-        devices=cluster.devices,
-        problem=problem,
-        layers=found.layers if found else (problem.client.name,) * len(problem.layers),
-        bound_s=found.bound_s if found else 0.0,
-        tiled=measurement.tiled,
-        n_threads=n_threads,
-        request=read.request,
-    )
+def cluster_of(devices: Path | None, hosts: str | None) -> ClusterFile:
+    """The cluster of a devices.toml, or of hosts that joined and this one. Raises OallamaError unless one is given."""
+    if (devices is None) == (hosts is None):
+        raise OallamaError("name the hosts: --devices devices.toml, or --hosts a,b for hosts that joined")
+    if devices:
+        return load_devices(devices)
+    assert hosts is not None
+    entries = [host.entry() for host in named([name.strip() for name in hosts.split(",")])]
+    return ClusterFile(ClientEntry(memory_bytes=int(FREE_SHARE * native.core().host_memory())), tuple(entries))
 
 
-def probe(devices: Devices, ssh_agent: SshAgent = None, json: Json = False) -> None:
+def probe(devices: Devices = None, hosts: Hosts = None, ssh_agent: SshAgent = None, json: Json = False) -> None:
     """Measure the links between all hosts: latency, bandwidth, jitter, loss."""
     quiet()
-    cluster = load_devices(devices)
-    with members(cluster.devices, _agent(ssh_agent)) as hosts, progress_bar("measuring") as report:
-        none = {member.name: 0.0 for member in hosts}
-        network = measure_network(cluster.client.name, hosts, PROBE_BYTES, none, report)
+    cluster = cluster_of(devices, hosts)
+    with members(cluster.devices, _agent(ssh_agent)) as found, progress_bar("measuring") as report:
+        none = {member.name: 0.0 for member in found}
+        network = measure_network(cluster.client.name, found, PROBE_BYTES, none, report)
     if json:
         print_json(network.to_dict())
     else:

@@ -67,6 +67,11 @@ def run_plan(path: Path, wanted: Wanted, options: Options, agent: str | None) ->
     plan = ClusterPlan.load(path)
     graph = autoplan.read_graph(wanted.model, Settings(n_ctx=plan.context.n_ctx))
     check_model(plan.model, graph.model, "make a new one with `oallama cluster plan`")
+    return run_made(plan, wanted, options, agent)
+
+
+def run_made(plan: ClusterPlan, wanted: Wanted, options: Options, agent: str | None) -> int:
+    """As `run_plan`, by a plan that was just made."""
     wanted = replace(wanted, n_threads=wanted.n_threads or plan.n_threads)
     chosen = plan.chosen
     if chosen and chosen.ranks:

@@ -24,6 +24,7 @@ PROGRAMS = {"llama-server": "oallama serve", "llama-quantize": "oallama quantize
 PACKAGES = {
     "mpi4py": ("oallama[cluster]", "oallama cluster run"),
     "matplotlib": ("oallama[plot]", "--plot"),
+    "asyncssh": ("oallama[cluster]", "oallama cluster join"),
     "aiohttp": ("oallama[load]", "oallama bench serve"),
     "huggingface_hub": ("huggingface-hub", "Llama.from_pretrained"),
 }

@@ -67,7 +67,8 @@ class DeviceEntry:
     """A device's section. host: where it is started, by ssh unless "local". address: (host, port) of its RPC server.
 
     device: ggml's name of it there, None: the first accelerator, else the CPU. threads: of the CPU, 0: all. python: the
-    program that runs oallama there, None: the same path as here.
+    program that runs oallama there, None: the same path as here. memory_bytes: 0: what the host offers (joined hosts).
+    if_refused: what to do when ssh is refused there.
     flops, prefill_flops: per second, at one token and at a full micro-batch. bandwidth: bytes per second. None: measure
     """
 
@@ -82,6 +83,7 @@ class DeviceEntry:
     device: str | None = None
     threads: int = 0
     python: str | None = None
+    if_refused: str = ""
 
     @property
     def is_local(self) -> bool:

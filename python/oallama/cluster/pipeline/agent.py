@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from oallama.errors import OallamaError
 
 from .link_probe import Echo, measure_link
 
+PROGRAM = "oallama.cluster.pipeline.agent"
 TIMEOUT_S = "4"  # until a peer is given up that the network has lost
 START_TIMEOUT_S = 20.0
 ALIVE_S = 5.0  # between a client's signs of life
@@ -37,30 +39,47 @@ SILENCE_S = 30.0
 NO_SERVER, RUNS, IS_STOPPED, IS_GONE = range(4)
 
 
+FREE_SHARE = 0.8  # of the memory that is free, offered where nobody says how much
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a host lends to clients that do not say what they want of it.
+
+    device: ggml's name, None: the first accelerator, else the CPU. threads: of the CPU, 0: all. memory_bytes: 0: most
+    of what is free when a client comes.
+    """
+
+    device: str | None = None
+    threads: int = 0
+    memory_bytes: int = 0
+
+
 class Agent:
     """Answers requests; one method per command, its keywords the request's, its result the answer's."""
 
-    def __init__(self, progress: Callable[[float, float, str], None]) -> None:
-        self._progress = progress
+    def __init__(self, offer: Offer, progress: Callable[[float, float, str], None]) -> None:
+        self._offer, self._progress = offer, progress
         self._server: subprocess.Popen[bytes] | None = None
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
         self._echo: Echo | None = None
 
     def hello(self, device: str | None) -> dict[str, Any]:
-        """Who this is; device: ggml's name of the device to use, None: the first accelerator, else the CPU."""
+        """Who this is, and what it offers; device: ggml's name of the device to use, None: the offered one."""
         from oallama.engine import device_list, native
         from oallama.loading import autoplan
         from oallama.profiling.fingerprint import cpu_set
 
         core = native.core()
-        chosen = device_list.device(device or autoplan.find_accelerator() or "CPU")
+        chosen = device_list.device(device or self._offer.device or autoplan.find_accelerator() or "CPU")
         free = core.host_memory() if chosen.name == "CPU" else chosen.memory_free
         machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()  # containers of one machine share it
         return {"machine": machine, "pid": os.getpid(), "engine": core.ENGINE_ID} | {
             "device": chosen.name,
             "description": chosen.description,
             "memory": free,
-            "threads": len(cpu_set()),
+            "offered": self._offer.memory_bytes or int(FREE_SHARE * free),
+            "threads": self._offer.threads or len(cpu_set()),
         }
 
     def listen(self, address: str, port: int, token: str) -> dict[str, Any]:
@@ -203,7 +222,8 @@ def main() -> None:
 
     share_processor()  # before the engine is loaded
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the client, which ends us
-    agent = Agent(lambda done, total, what: say({"progress": [done, total, what]}))
+    offer = Offer(**json.loads(sys.argv[1])) if len(sys.argv) > 1 else Offer()
+    agent = Agent(offer, lambda done, total, what: say({"progress": [done, total, what]}))
     requests: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(requests,), daemon=True).start()
     while line := requests.get():

@@ -226,7 +226,7 @@ def _memory(job: ClientJob, plan: PlacementPlan, found: Mapping[str, Mapping[str
             kinds = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in held.items())
             raise OallamaError(
                 f"device {name} would hold {format_bytes(sum(held.values()))} ({kinds}), {format_bytes(over)} more "
-                "than devices.toml gives it; lower beta or n_ctx and plan again"
+                "than it may use; lower beta or n_ctx and plan again"
             )
         memory[name] = dict(held)
     return memory

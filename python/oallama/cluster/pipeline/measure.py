@@ -91,12 +91,12 @@ def measure_problem(model: Model, cluster: ClusterFile, members: Sequence[Member
     Devices are measured one after another where they share a host, links one after another always.
 
     Raises:
-        OallamaError: for what cannot be measured, and for a device with less memory free than devices.toml promises.
+        OallamaError: for what cannot be measured, and for a device with less memory free than its entry promises.
     """
     for member in members:
         if member.entry.memory_bytes <= model.compute_bytes:
             raise OallamaError(
-                f"devices.toml gives device {member.name} {format_bytes(member.entry.memory_bytes)}, and its compute "
+                f"device {member.name} may use {format_bytes(member.entry.memory_bytes)}, and its compute "
                 f"buffers alone take {format_bytes(model.compute_bytes)}; raise its memory or lower --ubatch"
             )
         alike = [other for other in members if _memory_of(other) == _memory_of(member)]
@@ -104,7 +104,7 @@ def measure_problem(model: Model, cluster: ClusterFile, members: Sequence[Member
         if member.hello["memory"] < promised:
             raise OallamaError(
                 f"{', '.join(other.name for other in alike)}: {format_bytes(member.hello['memory'])} are free, "
-                f"devices.toml promises {format_bytes(promised)}; lower it"
+                f"{format_bytes(promised)} are promised; lower that"
             )
     own, found = _measure_profiles(model, members, progress)
     software = {member.name: measured["software_s"] for member, measured in zip(members, found, strict=True)}

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 from oallama.base.environment import RPC_HASH_BYTES, RPC_TIMEOUT, RPC_TOKEN_FILE
@@ -17,7 +18,7 @@ from oallama.errors import OallamaError
 from ..allocation.devices import DeviceEntry
 from ..allocation.network import LinkQuality
 from . import remote
-from .agent import ALIVE_S, IS_GONE, IS_STOPPED, TIMEOUT_S
+from .agent import ALIVE_S, IS_GONE, IS_STOPPED, PROGRAM, TIMEOUT_S
 from .link_probe import EchoClient, Effort, measure_link
 
 Progress = Callable[[float, float, str], None]
@@ -38,6 +39,7 @@ class Member:
     token: what RPC server and echo ask for. agent: what starts programs on other hosts in place of ssh.
 
     Attributes:
+        entry: the device's; where it names no memory, with the memory and threads that its host offers.
         hello: what the agent says of itself (agent.py).
         endpoint, server_pid: host:port where this process reaches the RPC server, and its process there; after `serve`.
 
@@ -51,12 +53,15 @@ class Member:
         self._stack = ExitStack()
         self._lock = threading.Lock()
         self._number = 0  # of the last request
-        self._agent = remote.start(entry, ["-m", "oallama.cluster.pipeline.agent"], agent)
+        self._agent = remote.start(entry, ["-m", PROGRAM], agent)
         self._stack.callback(self._agent.end, END_S)
         threading.Thread(target=self._show_life, daemon=True).start()
         try:
             self.hello: dict[str, Any] = self._request("hello", timeout_s=START_S, device=entry.device)
             self._check_engine()
+            if not entry.memory_bytes:
+                offered, threads = int(self.hello["offered"]), int(self.hello["threads"])
+                self.entry = entry = replace(entry, memory_bytes=offered, threads=threads)
             self._request("listen", address=entry.address[0], port=entry.echo_port, token=token.hex())
             self._echo = self._way((entry.address[0], entry.echo_port))
         except BaseException:
@@ -166,7 +171,8 @@ class Member:
                 except TimeoutError:
                     raise OallamaError(f"{self._where()} did not answer within {timeout_s:g} s ({command})") from None
                 if said is None:
-                    raise OallamaError(f"{self._where()} cannot be used: {self._agent.last_words()}")
+                    why = remote.advised(self.entry, self._agent.last_words())
+                    raise OallamaError(f"{self._where()} cannot be used: {why}")
                 if said.get("number", self._number) != self._number:
                     continue  # the answer to a request that was given up
                 if "progress" in said:

@@ -42,6 +42,12 @@ def start(entry: DeviceEntry, arguments: Sequence[str], agent: str | None = None
         raise OallamaError(f"there is no {command[0]} here, which starts programs on {entry.host}") from None
 
 
+def advised(entry: DeviceEntry, words: str) -> str:
+    """What ssh has said last, and what the entry says of that."""
+    refused = any(text in words for text in ("Permission denied", "verification failed"))
+    return f"{words.rstrip('.')}; {entry.if_refused}" if refused and entry.if_refused else words
+
+
 class Tunnel:
     """`ssh -L`: a port of this host that leads to a port of the device's own loopback; encrypted.
 
