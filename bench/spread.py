@@ -30,7 +30,7 @@ from oallama.data.workload import Workload
 from oallama.engine.load_settings import Settings
 from oallama.netlab import Conditions, NetLab
 
-CTX = 1024
+LEAST_CTX = 1024
 
 
 @dataclass(frozen=True)
@@ -42,21 +42,27 @@ class Cell:
     cables: tuple[Conditions, ...]
     request: Workload
 
+    @property
+    def n_ctx(self) -> int:
+        return max(LEAST_CTX, self.request.n_prompt + 256)
+
 
 def cells() -> Iterator[Cell]:
     near, slow = Conditions(1e9, 0.1e-3), Conditions(1e9, 2e-3)
     fast, far = Conditions(1e10, 0.1e-3), Conditions(1e8, 20e-3)
-    for n_prompt in (64, 512):
+    for n_prompt in (64, 512, 2048):
         request = Workload(n_prompt, 32)
-        for room, memory in (("each holds it", (1.3, 1.3)), ("half each", (0.75, 0.75))):
+        for room, memory in (("each holds it", (1.3, 1.3)), ("three quarters each", (0.75, 0.75))):
             for link, cable in (("10 Gbit 0.1 ms", fast), ("1 Gbit 0.1 ms", near), ("1 Gbit 2 ms", slow)):
                 yield Cell(f"{n_prompt} tokens, {room}, {link}", memory, (cable,), request)
-        yield Cell(f"{n_prompt} tokens, half each, 100 Mbit 20 ms", (0.75, 0.75), (far,), request)
+        yield Cell(f"{n_prompt} tokens, three quarters each, 100 Mbit 20 ms", (0.75, 0.75), (far,), request)
         yield Cell(f"{n_prompt} tokens, third far away", (0.75, 0.75, 0.75), (near, far), request)
 
 
-def measure(cell: Cell, model: Path, nbytes: int, compute: int, folder: Path, rounds: int) -> list[dict[str, Any]]:
+def measure(cell: Cell, model: Path, folder: Path, rounds: int) -> list[dict[str, Any]]:
     """One entry per way."""
+    read = read_model(model, Settings(n_ctx=cell.n_ctx))
+    nbytes, compute = read.graph.weights_bytes + read.kv_bytes * read.graph.n_layer, read.compute_bytes
     n_hosts = len(cell.memory)
     cables: dict[Any, Conditions] = {0: Conditions(rate_bit=1e10)}
     for host, cable in enumerate(cell.cables, 1):
@@ -74,7 +80,7 @@ def measure(cell: Cell, model: Path, nbytes: int, compute: int, folder: Path, ro
             )
         )
         command = [OALLAMA, "cluster", "plan", str(model), "--devices", str(devices), "-o", str(file), "--json"]
-        command += ["--ctx", str(CTX), "--n-prompt", str(cell.request.n_prompt)]
+        command += ["--ctx", str(cell.n_ctx), "--n-prompt", str(cell.request.n_prompt)]
         command += ["--n-generate", str(cell.request.n_generate), "--network", lab.network]
         answer(lab, [*command, "--ssh-agent", str(lab.ssh_agent())])
         plan = ClusterPlan.load(file)
@@ -169,11 +175,7 @@ def main() -> None:
         folder = Path(name)
         os.environ["XDG_CACHE_HOME"] = str(folder / "cache")  # times of this hour, not of a cached one
         model = options.model or paper_model(folder / "model.gguf", options.layers)
-        read = read_model(model, Settings(n_ctx=CTX))
-        nbytes = read.graph.weights_bytes + read.kv_bytes * read.graph.n_layer
-        every = (
-            line for cell in chosen for line in measure(cell, model, nbytes, read.compute_bytes, folder, options.rounds)
-        )
+        every = (line for cell in chosen for line in measure(cell, model, folder, options.rounds))
         record(every, options.out, head=describe())
 
 

@@ -39,6 +39,7 @@ from support.lab import needs_lab
 from support.listening import beyond_loopback, descendants, listening
 from support.processes import process_of, until
 from support.servers import OALLAMA, call
+from support.ssh import needs_sshd, sshd_on
 
 
 def cluster_file(folder: Path, devices: dict[str, str], more: str = "") -> Path:
@@ -401,30 +402,13 @@ def test_a_plan_is_for_its_model(tiny: Callable[..., Path], tmp_path: Path) -> N
     assert done.returncode == 2 and "this plan is for another model (arch 'llama' against 'qwen2'" in done.stderr
 
 
-@contextmanager
-def ssh_server(folder: Path) -> Iterator[list[str]]:
-    """An sshd of our own on a free port of this host; yields the options that ssh needs for it."""
-    port = free_port()
-    for name in ("host", "user"):
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
-    config = folder / "sshd_config"
-    config.write_text(
-        f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/user.pub\n"
-        "StrictModes no\nUsePAM no\nPidFile none\nPasswordAuthentication no\n"
-    )
-    Path("/run/sshd").mkdir(exist_ok=True)  # it insists
-    with process_of(["/usr/sbin/sshd", "-D", "-e", "-f", config], stderr=subprocess.DEVNULL):
-        options = ["-p", str(port), "-i", str(folder / "user"), "-o", "UserKnownHostsFile=/dev/null"]
-        yield [*options, "-o", "StrictHostKeyChecking=no", "-o", "LogLevel=ERROR", "-F", "none"]
-
-
-@pytest.mark.skipif(
-    not Path("/usr/sbin/sshd").exists() or os.geteuid() != 0, reason="needs sshd: apt-get install openssh-server, root"
-)
+@needs_sshd
+@pytest.mark.skipif(os.geteuid() != 0, reason="an sshd needs root")
 def test_a_device_behind_ssh(tiny: Callable[..., Path], tmp_path: Path) -> None:
     """Started by ssh, and reached through its tunnel: its server listens on loopback alone."""
     model, notices = tiny("llama"), list[str]()
-    with ssh_server(tmp_path) as options:
+    command, options = sshd_on(tmp_path, "127.0.0.1", free_port())
+    with process_of(command, stderr=subprocess.DEVNULL):
         lines = f'host = "localhost"\nssh_options = {json.dumps(options)}\n'
         devices = {"a": lines + local("1GiB"), "b": local("1GiB")}
         with pipeline(model, tmp_path, devices, notices) as (running, hosts):

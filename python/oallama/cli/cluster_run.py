@@ -29,7 +29,7 @@ from oallama.data.plan import PlacementPlan, check_model
 from oallama.engine.load_settings import Settings
 from oallama.engine.runtime import quiet
 from oallama.loading import autoplan
-from oallama.loading.completion import complete
+from oallama.loading.completion import complete, warm_up
 from oallama.serving.door import Address
 
 from .terminal import progress_bar
@@ -93,6 +93,7 @@ def _run_here(plan: ClusterPlan, wanted: Wanted) -> int:
     n = wanted.n_threads
     threads: dict[str, Any] = {"n_threads": n, "n_threads_batch": n} if n else {}
     llm = Llama(str(wanted.model), plan=made, verbose=False, **threads)
+    warm_up(llm)  # as the other ways do
     clock, text = complete(llm, wanted.prompt, wanted.n_generate, wanted.temperature, wanted.seed, quiet=wanted.json)
     n_prompt = len(llm.tokenize(wanted.prompt.encode()))
     llm.close()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from oallama.base.printing import seconds, write_text
+from oallama.engine import runtime
 from oallama.errors import OallamaError
 
 
@@ -41,6 +42,13 @@ class TokenClock:
             f"{n_prompt} prompt tokens, {len(self.times)} generated: "
             f"TTFT {seconds(self.ttft_s)}, TPOT {seconds(self.tpot_s)}{speed}"
         )
+
+
+def warm_up(llm: Any) -> None:
+    """Compute one token and forget it: a device's first graph after loading takes longer than those that follow."""
+    llm.eval([max(0, llm.token_bos())])
+    runtime.llama_cpp().llama_synchronize(llm.ctx)
+    llm.reset()
 
 
 def complete(

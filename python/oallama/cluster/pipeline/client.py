@@ -136,6 +136,7 @@ class Generation:
         from oallama.engine.load_settings import Settings
         from oallama.llama import Llama
         from oallama.loading import autoplan
+        from oallama.loading.completion import warm_up
         from oallama.loading.dry_run import LocalAllocators
 
         self._job = job
@@ -154,6 +155,7 @@ class Generation:
             self._llm = Llama(job.model, plan=plan, verbose=False, **more)
         except (RuntimeError, ValueError) as error:
             raise ServerLost(str(error)) from error
+        warm_up(self._llm)
         self.tokens = list(job.tokens) or self._llm.tokenize(job.prompt.encode(), special=True)
         room = job.context.n_ctx - len(self.tokens)
         if room < 1:

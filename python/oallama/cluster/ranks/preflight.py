@@ -25,7 +25,7 @@ SAMPLES, SAMPLE_BYTES = 64, 1 << 16
 HEADER_BYTES = 4 << 20
 PROBE_S = 0.5  # most seconds of one timing
 PROMPT = 32  # tokens, where kernels for many columns are compared
-SUMS_S, LEAST_SUMS = 0.3, 7  # seconds of one size of sums, and at least so many
+SUMS_S, LEAST_BATCHES, BATCH = 0.3, 3, 8  # seconds of one size of sums, least batches of it, sums of a batch
 
 
 def file_fingerprint(path: Path) -> dict[str, Any]:
@@ -97,7 +97,11 @@ def report(path: Path, device: str, n_threads: int, comm: Any, *, alone: bool) -
 
 
 def sum_seconds(comm: Any, sizes: list[int]) -> list[tuple[int, float]]:
-    """(bytes, seconds) of an all-reduce of each size, as the ranks do it: the median of several, the slowest rank's."""
+    """(bytes, seconds) of an all-reduce of each size, as the ranks do it: the median of several, the slowest rank's.
+
+    They are timed several at a time, one after the other. After a barrier ranks do not begin at once but up to a
+    message's time apart, and whoever begins first would count that, too.
+    """
     import numpy as np
     from mpi4py import MPI
 
@@ -107,14 +111,14 @@ def sum_seconds(comm: Any, sizes: list[int]) -> list[tuple[int, float]]:
     group.probe()
     found = []
     for nbytes in sizes:
-        values, times = np.ones(max(1, nbytes // 4), np.float32), list[float]()
+        values, times = np.zeros(max(1, nbytes // 4), np.float32), list[float]()
         end = time.monotonic() + SUMS_S
-        while len(times) < LEAST_SUMS or comm.bcast(time.monotonic() < end):
+        while len(times) < LEAST_BATCHES or comm.bcast(time.monotonic() < end):
             comm.Barrier()
             begin = time.perf_counter()
-            group(values)
-            times.append(comm.allreduce(time.perf_counter() - begin, op=MPI.MAX))
-            values.fill(1.0)
+            for _ in range(BATCH):
+                group(values)
+            times.append(comm.allreduce(time.perf_counter() - begin, op=MPI.MAX) / BATCH)
         found.append((nbytes, statistics.median(times)))
     return found
 

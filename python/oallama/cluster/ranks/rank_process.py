@@ -15,7 +15,7 @@ from oallama.cluster.ranks.rank import RankJob, library, rank_llama, server_comm
 from oallama.engine import native
 from oallama.engine.runtime import quiet
 from oallama.errors import OallamaError
-from oallama.loading.completion import complete
+from oallama.loading.completion import complete, warm_up
 
 USER_ERROR = 2
 RANK_VARIABLE = "OMPI_COMM_WORLD_RANK"
@@ -51,6 +51,7 @@ def answer(job: RankJob, n_threads: int) -> None:
     """
     try:
         llm = rank_llama(job, n_threads)
+        warm_up(llm)
         clock, text = complete(llm, job.prompt, job.n_generate, job.temperature, job.seed, quiet=job.json)
     except (RuntimeError, ValueError) as error:
         if why := native.core().rank_error():
