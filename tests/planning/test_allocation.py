@@ -113,10 +113,20 @@ def of_a_pass(problem: Problem, layers, each: Pass) -> float:
     for i, k, nbytes in used_links:
         link = problem.network.links[names[i], names[k]]
         t = nbytes / (w.e_p * link.bandwidth) * 1e3
-        data += link.latency_s * 1e3 + t
+        data += link.latency_s * 1e3 + t + (slow_start(link, nbytes) * 1e3 if each.after_pause else 0.0)
         qos += w.wq1 * link.jitter_s * 1e3 + w.wq2 * t * link.loss + w.wq3 * link.loss**2
     complexity = w.w_c * sum(used for (_, j), used in x.items() if j)
     return (compute + data + complexity + qos) / 1e3
+
+
+def slow_start(link: LinkQuality, nbytes: float) -> float:
+    """Seconds that a link rests: every round trip that begins with data left has a window, twice the one before."""
+    trip, rests = 2 * link.latency_s, 0.0
+    for round_trip in range(40):
+        window = 14480 * 2**round_trip
+        is_left = nbytes > 14480 * (2 ** (round_trip + 1) - 1)
+        rests += max(0.0, trip - window / link.bandwidth) if is_left else 0.0
+    return rests
 
 
 def roofline(device: Device, flops: float, n: int) -> float:
@@ -423,6 +433,16 @@ def test_measured_seconds_go_before_flops():
     assert layer.seconds_on(replace(device, prefill_flops_per_s=5e8)) == 1e-3  # one token is as fast as measured
     measured = replace(layer, seconds={"a": ((1, 2e-3), (100, 2e-2))})
     assert measured.seconds_on(device) == 2e-3 and measured.seconds_on(device, 10) == pytest.approx(np.sqrt(4e-5))
+
+
+def test_tcp_begins_slowly_after_a_pause():
+    """Ten segments, then twice as many each round trip, until the data or the link's capacity is reached."""
+    link, first = LinkQuality(20e-3, 1e7), 14480
+    assert link.slow_start_s(first) == 0.0 and LinkQuality(1e-4, 1e7).slow_start_s(1e6) == 0.0
+    assert link.slow_start_s(first + 1) == pytest.approx(40e-3 - first / 1e7)
+    assert link.slow_start_s(3 * first + 1) == pytest.approx(2 * 40e-3 - 3 * first / 1e7)
+    # 14480 * 2^5 bytes a round trip are more than the link carries.
+    assert link.slow_start_s(1e9) == pytest.approx(5 * 40e-3 - 31 * first / 1e7)
 
 
 def test_prediction_adds_up():

@@ -132,12 +132,13 @@ def test_ranks_share_the_matrices_and_wait_for_sums():
     problem = a_problem(flops=(1e9, 3e9, 1e9))
     half = RankTimes({"client": 0.25, "a": 0.75}, ((400, 1e-4), (40000, 1e-3)), {}, 100)
     ttft, tpot = predict_ranks(problem, half, REQUEST, 512)
-    gather = 1e-3 + 0.75 * 400 / 1e8
-    assert tpot == pytest.approx(0.25 * (6 * 1e-3 + 2e-3) + 12 * 1e-4 + gather)
-    assert ttft == pytest.approx(0.25 * (6 * 0.1 + 2e-3) + 12 * 1e-3 + gather)
+    call_and_gather = 1e-3 + 1e-3 + 0.75 * 400 / 1e8
+    assert tpot == pytest.approx(0.25 * (6 * 1e-3 + 2e-3) + 12 * 1e-4 + call_and_gather)
+    assert ttft == pytest.approx(0.25 * (6 * 0.1 + 2e-3) + 12 * 1e-3 + call_and_gather)
     # Who computes longest is waited for.
     slow = replace(half, slower={"a": 2.0})
-    assert predict_ranks(problem, slow, REQUEST, 512)[1] == pytest.approx(0.5 * (6 * 1e-3 + 2e-3) + 12 * 1e-4 + gather)
+    twice = 0.5 * (6 * 1e-3 + 2e-3) + 12 * 1e-4 + call_and_gather
+    assert predict_ranks(problem, slow, REQUEST, 512)[1] == pytest.approx(twice)
     # Four sequences: four rows a sum, four rows of logits.
     several = Workload(100, 11, n_parallel=4)
     more = predict_ranks(problem, half, several, 512)

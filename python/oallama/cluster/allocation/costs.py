@@ -114,7 +114,7 @@ def _legs(problem: Problem, row_bytes: int, last: bool) -> Floats:
             if i != k and not (via_client and i and k):
                 crossings = messages(problem, row_bytes, to_client=k == 0, last=last)
                 link = problem.network.link(source, target)
-                seconds[i, k] = sum(n * sum(problem.settings.crossing(link, nbytes)) for n, nbytes in crossings)
+                seconds[i, k] = sum(each.times * sum(problem.settings.crossing(link, each)) for each in crossings)
     if via_client:
         seconds = seconds[:, :1] + seconds[:1, :]
         np.fill_diagonal(seconds, 0.0)

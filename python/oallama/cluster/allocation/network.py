@@ -12,6 +12,8 @@ from typing import Any
 
 from ...errors import OallamaError
 
+INITIAL_WINDOW = 10 * 1448  # bytes
+
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
@@ -63,6 +65,18 @@ class LinkQuality:
             longer = self.transfer_s(nbytes - self.message_bytes, payload_share)
             return self.software_s + max(self.message_s + longer, self.latency_s)
         return self.software_s + self.latency_s + self.transfer_s(nbytes, payload_share)
+
+    def slow_start_s(self, nbytes: float) -> float:
+        """Seconds that TCP takes longer for `nbytes` after a pause: it sends ten segments, and doubles that each round.
+
+        Linux begins so again where a connection was idle for about 0.2 s (RFC 6928, RFC 2861).
+        """
+        window, trip, extra = INITIAL_WINDOW, 2 * self.latency_s, 0.0
+        while nbytes > window and window < self.bandwidth * trip:
+            nbytes -= window
+            extra += trip - window / self.bandwidth
+            window *= 2
+        return extra
 
 
 _SAME = LinkQuality(latency_s=0.0, bandwidth=math.inf)

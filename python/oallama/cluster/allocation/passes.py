@@ -18,7 +18,7 @@ def prompt_passes(request: Workload, n_ubatch: int, n_ctx: int) -> tuple[Pass, .
     """
     end = request.depth + request.n_prompt
     return tuple(
-        Pass(n, int(depth == end), n * _mask_row(depth, n_ctx), request.n_parallel)
+        Pass(n, int(depth == end), n * _mask_row(depth, n_ctx), request.n_parallel, after_pause=True)
         for n, depth in request.chunks(n_ubatch)
     )
 

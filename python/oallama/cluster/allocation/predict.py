@@ -65,6 +65,7 @@ def _links_seconds(problem: Problem, layers: Sequence[str], payload_share: float
     for link in used_links(problem, layers):
         row_bytes = (problem.layers[link.after - 1] if link.after else problem.embedding).output_bytes
         to_client, last = link.target == problem.client.name, link.after == len(layers)
-        for count, nbytes in messages(problem, row_bytes, to_client=to_client, last=last):
-            seconds += count * link.quality.mean_s(nbytes, payload_share)
+        for each in messages(problem, row_bytes, to_client=to_client, last=last):
+            slow_start = link.quality.slow_start_s(each.nbytes) if each.after_pause else 0.0
+            seconds += each.times * (link.quality.mean_s(each.nbytes, payload_share) + slow_start)
     return seconds

@@ -58,19 +58,27 @@ class Settings:
             if not 0 < value <= 1:
                 raise OallamaError(f"setting {shown} is {value!r}, expected a share above 0, at most 1")
 
-    def crossing(self, link: LinkQuality, nbytes: float) -> Crossing:
-        """What `nbytes` over a link cost: L, t = O / (E_p * B), wq1 * jitter, wq2 * t * PLR, wq3 * PLR^2.
+    def crossing(self, link: LinkQuality, message: Message) -> Crossing:
+        """What a message over a link costs: L, t = O / (E_p * B), wq1 * jitter, wq2 * t * PLR, wq3 * PLR^2.
 
-        L has the software's part in it.
+        L has the software's part in it, and the transfer TCP's slow start after a pause.
         """
-        transfer = link.transfer_s(nbytes, self.e_p)
+        transfer = link.transfer_s(message.nbytes, self.e_p)
         return Crossing(
             latency_s=link.latency_s + link.software_s,
-            transfer_s=transfer,
+            transfer_s=transfer + (link.slow_start_s(message.nbytes) if message.after_pause else 0.0),
             jitter_s=self.wq1 * link.jitter_s,
             loss_s=self.wq2 * transfer * link.loss,
             loss_variance_s=self.wq3 * MS * link.loss**2,
         )
+
+
+class Message(NamedTuple):
+    """What passes send over a link, so many times. after_pause: the link has been idle before each."""
+
+    times: int
+    nbytes: int
+    after_pause: bool
 
 
 class Crossing(NamedTuple):
@@ -151,13 +159,14 @@ class Pass:
     """Tokens that go through all layers at once, `count` times.
 
     n_tokens: of one pass. n_returned: rows that the last layer hands to the head. mask_bytes: what a pass sends to a
-    device beside its tokens.
+    device beside its tokens. after_pause: links have been idle before it, because passes like it compute for long.
     """
 
     n_tokens: int = 1
     n_returned: int = 1
     mask_bytes: int = 0
     count: int = 1
+    after_pause: bool = False
 
     def __post_init__(self) -> None:
         if self.n_tokens < 1 or min(self.n_returned, self.mask_bytes, self.count) < 0:
@@ -227,8 +236,8 @@ class Problem:
         raise OallamaError(f"no device {name!r}; expected one of {', '.join(d.name for d in self.devices)}")
 
 
-def messages(problem: Problem, row_bytes: int, *, to_client: bool, last: bool) -> list[tuple[int, int]]:
-    """How often, and how many bytes at a time, all passes send over a link.
+def messages(problem: Problem, row_bytes: int, *, to_client: bool, last: bool) -> list[Message]:
+    """What all passes send over a link.
 
     row_bytes: of one token. to_client: where the data goes; the client gets no mask. last: after the last layer, where
     only the rows of the head are sent.
@@ -236,5 +245,6 @@ def messages(problem: Problem, row_bytes: int, *, to_client: bool, last: bool) -
     found = []
     for each in problem.passes:
         if rows := each.n_returned if last else each.n_tokens:
-            found.append((each.count, rows * row_bytes + (0 if to_client else each.mask_bytes)))
+            nbytes = rows * row_bytes + (0 if to_client else each.mask_bytes)
+            found.append(Message(each.count, nbytes, each.after_pause))
     return found

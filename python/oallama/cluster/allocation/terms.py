@@ -89,9 +89,9 @@ def price(problem: Problem, layers: Sequence[str]) -> Terms:
     sums = [0.0] * len(Crossing._fields)
     for link in used_links(problem, layers):
         to_client, last = link.target == problem.client.name, link.after == len(layers)
-        for count, nbytes in messages(problem, outputs[link.after], to_client=to_client, last=last):
-            crossing = weights.crossing(link.quality, nbytes)
-            sums = [total + count * term for total, term in zip(sums, crossing, strict=True)]
+        for message in messages(problem, outputs[link.after], to_client=to_client, last=last):
+            crossing = weights.crossing(link.quality, message)
+            sums = [total + message.times * term for total, term in zip(sums, crossing, strict=True)]
     latency, transfer, jitter, loss, variance = sums
     n_passes = sum(each.count for each in problem.passes)
     return Terms(compute, latency, transfer, weights.w_c * MS * len(layers) * n_passes, jitter, loss, variance)

@@ -25,7 +25,8 @@ SAMPLES, SAMPLE_BYTES = 64, 1 << 16
 HEADER_BYTES = 4 << 20
 PROBE_S = 0.5  # most seconds of one timing
 PROMPT = 32  # tokens, where kernels for many columns are compared
-SUMS_S, LEAST_BATCHES, BATCH = 0.3, 3, 8  # seconds of one size of sums, least batches of it, sums of a batch
+SUMS_S, LEAST_BATCHES, BATCH = 0.5, 3, 8  # seconds of one size of sums, least batches of it, sums of a batch
+PIECE_BYTES = 16 << 20  # that ranks read between two sums
 
 
 def file_fingerprint(path: Path) -> dict[str, Any]:
@@ -40,9 +41,10 @@ def file_fingerprint(path: Path) -> dict[str, Any]:
 
 
 def rank_seconds(graph: OperatorGraph, device: str, n_threads: int, kernels: str, n_tokens: int = 1) -> float | None:
-    """Seconds of the model's largest matrix, by ggml's kernels or ours ("oallama").
+    """Seconds of the model's largest matrix, by ggml's kernels or ours ("oallama"): the shortest of several times.
 
-    None where there is no memory to measure that, or no kernel.
+    What disturbs one of two ranks for a moment would else count as a difference between them. None where there is no
+    memory to measure that, or no kernel.
     """
     from oallama.engine import native
 
@@ -57,7 +59,7 @@ def rank_seconds(graph: OperatorGraph, device: str, n_threads: int, kernels: str
             return None
         realisation = {"realisation": "tiled"}
     try:
-        return float(bench.mul_mat(weight.type, k, m, n_tokens, n_expert, used, PROBE_S, **realisation)["median_s"])
+        return float(bench.mul_mat(weight.type, k, m, n_tokens, n_expert, used, PROBE_S, **realisation)["best_s"])
     except MemoryError:
         return None
 
@@ -97,10 +99,10 @@ def report(path: Path, device: str, n_threads: int, comm: Any, *, alone: bool) -
 
 
 def sum_seconds(comm: Any, sizes: list[int]) -> list[tuple[int, float]]:
-    """(bytes, seconds) of an all-reduce of each size, as the ranks do it: the median of several, the slowest rank's.
+    """(bytes, seconds) of an all-reduce of each size between computations: the median of several, the slowest rank's.
 
-    They are timed several at a time, one after the other. After a barrier ranks do not begin at once but up to a
-    message's time apart, and whoever begins first would count that, too.
+    Ranks compute for about as long as a piece of a layer takes, sum, and so on: whoever is done first waits, and the
+    network has been quiet meanwhile. What the same computations take without sums is subtracted.
     """
     import numpy as np
     from mpi4py import MPI
@@ -109,17 +111,25 @@ def sum_seconds(comm: Any, sizes: list[int]) -> list[tuple[int, float]]:
 
     group = AllReduce(comm)
     group.probe()
+    weights = np.ones(PIECE_BYTES // 4, np.float32)
+
+    def batch(values: Any) -> float:
+        comm.Barrier()
+        begin = time.perf_counter()
+        for _ in range(BATCH):
+            weights.sum()
+            if values is not None:
+                group(values)
+        return float(comm.allreduce(time.perf_counter() - begin, op=MPI.MAX)) / BATCH
+
     found = []
     for nbytes in sizes:
-        values, times = np.zeros(max(1, nbytes // 4), np.float32), list[float]()
+        values, alone, summed = np.zeros(max(1, nbytes // 4), np.float32), list[float](), list[float]()
         end = time.monotonic() + SUMS_S
-        while len(times) < LEAST_BATCHES or comm.bcast(time.monotonic() < end):
-            comm.Barrier()
-            begin = time.perf_counter()
-            for _ in range(BATCH):
-                group(values)
-            times.append(comm.allreduce(time.perf_counter() - begin, op=MPI.MAX) / BATCH)
-        found.append((nbytes, statistics.median(times)))
+        while len(summed) < LEAST_BATCHES or comm.bcast(time.monotonic() < end):
+            alone.append(batch(None))
+            summed.append(batch(values))
+        found.append((nbytes, max(1e-6, statistics.median(summed) - statistics.median(alone))))
     return found
 
 

@@ -41,7 +41,14 @@ def _pass_seconds(problem: Problem, ranks: RankTimes, each: Pass) -> float:
     row = problem.layers[0].output_bytes
     sums = SUMS_PER_LAYER * len(problem.layers) * log_log(ranks.sums, each.n_tokens * row)
     compute = max(_compute_seconds(problem, ranks, name, each) for name in ranks.shares)
-    return compute + sums + _gather_seconds(problem, ranks, each)
+    return _call_seconds(problem, ranks) + compute + sums + _gather_seconds(problem, ranks, each)
+
+
+def _call_seconds(problem: Problem, ranks: RankTimes) -> float:
+    """Until the farthest rank has heard what to compute."""
+    client = problem.client.name
+    links = [problem.network.link(client, name) for name in ranks.shares if name != client]
+    return max((link.latency_s for link in links), default=0.0)
 
 
 def _compute_seconds(problem: Problem, ranks: RankTimes, name: str, each: Pass) -> float:
