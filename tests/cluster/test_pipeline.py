@@ -25,7 +25,8 @@ from oallama.cluster.allocation.devices import ClusterFile, load_devices
 from oallama.cluster.allocation.network import LinkQuality, Network
 from oallama.cluster.allocation.problem import Device, Layer, Problem
 from oallama.cluster.pipeline.measure import Model, read_model
-from oallama.cluster.pipeline.members import Member, members
+from oallama.cluster.pipeline.member import Member
+from oallama.cluster.pipeline.members import members
 from oallama.cluster.pipeline.pipeline import Options, Pipeline
 from oallama.cluster.spread.choose import plan_of
 from oallama.engine.load_settings import Settings

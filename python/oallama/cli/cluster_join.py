@@ -33,7 +33,7 @@ def join(
     listen: Annotated[
         str | None, typer.Option(help="Address that clients reach; default: this host's in its private network.")
     ] = None,
-    port: Annotated[int, typer.Option(min=1, max=55533, help="Port that clients reach.")] = known.DEFAULT_PORT,
+    port: Annotated[int, typer.Option(min=1, max=65534, help="Port that clients reach.")] = known.DEFAULT_PORT,
     memory: Annotated[str | None, typer.Option(help="Memory to lend, 8GiB; default: 80 % of what is free.")] = None,
     device: Annotated[
         str | None, typer.Option(help="Device to lend; default: the first accelerator, else the CPU.")

@@ -14,7 +14,7 @@ from oallama.cluster.allocation.allocation import Solver
 from oallama.cluster.allocation.cluster_plan import ClusterPlan
 from oallama.cluster.allocation.devices import ClientEntry, ClusterFile, load_devices
 from oallama.cluster.allocation.explain import explain
-from oallama.cluster.join.known import named
+from oallama.cluster.join.known import entries_of
 from oallama.cluster.pipeline.agent import FREE_SHARE
 from oallama.cluster.pipeline.measure import measure_network
 from oallama.cluster.pipeline.members import members
@@ -32,7 +32,12 @@ from .options import Json, Kernels, Model, Sizes, Threads, TypeK, TypeV, setting
 from .terminal import out, progress_bar, warn_if_busy
 
 Devices = Annotated[Path | None, typer.Option("--devices", help="devices.toml: the hosts of the cluster.")]
-Hosts = Annotated[str | None, typer.Option("--hosts", help="Hosts that joined, as a,b (`cluster hosts`).")]
+Hosts = Annotated[
+    str | None,
+    typer.Option(
+        "--hosts", help="Hosts that joined (`cluster hosts`), or addresses of RPC servers: a,b,10.0.0.4:50052."
+    ),
+]
 SshAgent = Annotated[Path | None, typer.Option(help="Starts programs on hosts in place of ssh.")]
 PROBE_BYTES = 16384  # of 4096 values in f32 (docs/sources.md, 5)
 
@@ -143,7 +148,7 @@ def cluster_of(devices: Path | None, hosts: str | None) -> ClusterFile:
     if devices:
         return load_devices(devices)
     assert hosts is not None
-    entries = [host.entry() for host in named([name.strip() for name in hosts.split(",")])]
+    entries = entries_of([name.strip() for name in hosts.split(",")])
     return ClusterFile(ClientEntry(memory_bytes=int(FREE_SHARE * native.core().host_memory())), tuple(entries))
 
 

@@ -60,6 +60,7 @@ def profile_machine(
     type_k: str = "f16",
     type_v: str = "f16",
     alone: bool = False,
+    ours: bool = True,
     cache: Path | None = None,
     progress: Progress | None = None,
 ) -> Profile:
@@ -69,6 +70,7 @@ def profile_machine(
         graph: its tiers are the token counts measured.
         devices: names.
         alone: only these devices. Else the CPU too, every plan's second device, and copies between it and them.
+        ours: whether RPC servers are of this engine, and have its kernels.
         n_threads: CPU threads; 0 takes all CPUs this process may use.
         depths: KV rows attention is measured at, rounded up to what llama.cpp pads them to.
         type_k, type_v: KV cache types.
@@ -103,7 +105,7 @@ def profile_machine(
                 type_v=type_v,
                 accelerator=name != "CPU",
                 repacks=partial(_repacks, name),
-                tiles=partial(_tiles, name, alone),
+                tiles=partial(_tiles, name, alone and ours),
                 attends=partial(_attends, name),
             )
             if not (alone and task.kind in ("links", "overlap", "concurrency"))

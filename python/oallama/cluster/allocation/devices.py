@@ -13,6 +13,7 @@ memory = "8GiB"
 # python = "/opt/oallama/bin/python"                # default: where it is here
 # flops, prefill_flops: per second, instead of measuring; bandwidth: bytes per second to and from the client
 # ssh_options = ["-p", "2222"]
+# agent = false                   # its RPC server runs already, a llama.cpp's of anybody: nothing is started there
 
 [settings]                        # all optional
 E_p = 1.0
@@ -44,7 +45,7 @@ LOCAL = "local"
 PAYLOAD_SHARE = 1.0
 _DEVICE_KEYS = (
     *("name", "host", "address", "memory", "device", "threads", "python"),
-    *("flops", "prefill_flops", "bandwidth", "ssh_options"),
+    *("flops", "prefill_flops", "bandwidth", "ssh_options", "agent"),
 )
 _CLIENT_KEYS = ("name", "memory", "flops", "prefill_flops")
 # As the file (and the patent) spells them, and as Settings does.
@@ -68,7 +69,7 @@ class DeviceEntry:
 
     device: ggml's name of it there, None: the first accelerator, else the CPU. threads: of the CPU, 0: all. python: the
     program that runs oallama there, None: the same path as here. memory_bytes: 0: what the host offers (joined hosts).
-    if_refused: what to do when ssh is refused there.
+    if_refused: what to do when ssh is refused there. has_agent: False: its RPC server runs already, alone.
     flops, prefill_flops: per second, at one token and at a full micro-batch. bandwidth: bytes per second. None: measure
     """
 
@@ -84,6 +85,7 @@ class DeviceEntry:
     threads: int = 0
     python: str | None = None
     if_refused: str = ""
+    has_agent: bool = True
 
     @property
     def is_local(self) -> bool:
@@ -167,6 +169,12 @@ class _Reader:
         options = entry.get("ssh_options", [])
         if not isinstance(options, list) or not all(isinstance(option, str) for option in options):
             self._fail(f"{where}.ssh_options", "a list of texts", options)
+        has_agent = entry.get("agent", True)
+        if not isinstance(has_agent, bool):
+            self._fail(f"{where}.agent", "true or false", has_agent)
+        for key in () if has_agent else ("host", "device", "threads", "python", "ssh_options"):
+            if key in entry:
+                self._fail(where, f"no {key} beside agent = false, with which nothing is started there", entry[key])
         bandwidth = entry.get("bandwidth")
         return DeviceEntry(
             name=self._text(f"{where}.name", entry["name"]),
@@ -180,6 +188,7 @@ class _Reader:
             device=self._text(f"{where}.device", entry["device"]) if "device" in entry else None,
             threads=self._count(f"{where}.threads", entry["threads"]) if "threads" in entry else 0,
             python=self._text(f"{where}.python", entry["python"]) if "python" in entry else None,
+            has_agent=has_agent,
         )
 
     def _settings(self, entry: Mapping[str, Any], names: list[str]) -> tuple[Settings, LinkModel]:

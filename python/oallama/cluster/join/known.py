@@ -14,7 +14,7 @@ from pathlib import Path
 from oallama.base.jsonfile import read_json_object
 from oallama.errors import OallamaError
 
-from ..allocation.devices import DeviceEntry
+from ..allocation.devices import LOCAL, DeviceEntry
 from .keys import config_folder, write_private
 from .token import Token, private_key_file
 
@@ -68,7 +68,7 @@ def parse_address(text: str) -> tuple[str, int]:
     host, colon, port = text.partition(":")
     number = int(port) if port.isascii() and port.isdigit() else 0 if colon else DEFAULT_PORT
     try:
-        if 0 < number < 55535 and not ipaddress.IPv4Address(host).is_unspecified:
+        if 0 < number < 65535 and not ipaddress.IPv4Address(host).is_unspecified:
             return host, number
     except ValueError:
         pass
@@ -133,6 +133,12 @@ def named(names: Sequence[str]) -> list[KnownHost]:
         if name in names[:at]:
             raise OallamaError(f"host {name} is named twice")
     return [known[name] for name in names]
+
+
+def entries_of(names: Sequence[str]) -> list[DeviceEntry]:
+    """Devices of known hosts, and of RPC servers that are named by address and port. Raises OallamaError."""
+    hosts = {host.name: host.entry() for host in named([name for name in names if ":" not in name])}
+    return [hosts.get(name) or DeviceEntry(name, LOCAL, parse_address(name), 0, has_agent=False) for name in names]
 
 
 @contextmanager

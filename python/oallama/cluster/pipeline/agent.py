@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -212,7 +213,8 @@ def prune(folder: Path, limit: int) -> None:
             excess -= stat.st_size
 
 
-def main() -> None:
+def answer_requests(agent_of: Callable[[Callable[[float, float, str], None]], Any]) -> None:
+    """Answer what comes on standard input, until it ends. agent_of: makes the agent from what tells progress."""
     # Libraries write to standard output: answers have a descriptor of their own.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
@@ -222,8 +224,7 @@ def main() -> None:
 
     share_processor()  # before the engine is loaded
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the client, which ends us
-    offer = Offer(**json.loads(sys.argv[1])) if len(sys.argv) > 1 else Offer()
-    agent = Agent(offer, lambda done, total, what: say({"progress": [done, total, what]}))
+    agent = agent_of(lambda done, total, what: say({"progress": [done, total, what]}))
     requests: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(requests,), daemon=True).start()
     while line := requests.get():
@@ -251,6 +252,11 @@ def _listen(requests: queue.SimpleQueue[str]) -> None:
         if line.strip():
             requests.put(line)
     requests.put("")
+
+
+def main() -> None:
+    offer = Offer(**json.loads(sys.argv[1])) if len(sys.argv) > 1 else Offer()
+    answer_requests(partial(Agent, offer))
 
 
 if __name__ == "__main__":

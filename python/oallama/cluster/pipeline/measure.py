@@ -30,8 +30,9 @@ from ..allocation.devices import ClusterFile
 from ..allocation.network import LinkQuality, Network
 from ..allocation.passes import request_passes
 from ..allocation.problem import Device, Layer, Problem
+from .dialogue import Progress
 from .kernels import realised, tiled_kinds
-from .members import Member, Progress
+from .member import Member
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from ..allocation.problem import Problem
 from ..allocation.terms import price
 from .client import CLIENT, ClientJob
 from .link_probe import QUICK
-from .members import SILENCE_S, Member
+from .member import SILENCE_S, Member
 from .replan import Replan, changes, replan
 from .watch import Lost, Slower, Watch
 
@@ -180,13 +180,16 @@ class Pipeline:
             self.lose(event, HORIZON_TOKENS)
 
     def verdict(self, events: queue.Queue[Any], otherwise: str) -> Lost:
-        """What the watch says shortly after a process has ended. Raises OallamaError when it says nothing."""
+        """Which device is gone, shortly after a process has ended. Raises OallamaError when all are well."""
         end = time.monotonic() + GRACE_S
         while (left := end - time.monotonic()) > 0:
             with suppress(queue.Empty):
                 event = events.get(timeout=left)
                 if isinstance(event, Lost):
                     return event
+        for member in self._members.values():
+            if why := member.why_gone():
+                return Lost(member.name, why)
         raise OallamaError(otherwise)
 
     def lose(self, event: Lost, n_left: int) -> None:

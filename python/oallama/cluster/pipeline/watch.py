@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from .members import Member
+from .member import Member
 from .replan import LEAST_S
 
 # A link is judged by this many round trips, twice a second, against as many at the beginning.

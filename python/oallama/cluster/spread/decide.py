@@ -14,8 +14,9 @@ from ..allocation.allocation import Allocation, DoesNotFit, Solver, allocate
 from ..allocation.cluster_plan import ClusterPlan
 from ..allocation.devices import ClusterFile
 from ..allocation.problem import Problem
+from ..pipeline.dialogue import Progress
 from ..pipeline.measure import Measured, Model, measure_problem, read_model
-from ..pipeline.members import Progress, members
+from ..pipeline.members import members
 from .choose import decided, pipeline_candidates
 from .here import stay
 from .ranks import Ranks

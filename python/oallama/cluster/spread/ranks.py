@@ -14,9 +14,10 @@ from oallama.errors import OallamaError
 
 from ..allocation.candidates import Candidate, RankHost, RankPlan
 from ..allocation.problem import Problem
+from ..pipeline.dialogue import Progress
 from ..pipeline.kernels import kind_of
 from ..pipeline.measure import Model
-from ..pipeline.members import Member, Progress
+from ..pipeline.member import Member
 from ..ranks import launch
 from ..ranks.hosts import LOCAL
 from ..ranks.mpi import Host
@@ -111,6 +112,8 @@ class Ranks:
 def _why_not(member: Member) -> str:
     """Why a device's host can run no rank; "" if it can."""
     entry = member.entry
+    if not entry.has_agent:
+        return f"nothing can be started where {member.name} is: it is an RPC server alone"
     if member.hello["device"] != HOST:
         return f"ranks of a plan compute on CPUs, {member.name} is {member.hello['device']}"
     if entry.is_local:

@@ -15,7 +15,7 @@ from oallama.errors import OallamaError
 
 from ..allocation.candidates import Candidate
 from ..allocation.cluster_plan import ClusterPlan
-from ..pipeline.members import Progress
+from ..pipeline.dialogue import Progress
 from .choose import plan_of
 
 NEAR = 1.5  # ways that are predicted to take more than this times the fastest are not tried
