@@ -5,7 +5,8 @@ python bench/spread.py --table FILE      # of recorded cells, for docs/cluster.m
 
 Hosts are network namespaces (oallama.netlab; root) with one CPU each; more hosts than CPUs share them. For every cell
 `cluster plan` measures and chooses once. Then each way that it found possible runs the request, all in turn in each
-round. Without --model: the paper's LLaMA-3B shape (hidden 3200, 32 heads, feed-forward 8640) with 6 of 26 layers, Q8_0.
+round. Several requests at once are sent to a server, which is started anew for each way and round. Without --model:
+the paper's LLaMA-3B shape (hidden 3200, 32 heads, feed-forward 8640) with 6 of 26 layers, Q8_0.
 Writes the machine, then one JSON line per cell and way with every sample.
 """
 
@@ -14,10 +15,12 @@ from __future__ import annotations
 import json
 import os
 import statistics
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from subprocess import DEVNULL
 from typing import Any
 
 from cluster import OALLAMA, answer, paper_model, prompt_text
@@ -31,6 +34,7 @@ from oallama.engine.load_settings import Settings
 from oallama.netlab import Conditions, NetLab
 
 LEAST_CTX = 1024
+PORT = 8080
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,8 @@ class Cell:
 
     @property
     def n_ctx(self) -> int:
-        return max(LEAST_CTX, self.request.n_prompt + 256)
+        """Of all sequences; each may have as much."""
+        return max(LEAST_CTX, self.request.n_parallel * (self.request.n_prompt + 256))
 
 
 def cells() -> Iterator[Cell]:
@@ -57,6 +62,11 @@ def cells() -> Iterator[Cell]:
                 yield Cell(f"{n_prompt} tokens, {room}, {link}", memory, (cable,), request)
         yield Cell(f"{n_prompt} tokens, three quarters each, 100 Mbit 20 ms", (0.75, 0.75), (far,), request)
         yield Cell(f"{n_prompt} tokens, third far away", (0.75, 0.75, 0.75), (near, far), request)
+    for n_parallel in (8, 32):
+        request = Workload(64, 32, n_parallel=n_parallel)
+        for room, memory in (("each holds it", (1.3, 1.3)), ("three quarters each", (0.75, 0.75))):
+            for link, cable in (("10 Gbit 0.1 ms", fast), ("1 Gbit 2 ms", slow)):
+                yield Cell(f"{n_parallel} requests of 64 tokens, {room}, {link}", memory, (cable,), request)
 
 
 def measure(cell: Cell, model: Path, folder: Path, rounds: int) -> list[dict[str, Any]]:
@@ -82,6 +92,7 @@ def measure(cell: Cell, model: Path, folder: Path, rounds: int) -> list[dict[str
         command = [OALLAMA, "cluster", "plan", str(model), "--devices", str(devices), "-o", str(file), "--json"]
         command += ["--ctx", str(cell.n_ctx), "--n-prompt", str(cell.request.n_prompt)]
         command += ["--n-generate", str(cell.request.n_generate), "--network", lab.network]
+        command += ["--parallel", str(cell.request.n_parallel)]
         answer(lab, [*command, "--ssh-agent", str(lab.ssh_agent())])
         plan = ClusterPlan.load(file)
         assert plan.chosen is not None
@@ -90,8 +101,7 @@ def measure(cell: Cell, model: Path, folder: Path, rounds: int) -> list[dict[str
         for number in range(rounds):
             for way in ways:
                 plan_of(plan, way).save(file)
-                said = answer(lab, _command(lab, model, file, cell.request))
-                sample = {key: said[key] for key in ("ttft_s", "tpot_s", "n_prompt", "n_generated")}
+                sample = _sample(lab, model, file, cell.request)
                 found[way.name]["samples"].append(sample)
                 note(f"{cell.name}, round {number}, {way.name}: {sample} ({way.ttft_s:.3f}, {way.tpot_s:.4f})")
     _compare(cell, list(found.values()))
@@ -117,16 +127,27 @@ def _seconds(cell: Cell, ttft_s: float, tpot_s: float) -> float:
     return ttft_s + (cell.request.n_generate - 1) * tpot_s
 
 
-def _command(lab: NetLab, model: Path, plan: Path, request: Workload) -> list[str]:
-    command = [OALLAMA, "cluster", "run", str(model), prompt_text(request.n_prompt), "--plan", str(plan), "--json"]
-    command += ["--n-generate", str(request.n_generate), "--ssh-agent", str(lab.ssh_agent()), "--temperature", "0"]
-    return [*command, "--threshold", "1000"]  # the plan as it is
+def _sample(lab: NetLab, model: Path, plan: Path, request: Workload) -> dict[str, Any]:
+    """TTFT and TPOT of the request by the plan as it is: one prompt is completed, several are sent to a server."""
+    command = [OALLAMA, "cluster", "run", str(model), "--plan", str(plan), "--ssh-agent", str(lab.ssh_agent())]
+    command += ["--threshold", "1000"]
+    if request.n_parallel > 1:
+        with lab.popen(0, [*command, "--serve", "--port", str(PORT)], stdout=DEVNULL, stderr=DEVNULL) as server:
+            try:
+                sizes = (request.n_parallel, request.n_prompt, request.n_generate)
+                program = [sys.executable, str(Path(__file__).with_name("serve_once.py")), str(PORT), *map(str, sizes)]
+                return answer(lab, program)
+            finally:
+                server.terminate()
+    command += [prompt_text(request.n_prompt), "--n-generate", str(request.n_generate), "--temperature", "0", "--json"]
+    said = answer(lab, command)
+    return {key: said[key] for key in ("ttft_s", "tpot_s", "n_prompt", "n_generated")}
 
 
 def _entry(cell: Cell, plan: ClusterPlan, way: Any) -> dict[str, Any]:
     links = {f"{a} {b}": vars(link) for (a, b), link in plan.problem.network.links.items() if a == "client"}
     described = {"cell": cell.name, "memory": cell.memory, "cables": [vars(cable) for cable in cell.cables]}
-    described |= {"request": [cell.request.n_prompt, cell.request.n_generate], "links": links}
+    described |= {"request": asdict(cell.request), "links": links}
     described |= {"way": way.name, "kind": way.way, "layers": way.layers, "ranks": way.ranks and asdict(way.ranks)}
     described |= {"not_possible": {c.name: c.why_not for c in plan.candidates if c.why_not}}
     return {

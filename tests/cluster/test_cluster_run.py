@@ -22,10 +22,11 @@ from typing import Any
 import pytest
 
 from oallama.cluster.ranks import launch, mpi
+from oallama.cluster.ranks.disk import read_rate
 from oallama.cluster.ranks.hosts import load_hosts, place
 from oallama.cluster.ranks.mpi import Host
 from oallama.cluster.ranks.rank import RankJob
-from oallama.cluster.ranks.shards import WEIGHTS_SHARE, check_reports, faster_kernels, shares
+from oallama.cluster.ranks.shards import WEIGHTS_SHARE, check_reports, disk_floors, faster_kernels, shares
 from oallama.engine import runtime
 from oallama.engine.rpc import free_port
 from oallama.errors import OallamaError
@@ -136,6 +137,30 @@ def test_every_rank_has_the_threads_of_its_host() -> None:
 def test_a_model_that_does_not_fit_says_by_how_much() -> None:
     with pytest.raises(OallamaError, match=r"takes 1000 B.*may hold 340 B.*a 200 B, b 200 B.*: 660 B too little"):
         shares(reports([1, 1], [200, 200], "ab"))
+
+
+def test_what_ranks_read_from_their_disks_is_said() -> None:
+    """Two ranks on alpha share its memory; gamma's disk cannot be timed; beta caches all of its part."""
+    hosts = {"alpha": (1000, 500.0), "beta": (10000, 50.0), "gamma": (100, None)}
+    reports = [
+        {"host": host, "memory": hosts[host][0] << 20, "disk": disk, "model": {"nbytes": 4000 << 20}}
+        for host, disk in ((host, rate and rate * (1 << 20)) for host, (_, rate) in hosts.items())
+        for _ in range(2 if host == "alpha" else 1)
+    ]
+    lines = list(disk_floors(reports, [0.25, 0.05, 0.6, 0.1]))
+    room = WEIGHTS_SHARE * 500
+    assert lines == [
+        f"rank 0 on alpha: {1000 - room:.1f} MiB of 1000.0 MiB are read from the disk for each token, at least: "
+        f"{(1000 - room) / 500:.2f} s at 500.0 MiB/s",
+        f"rank 3 on gamma: {400 - WEIGHTS_SHARE * 100:.1f} MiB of 400.0 MiB are read from the disk for each token, "
+        "at least",
+    ]
+
+
+def test_a_disk_is_timed_past_the_page_cache(tmp_path: Path) -> None:
+    rate = read_rate(tmp_path, 8 << 20)
+    assert rate is None or 1 << 20 < rate < 1 << 37  # None: its file system has no direct reads
+    assert read_rate(tmp_path / "nowhere") is None and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -378,7 +403,7 @@ def test_a_host_that_cannot_be_reached(tiny: Callable[..., Path], tmp_path: Path
 def test_too_little_memory_on_all_hosts(tiny: Callable[..., Path]) -> None:
     group = launch.RankGroup((Host("localhost", 2),), variables={"OALLAMA_HOST_MEMORY": "1000000"})
     with pytest.raises(OallamaError, match=r"all hosts together may hold .*: .* too little"):
-        launch.prepare(group, RankJob(str(tiny("llama")), ()))
+        launch.prepare(group, RankJob(str(tiny("llama")), ()), print)
 
 
 def test_without_mpi_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

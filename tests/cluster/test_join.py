@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +27,7 @@ from support.processes import process_of, until
 from support.servers import OALLAMA
 
 LAYERS = "layers on beta"
+SMALL = {"OALLAMA_HOST_MEMORY": str(4 << 20)}  # of this host: too little for the model
 
 
 @dataclass(frozen=True)
@@ -48,11 +52,11 @@ class Joined:
 
 
 @contextmanager
-def joined(folder: Path, *more: str, port: int | None = None) -> Iterator[Joined]:
-    """`oallama cluster join` on this host, with its keys in `folder`."""
+def joined(folder: Path, *more: str, port: int | None = None, **variables: str) -> Iterator[Joined]:
+    """`oallama cluster join` on this host, with its keys in `folder`. variables: of its environment."""
     command = [OALLAMA, "cluster", "join", "--listen", "127.0.0.1", "--port", str(port or port_pair() - 1), *more]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with process_of(command, env=os.environ | {"XDG_CONFIG_HOME": str(folder)}, **pipes) as process:
+    with process_of(command, env=os.environ | {"XDG_CONFIG_HOME": str(folder), **variables}, **pipes) as process:
         assert process.stdout is not None and process.stderr is not None
         words = process.stdout.readline().split()
         assert words[:3] == ["oallama", "cluster", "add"], process.stderr.read()
@@ -143,8 +147,7 @@ def test_a_joined_host_computes(tiny: Callable[..., Path], here: Path) -> None:
         done = oallama("cluster", "hosts")
         assert beta.address in done.stdout and "beta" in done.stdout
         more = ["--hosts", "beta", "--temperature", "0", "--n-generate", "16", "--ctx", "1024"]
-        small = {"OALLAMA_HOST_MEMORY": str(4 << 20)}
-        done = oallama("cluster", "run", model, PROMPT, *more, env=os.environ | small)
+        done = oallama("cluster", "run", model, PROMPT, *more, env=os.environ | SMALL)
         assert done.returncode == 0 and LAYERS in done.stderr, done.stderr
         assert done.stdout.startswith(shown(model, expected(model, 1)))  # beta may have other kernels: near ties part
         # Neither a client that is gone nor the host itself can be reached from elsewhere.
@@ -189,6 +192,17 @@ def test_the_token_opens_nothing_but_the_agent(here: Path) -> None:
         assert "open failed" in ssh(host, options=["-W", f"127.0.0.2:{known.rpc_port(beta.port)}"]).stderr
 
 
+def test_silent_peers_keep_nobody_out(here: Path) -> None:
+    """They are let go after five seconds, and the oldest of many at once."""
+    with joined(here) as beta, ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_connection(("127.0.0.1", beta.port))) for _ in range(100)]
+        assert oallama("cluster", "add", "beta", beta.address, beta.token).returncode == 0
+        for peer in silent:
+            peer.settimeout(30)
+            while peer.recv(1000):  # the greeting, then the end
+                pass
+
+
 def test_one_client_at_a_time(here: Path) -> None:
     with joined(here) as beta:
         assert oallama("cluster", "add", "beta", beta.address, beta.token).returncode == 0
@@ -213,17 +227,45 @@ def test_a_host_joins_once(here: Path) -> None:
         assert done.returncode == 2 and "has this host joined already?" in done.stderr
 
 
-def test_a_host_that_leaves_is_planned_without(tiny: Callable[..., Path], here: Path) -> None:
-    """Killed while it computes: this host goes on with the same tokens."""
-    model, n = tiny("llama"), 400
+@contextmanager
+def small_disk(folder: Path) -> Iterator[Path]:
+    """A disk of 256 KiB."""
+    folder.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", folder], capture_output=True)
+    if done.returncode:
+        pytest.skip("nothing can be mounted here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_a_full_disk_keeps_no_weights_and_breaks_nothing(tiny: Callable[..., Path], here: Path) -> None:
+    model = tiny("llama", "F16")
+    with small_disk(here / "disk") as disk, joined(here, "--memory", "1GiB", XDG_CACHE_HOME=str(disk)) as beta:
+        assert oallama("cluster", "add", "beta", beta.address, beta.token).returncode == 0
+        more = ["--hosts", "beta", "--temperature", "0", "--n-generate", "1", "--ctx", "1024"]
+        for _ in range(2):  # the second time some of the weights may be there
+            done = oallama(
+                "cluster", "run", model, PROMPT, *more, env=os.environ | {"OALLAMA_HOST_MEMORY": str(6 << 20)}
+            )
+            assert done.returncode == 0 and LAYERS in done.stderr, done.stderr
+            assert done.stdout == shown(model, expected(model, 1)) + "\n"
+        assert sum(file.stat().st_size for file in disk.rglob("*") if file.is_file()) <= 256 << 10
+        assert not list(disk.rglob("*.part"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_host_that_leaves_is_planned_without(number: int, tiny: Callable[..., Path], here: Path) -> None:
+    """While it computes: the other goes on with the same tokens, soon."""
+    model, n = tiny("llama"), 900
     with joined(here, "--memory", "1GiB", "--threads", "1") as beta, joined(here / "b", "--threads", "1") as gamma:
         for name, host in (("beta", beta), ("gamma", gamma)):
             assert oallama("cluster", "add", name, host.address, host.token).returncode == 0
             host.heard("has left")
         plan = here / "plan.json"
         more = ["--ctx", "1024", "-o", plan]
-        small = {"OALLAMA_HOST_MEMORY": str(4 << 20)}
-        done = oallama("cluster", "plan", model, "--hosts", "beta,gamma", *more, env=os.environ | small)
+        done = oallama("cluster", "plan", model, "--hosts", "beta,gamma", *more, env=os.environ | SMALL)
         assert done.returncode == 0, done.stderr
         content = json.loads(plan.read_text())
         where = content["layers"]
@@ -235,9 +277,16 @@ def test_a_host_that_leaves_is_planned_without(tiny: Callable[..., Path], here: 
         with process_of([OALLAMA, "cluster", "run", model, *words], stdout=-1, stderr=-1) as client:
             assert client.stdout is not None and client.stderr is not None
             out = client.stdout.read(1)
-            beta.process.kill()
-            out, said = out + client.stdout.read(), client.stderr.read()
+            beta.process.send_signal(number)
+            gone, lines = time.monotonic(), []
+            for line in client.stderr:
+                lines.append(line)
+                if "layers move" in line:
+                    break
+            noticed = time.monotonic() - gone
+            out, said = out + client.stdout.read(), "".join(lines) + client.stderr.read()
         assert client.returncode == 0 and "beta" in said and "layers move" in said, said
+        assert noticed < 5, said
         assert out == shown(model, expected(model, n)) + "\n"
         gamma.heard("has left")
 

@@ -14,7 +14,7 @@ from oallama.cluster.ranks import hosts as hosts_file
 from oallama.cluster.ranks import launch
 from oallama.cluster.ranks.comm import ALGORITHMS, WIRES
 from oallama.cluster.ranks.mpi import Host
-from oallama.cluster.ranks.rank import RANK_KERNELS, RankJob
+from oallama.cluster.ranks.rank import RANK_KERNELS, RANK_MEMORIES, RankJob
 from oallama.errors import OallamaError
 from oallama.serving.door import Address
 
@@ -149,7 +149,7 @@ def run(
     for what, name, choices in (
         ("--allreduce", group.allreduce, ALGORITHMS),
         ("--wire", group.wire, WIRES),
-        ("--memory", group.memory, ("resident", "minimal")),
+        ("--memory", group.memory, RANK_MEMORIES),
         ("--kernels", group.kernels, ("auto", *RANK_KERNELS)),
     ):
         if name not in choices:
@@ -180,7 +180,7 @@ def run(
         n_ubatch=loaded.ubatch,
         json=json,
     )
-    placed, job = launch.prepare(placed, job)
+    placed, job = launch.prepare(placed, job, say)
     where = ", ".join(f"{h.name} ({h.slots})" for h in placed.hosts)
     say(f"{model.name} over {placed.n_ranks} ranks on {where}: {', '.join(f'{s:.1%}' for s in job.shares)} of it")
     if server.serve:

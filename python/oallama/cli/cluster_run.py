@@ -133,7 +133,7 @@ def _run_ranks(plan: ClusterPlan, ranks: RankPlan, wanted: Wanted, agent: str | 
         n_parallel=context.n_seq_max,
         json=wanted.json,
     )
-    group, job = launch.prepare(group, job)
+    group, job = launch.prepare(group, job, say)
     say(f"{wanted.model.name}: ranks on {', '.join(f'{h.name} ({h.share:.1%})' for h in ranks.hosts)}")
     if wanted.address:
         return launch.serve(group, job, wanted.address, say)

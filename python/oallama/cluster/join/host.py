@@ -38,7 +38,7 @@ class JoinedHost:
 
     def __init__(self, address: tuple[str, int], keys: OwnKeys, offer: Offer, notice: Callable[[str], None]) -> None:
         self._address, self._keys, self._offer, self._notice = address, keys, offer, notice
-        self._strangers = 0
+        self._strangers: list[Any] = []  # connections of peers that have not shown the token, the oldest first
         self._client = ""  # who has the host now
 
     async def serve(self, ready: Callable[[], None]) -> None:
@@ -52,13 +52,13 @@ class JoinedHost:
 
         class Peer(ssh.SSHServer):  # type: ignore[misc, name-defined]
             def connection_made(self, connection: Any) -> None:
-                self._is_known = False
-                host._strangers += 1
-                if host._strangers > MOST_STRANGERS:
-                    connection.abort()
+                self._connection = connection
+                host._strangers.append(connection)
+                if len(host._strangers) > MOST_STRANGERS:
+                    host._strangers.pop(0).abort()
 
             def connection_lost(self, _: Exception | None) -> None:
-                host._strangers -= not self._is_known
+                self._no_stranger()
 
             def public_key_auth_supported(self) -> bool:
                 return True
@@ -67,8 +67,11 @@ class JoinedHost:
                 return bool(key == known)
 
             def auth_completed(self) -> None:
-                self._is_known = True
-                host._strangers -= 1
+                self._no_stranger()
+
+            def _no_stranger(self) -> None:
+                with suppress(ValueError):
+                    host._strangers.remove(self._connection)
 
             def connection_requested(self, address: str, port: int, *_: Any) -> bool:
                 own = host._address[1]

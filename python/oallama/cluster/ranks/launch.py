@@ -31,8 +31,8 @@ from oallama.serving.unavailable import REUSE_PORT, unavailable
 
 from . import mpi
 from .mpi import Host
-from .rank import OURS, RankJob, library
-from .shards import check_reports, faster_kernels, shares
+from .rank import MINIMAL, OURS, RankJob, library
+from .shards import check_reports, disk_floors, faster_kernels, shares
 
 RANK_PROGRAM = "oallama.cluster.ranks.rank_process"
 SSH_TIMEOUT_S = 5
@@ -140,8 +140,10 @@ def look(group: RankGroup, model: Path, sums: Sequence[int] = ()) -> list[dict[s
         return found
 
 
-def prepare(group: RankGroup, job: RankJob) -> tuple[RankGroup, RankJob]:
+def prepare(group: RankGroup, job: RankJob, notice: Callable[[str], None]) -> tuple[RankGroup, RankJob]:
     """The group with kernels, and the job with the shares that the ranks' speed and memory give, unless it has them.
+
+    notice: is told, a line a rank, what has to be read from disks.
 
     Raises:
         OallamaError: for everything that would keep the ranks from starting.
@@ -152,8 +154,12 @@ def prepare(group: RankGroup, job: RankJob) -> tuple[RankGroup, RankJob]:
     check_reports(reports)
     if group.kernels == "auto":
         group = replace(group, kernels=faster_kernels(reports))
-    measured = tuple(shares(reports, group.memory == "resident", group.kernels))
-    return group, job if job.shares else replace(job, shares=measured)
+    measured = tuple(shares(reports, group.memory != MINIMAL, group.kernels))
+    job = job if job.shares else replace(job, shares=measured)
+    if group.memory == MINIMAL:
+        for line in disk_floors(reports, job.shares):
+            notice(line)
+    return group, job
 
 
 def start(group: RankGroup, job: RankJob, **options: Any) -> subprocess.Popen[Any]:
@@ -198,7 +204,7 @@ def serve(group: RankGroup, job: RankJob, address: Address, notice: Callable[[st
             if group.n_ranks < 2:
                 return code
             arguments = tuple(word for word in job.server or () if word != REUSE_PORT)
-            group, job = prepare(group, replace(job, shares=(), server=(*arguments, REUSE_PORT)))
+            group, job = prepare(group, replace(job, shares=(), server=(*arguments, REUSE_PORT)), notice)
             next_starts()
             notice(f"a rank failed; serving again with {group.n_ranks} ranks on {_where(group)}")
 

@@ -16,9 +16,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from oallama.base.environment import RANK_FOLDER, RANK_MEMORY
 from oallama.data.operators import OperatorGraph
 
-from .rank import OURS, RANK_KERNELS
+from .disk import read_rate
+from .rank import MINIMAL, OURS, RANK_KERNELS
 from .shards import check_splits
 
 SAMPLES, SAMPLE_BYTES = 64, 1 << 16
@@ -81,6 +83,9 @@ def report(path: Path, device: str, n_threads: int, comm: Any, *, alone: bool) -
         found["model"] = file_fingerprint(path)
     except (OSError, ValueError) as err:
         found["error"] = str(err)
+    if RANK_MEMORY.get() == MINIMAL:
+        comm.Barrier()  # ranks of a host share its disk
+        found["disk"] = read_rate(Path(RANK_FOLDER.get() or "/var/tmp"))
     graph = None
     comm.Barrier()
     if "error" not in found:

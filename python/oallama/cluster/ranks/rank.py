@@ -20,6 +20,9 @@ LIBRARY = "liboallama-ranks.so"
 OURS = "oallama"
 # Whose kernels compute products and attention on CPUs.
 RANK_KERNELS = ("ggml", OURS)
+MINIMAL = "minimal"
+# Where their weights are: in memory, or in a file of which they keep what they compute with.
+RANK_MEMORIES = ("resident", MINIMAL)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from oallama.data.budget import format_bytes
@@ -100,6 +100,22 @@ def shares(reports: Sequence[Mapping[str, Any]], resident: bool = True, kernels:
         left -= sum(share[i] for i in full)
         open_ranks = open_ranks - full if full else set()
     return share
+
+
+def disk_floors(reports: Sequence[Mapping[str, Any]], shares: Sequence[float]) -> Iterator[str]:
+    """Of ranks whose weights are in a file, and more than the host's free memory can cache: how long a token takes at
+    least, because the rest is read from the disk for each.
+    """
+    for rank, (found, share) in enumerate(zip(reports, shares, strict=True)):
+        weights = share * reports[0]["model"]["nbytes"]
+        room = WEIGHTS_SHARE * found["memory"] / sum(other["host"] == found["host"] for other in reports)
+        if weights <= room:
+            continue
+        missing = weights - room
+        said = f"rank {rank} on {found['host']}: {format_bytes(int(missing))} of {format_bytes(int(weights))} are read"
+        rate = found["disk"]
+        speed = f": {missing / rate:.2f} s at {format_bytes(int(rate))}/s" if rate else ""
+        yield f"{said} from the disk for each token, at least{speed}"
 
 
 def _memory(reports: Sequence[Mapping[str, Any]], host: str) -> float:
