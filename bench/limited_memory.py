@@ -1,10 +1,10 @@
-"""Ranks in less memory than their weights: time and disk reads of a token, against what the disk allows at best.
+"""Ranks in less memory than their weights: time and disk reads of a token, against the disk's own speed.
 
 python bench/limited_memory.py [--model FILE.gguf] [--rounds 5] [--shares 0.5,0.75,1] [--out FILE]
 
 Two ranks of one thread each, with --memory minimal, in a control group that limits memory and page cache. A share is
-of the weights; what the programs take without weights is measured first and comes on top. Needs root and control
-groups of version 1. Without --model: the paper's LLaMA-3B shape with 6 of 26 layers, Q8_0.
+of the weights; what the programs take without weights is measured first and comes on top. Reads are the whole disk's,
+so nothing else may run. Needs root and control groups of version 1. Without --model: the paper's LLaMA-3B shape with 6 of 26 layers, Q8_0.
 """
 
 from __future__ import annotations
@@ -25,62 +25,63 @@ from oallama.bench.machine import describe
 from oallama.bench.script import arguments, note, record
 from oallama.cluster.ranks.disk import read_rate
 
-GROUPS = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup/blkio")
+GROUPS = Path("/sys/fs/cgroup/memory")
 FOLDER = Path("/var/tmp")  # of the ranks' weights
 
 
 @contextmanager
-def group(limit: int | None) -> Iterator[list[Path]]:
-    """Groups of memory and of disk accesses, the first with this limit in bytes."""
-    made = [root / f"oallama-{os.getpid()}" for root in GROUPS]
-    for folder in made:
-        folder.mkdir()
+def group(limit: int | None) -> Iterator[Path]:
+    """A control group with this limit of memory in bytes."""
+    made = GROUPS / f"oallama-{os.getpid()}"
+    made.mkdir()
     try:
         if limit:
-            (made[0] / "memory.limit_in_bytes").write_text(str(limit))
+            (made / "memory.limit_in_bytes").write_text(str(limit))
         yield made
     finally:
-        for folder in made:
-            folder.rmdir()
+        made.rmdir()
 
 
-def run(model: Path, n_generate: int, groups: list[Path]) -> dict[str, Any]:
-    """What ranks in these groups say, and the bytes that they read from disks."""
-
-    def join() -> None:
-        for folder in groups:
-            (folder / "cgroup.procs").write_text(str(os.getpid()))
-
+def ranks(model: Path, n_generate: int, group: Path, **pipes: Any) -> subprocess.Popen[str]:
+    """Two ranks that answer, in the group."""
     command = [OALLAMA, "cluster", "run", str(model), "Once upon a time", "-n", "2", "--memory", "minimal", "--ctx"]
     command += ["256", "--n-generate", str(n_generate), "--temperature", "0", "--json", "--kernels", "oallama"]
-    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=join, timeout=3600)
-    if done.returncode:
-        raise SystemExit(done.stderr[-2000:])
-    return dict(json.loads(done.stdout)) | {"read_bytes": read_bytes(groups[1]), "said": done.stderr.splitlines()}
+    command += ["--split", "1,1"]
+    return subprocess.Popen(command, text=True, preexec_fn=lambda: _join(group), **pipes)
 
 
-def read_bytes(folder: Path) -> int:
-    """Of all disks, by the group's processes so far."""
-    lines = (folder / "blkio.throttle.io_service_bytes").read_text().splitlines()
-    return sum(int(line.split()[2]) for line in lines if len(line.split()) == 3 and line.split()[1] == "Read")
+def _join(group: Path) -> None:
+    (group / "cgroup.procs").write_text(str(os.getpid()))
+
+
+def run(model: Path, n_generate: int, group: Path) -> dict[str, Any]:
+    """What ranks in this group say, and what was read from the disk meanwhile."""
+    before = read_bytes()
+    with ranks(model, n_generate, group, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        answer, said = process.communicate(timeout=3600)
+    if process.returncode:
+        raise SystemExit(said[-2000:])
+    return dict(json.loads(answer)) | {"read_bytes": read_bytes() - before, "said": said.splitlines()}
+
+
+def read_bytes() -> int:
+    """Of the disk of the ranks' weights, by everybody, since the machine started."""
+    device = os.stat(FOLDER).st_dev
+    for line in Path("/proc/diskstats").read_text().splitlines():
+        words = line.split()
+        if (int(words[0]), int(words[1])) == (os.major(device), os.minor(device)):
+            return 512 * int(words[5])
+    raise SystemExit(f"the disk of {FOLDER} is not in /proc/diskstats")
 
 
 def programs_bytes(model: Path) -> int:
-    """What the programs take beside the page cache: the most that the group holds of it while ranks answer."""
+    """The most memory that the group holds beside the page cache while ranks answer."""
     most = 0
-    with group(None) as groups:
-
-        def join() -> None:
-            for folder in groups:
-                (folder / "cgroup.procs").write_text(str(os.getpid()))
-
-        command = [OALLAMA, "cluster", "run", str(model), "Once upon a time", "-n", "2", "--memory", "minimal"]
-        command += ["--ctx", "256", "--n-generate", "100", "--temperature", "0", "--json", "--kernels", "oallama"]
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=join) as ranks:
-            while ranks.poll() is None:
-                stat = dict(line.split() for line in (groups[0] / "memory.stat").read_text().splitlines())
-                most = max(most, int(stat["total_rss"]) + int(stat.get("total_shmem", 0)))
-                time.sleep(0.05)
+    with group(None) as made, ranks(model, 100, made, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        while process.poll() is None:
+            stat = dict(line.split() for line in (made / "memory.stat").read_text().splitlines())
+            most = max(most, int(stat["total_rss"]) + int(stat["total_shmem"]))
+            time.sleep(0.05)
     return most
 
 
@@ -92,12 +93,11 @@ def cells(model: Path, shares: list[float], rounds: int, n_generate: int) -> Ite
     for number in range(rounds):
         for share in shares:
             limit, rate = int(programs + share * weights), read_rate(FOLDER)
-            with group(limit) as groups:
-                first = run(model, 2, groups)
-                both = run(model, 2 + n_generate, groups)
+            with group(limit) as made:
+                short, long = (run(model, n, made) for n in (2, 2 + n_generate))
             # Loading and the first two tokens are in both.
-            read = (both["read_bytes"] - 2 * first["read_bytes"]) / n_generate
-            sample = {"tpot_s": both["tpot_s"], "read_bytes": read, "disk_bytes_s": rate, "said": both["said"]}
+            read = (long["read_bytes"] - short["read_bytes"]) / n_generate
+            sample = {"tpot_s": long["tpot_s"], "read_bytes": read, "disk_bytes_s": rate, "said": long["said"]}
             entry = found.setdefault(
                 share, {"share": share, "weights": weights, "programs": programs, "limit": limit, "samples": []}
             )
@@ -106,8 +106,7 @@ def cells(model: Path, shares: list[float], rounds: int, n_generate: int) -> Ite
     for entry in found.values():
         for key in ("tpot_s", "read_bytes", "disk_bytes_s"):
             entry[f"median_{key}"] = statistics.median(sample[key] for sample in entry["samples"])
-        missing = max(0.0, 1 - entry["share"]) * weights
-        entry["floor_s"] = missing / entry["median_disk_bytes_s"]
+        entry["read_s"] = entry["median_read_bytes"] / entry["median_disk_bytes_s"]
         yield entry
 
 
