@@ -4,7 +4,8 @@ python bench/limited_memory.py [--model FILE.gguf] [--rounds 5] [--shares 0.5,0.
 
 Two ranks of one thread each, with --memory minimal, in a control group that limits memory and page cache. A share is
 of the weights; what the programs take without weights is measured first and comes on top. Reads are the whole disk's,
-so nothing else may run. Needs root and control groups of version 1. Without --model: the paper's LLaMA-3B shape with 6 of 26 layers, Q8_0.
+so nothing else may run. Needs root and control groups of version 1. Without --model: the paper's LLaMA-3B shape with 6
+of 26 layers, Q8_0.
 """
 
 from __future__ import annotations

@@ -33,6 +33,7 @@ using ranges = std::vector<range>;
 struct area {
     void * base;
     size_t size;
+    int    file;
     size_t written; // since it was given back
 };
 
@@ -42,7 +43,7 @@ const uintptr_t page = uintptr_t(sysconf(_SC_PAGESIZE));
 
 class reader {
   public:
-    void ask(ranges wanted) {
+    void ask(const ranges & wanted) {
         std::lock_guard<std::mutex> lock(mutex_);
         if (!thread_.joinable()) {
             thread_ = std::thread([this] { work(); });
@@ -89,13 +90,33 @@ class reader {
     std::thread             thread_;
 };
 
+// Which piece follows which, as they did before. A piece is known by its first weight.
+class succession {
+  public:
+    // The pieces go on with this one; what followed it, null at the first time.
+    const ranges * go_on(const ranges & piece) {
+        if (last_) {
+            after_[last_] = piece;
+        }
+        last_           = piece.front().first;
+        const auto next = after_.find(last_);
+        return next == after_.end() ? nullptr : &next->second;
+    }
+
+  private:
+    std::map<uintptr_t, ranges> after_;
+    uintptr_t                   last_ = 0;
+};
+
 struct window {
-    std::map<uintptr_t, area>   areas; // by their end
-    std::map<uintptr_t, ranges> after; // what was read after the piece that begins with a weight
-    uintptr_t                   last = 0;
-    std::mutex                  order; // of after and last: contexts may compute side by side
-    int                         n_backends = 0;
-    reader                      ahead;
+    std::map<uintptr_t, area> areas;    // by their end
+    double                    room = 0; // bytes of weights that the page cache can keep, 0: all
+    std::map<uintptr_t, bool> leaves;   // whether the page cache gives a piece back after each use
+    double                    due = 0;  // bytes that should leave and do not
+    succession                all, those_that_leave;
+    std::mutex                order; // of the above: contexts may compute side by side
+    int                       n_backends = 0;
+    reader                    ahead;
 
     decltype(ggml_backend_i::graph_compute) compute = nullptr;
     decltype(ggml_backend_i::free)          free    = nullptr;
@@ -114,6 +135,7 @@ area & of(ggml_backend_buffer_t buffer) {
 
 void free_buffer(ggml_backend_buffer_t buffer) {
     munmap(of(buffer).base, of(buffer).size);
+    close(of(buffer).file);
     the().areas.erase(reinterpret_cast<uintptr_t>(buffer->context) + buffer->size);
 }
 
@@ -187,11 +209,11 @@ ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t buft, size_t size)
         return nullptr;
     }
     void * base = mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    close(file);
     if (base == MAP_FAILED) {
+        close(file);
         return nullptr;
     }
-    the().areas[reinterpret_cast<uintptr_t>(base) + size] = { base, whole, 0 };
+    the().areas[reinterpret_cast<uintptr_t>(base) + size] = { base, whole, file, 0 };
     return ggml_backend_buffer_init(buft, buffer_interface, base, size);
 }
 
@@ -239,29 +261,70 @@ ranges weights_of(const ggml_cgraph * graph) {
     return merged;
 }
 
+// Of the weights, that the page cache cannot keep.
+double share_to_leave() {
+    double weights = 0;
+    for (const auto & [end, a] : the().areas) {
+        weights += double(a.size);
+    }
+    const double room = the().room;
+    return room > 0 && weights > room ? 1 - room / weights : 0;
+}
+
+size_t bytes_of(const ranges & reads) {
+    size_t total = 0;
+    for (const range & r : reads) {
+        total += r.end - r.first;
+    }
+    return total;
+}
+
+// Pieces that leave lie evenly between those that stay, so that computing one hides reading another. Without this the
+// kernel drops what was used longest ago, and that is what is used next.
+bool leaves(const ranges & reads) {
+    window & w              = the();
+    const auto [it, is_new] = w.leaves.try_emplace(reads.front().first, false);
+    if (is_new) {
+        const double nbytes = double(bytes_of(reads));
+        w.due += nbytes * share_to_leave();
+        it->second = w.due >= nbytes / 2;
+        w.due -= it->second ? nbytes : 0.0;
+    }
+    return it->second;
+}
+
+// Unmaps a piece. A page that is shared with a neighbour goes too: it comes back by itself.
+void give_back(const ranges & reads, bool from_cache) {
+    for (const range & r : reads) {
+        const uintptr_t first = r.first / page * page;
+        madvise(reinterpret_cast<void *>(first), r.end - first, MADV_DONTNEED);
+        if (from_cache) {
+            const area & a = the().areas.lower_bound(r.end)->second;
+            posix_fadvise(a.file, off_t(first - reinterpret_cast<uintptr_t>(a.base)), off_t(r.end - first),
+                          POSIX_FADV_DONTNEED);
+        }
+    }
+}
+
 ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
     window &     w     = the();
     const ranges reads = weights_of(graph);
     if (reads.empty()) {
         return w.compute(backend, graph);
     }
+    bool is_leaving = false;
     {
-        // Pieces follow one another as they did before.
         std::lock_guard<std::mutex> lock(w.order);
-        if (w.last) {
-            w.after[w.last] = reads;
+        is_leaving = leaves(reads);
+        if (const ranges * next = w.all.go_on(reads); next && !leaves(*next)) {
+            w.ahead.ask(*next);
         }
-        w.last = reads.front().first;
-        if (const auto next = w.after.find(w.last); next != w.after.end()) {
-            w.ahead.ask(next->second);
+        if (const ranges * next = is_leaving ? w.those_that_leave.go_on(reads) : nullptr) {
+            w.ahead.ask(*next);
         }
     }
     const ggml_status status = w.compute(backend, graph);
-    for (const range & r : reads) {
-        // A page that is shared with a neighbour goes too: it comes back by itself.
-        const uintptr_t first = r.first / page * page;
-        madvise(reinterpret_cast<void *>(first), r.end - first, MADV_DONTNEED);
-    }
+    give_back(reads, is_leaving);
     return status;
 }
 
@@ -274,6 +337,10 @@ void free_backend(ggml_backend_t backend) {
 
 void oa_window_check() {
     close(open_file(0));
+}
+
+void oa_window_room(double nbytes) {
+    the().room = nbytes;
 }
 
 ggml_backend_buffer_type_t oa_window_buffer_type(ggml_backend_dev_t dev, ggml_backend_buffer_type_t real) {

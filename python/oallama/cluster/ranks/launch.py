@@ -20,6 +20,7 @@ from oallama.base.environment import (
     OWN_KERNELS,
     RANK_DEVICE,
     RANK_MEMORY,
+    RANK_ROOM,
     RANK_SPEEDS,
     RANK_THREADS,
     RANK_TIMEOUT,
@@ -32,7 +33,7 @@ from oallama.serving.unavailable import REUSE_PORT, unavailable
 from . import mpi
 from .mpi import Host
 from .rank import MINIMAL, OURS, RankJob, library
-from .shards import check_reports, disk_floors, faster_kernels, shares
+from .shards import check_reports, disk_floors, faster_kernels, shares, weights_room
 
 RANK_PROGRAM = "oallama.cluster.ranks.rank_process"
 SSH_TIMEOUT_S = 5
@@ -157,6 +158,8 @@ def prepare(group: RankGroup, job: RankJob, notice: Callable[[str], None]) -> tu
     measured = tuple(shares(reports, group.memory != MINIMAL, group.kernels))
     job = job if job.shares else replace(job, shares=measured)
     if group.memory == MINIMAL:
+        room = {RANK_ROOM.name: ",".join(map(str, weights_room(reports)))}
+        group = replace(group, variables={**group.variables, **room})
         for line in disk_floors(reports, job.shares):
             notice(line)
     return group, job

@@ -78,10 +78,10 @@ def shares(reports: Sequence[Mapping[str, Any]], resident: bool = True, kernels:
         OallamaError: when all hosts together have too little memory, saying by how much.
     """
     nbytes = float(reports[0]["model"]["nbytes"])
-    ranks_of = {r["host"]: sum(other["host"] == r["host"] for other in reports) for r in reports}
-    room = [WEIGHTS_SHARE * r["memory"] / ranks_of[r["host"]] if resident else nbytes for r in reports]
+    room = weights_room(reports) if resident else [nbytes for _ in reports]
     if sum(room) < nbytes:
-        offered = ", ".join(f"{host} {format_bytes(int(_memory(reports, host)))}" for host in ranks_of)
+        hosts = dict.fromkeys(r["host"] for r in reports)
+        offered = ", ".join(f"{host} {format_bytes(int(_memory(reports, host)))}" for host in hosts)
         missing = format_bytes(int(nbytes - sum(room)))
         raise OallamaError(
             f"the model takes {format_bytes(int(nbytes))}, all hosts together may hold {format_bytes(int(sum(room)))} "
@@ -102,13 +102,18 @@ def shares(reports: Sequence[Mapping[str, Any]], resident: bool = True, kernels:
     return share
 
 
+def weights_room(reports: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Bytes of weights that each rank's part of its host's free memory can hold."""
+    ranks_of = {r["host"]: sum(other["host"] == r["host"] for other in reports) for r in reports}
+    return [int(WEIGHTS_SHARE * r["memory"] / ranks_of[r["host"]]) for r in reports]
+
+
 def disk_floors(reports: Sequence[Mapping[str, Any]], shares: Sequence[float]) -> Iterator[str]:
-    """Of ranks whose weights are in a file, and more than the host's free memory can cache: how long a token takes at
-    least, because the rest is read from the disk for each.
+    """Of ranks whose weights are in a file, and more than the host can cache: how long a token takes at least, because
+    the rest is read from the disk for each.
     """
-    for rank, (found, share) in enumerate(zip(reports, shares, strict=True)):
+    for rank, (found, share, room) in enumerate(zip(reports, shares, weights_room(reports), strict=True)):
         weights = share * reports[0]["model"]["nbytes"]
-        room = WEIGHTS_SHARE * found["memory"] / sum(other["host"] == found["host"] for other in reports)
         if weights <= room:
             continue
         missing = weights - room
