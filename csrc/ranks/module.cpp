@@ -8,7 +8,7 @@
 //   OALLAMA_ALLREDUCE     auto (default), star, tree, exchange, rabenseifner or pipelined
 //   OALLAMA_RANK_MEMORY   resident (default) or minimal: weights in a file, few of them in memory; on the CPU only
 //   OALLAMA_RANK_FOLDER   where that file lies; default /var/tmp
-//   OALLAMA_RANK_ROOM     bytes of it that the page cache can keep, of all ranks; default all of it
+//   OALLAMA_RANK_SHARING  ranks that share a host's memory, for all ranks; default: it has room for all weights
 //   OALLAMA_WIRE          native (default) or q8: what travels between hosts
 //   OALLAMA_RANK_SUMS     device (default): in the GPU's memory if it is CUDA and all ranks can; or host
 #include "operation.h"
@@ -106,8 +106,8 @@ void start() {
     settings.cuda_device = cuda_device(own);
     int rank = 0, n_ranks = 0;
     oa_rank_comm_start(settings, rank, n_ranks);
-    if (const auto room = numbers("OALLAMA_RANK_ROOM"); !room.empty()) {
-        oa_window_room(room[size_t(rank) % room.size()]);
+    if (const auto sharing = numbers("OALLAMA_RANK_SHARING"); !sharing.empty()) {
+        oa_window_share(int(sharing[size_t(rank) % sharing.size()]));
     }
     const auto threads   = numbers("OALLAMA_RANK_THREADS");
     const int  n_threads = threads.empty() ? 0 : int(threads[size_t(rank) % threads.size()]);

@@ -1,6 +1,7 @@
 #include "weight_window.h"
 
 #include "ggml-impl.h"
+#include "host_memory.h"
 
 #include <algorithm>
 #include <condition_variable>
@@ -22,6 +23,7 @@
 namespace {
 
 constexpr size_t written_at_most = 32 << 20; // bytes of weights in memory while they are loaded
+constexpr double cached_share    = 0.85;     // of the memory that is left, for weights in the page cache
 
 struct range {
     uintptr_t first;
@@ -109,10 +111,10 @@ class succession {
 };
 
 struct window {
-    std::map<uintptr_t, area> areas;    // by their end
-    double                    room = 0; // bytes of weights that the page cache can keep, 0: all
-    std::map<uintptr_t, bool> leaves;   // whether the page cache gives a piece back after each use
-    double                    due = 0;  // bytes that should leave and do not
+    std::map<uintptr_t, area> areas;         // by their end
+    int                       n_sharing = 0; // ranks that share the host's memory, 0: it has room for all weights
+    std::map<uintptr_t, bool> leaves;        // whether the page cache gives a piece back after each use
+    double                    due = 0;       // bytes that should leave and do not
     succession                all, those_that_leave;
     std::mutex                order; // of the above: contexts may compute side by side
     int                       n_backends = 0;
@@ -261,14 +263,18 @@ ranges weights_of(const ggml_cgraph * graph) {
     return merged;
 }
 
-// Of the weights, that the page cache cannot keep.
+// Of the weights, that the page cache cannot keep; asked when everything else has been allocated.
 double share_to_leave() {
-    double weights = 0;
-    for (const auto & [end, a] : the().areas) {
-        weights += double(a.size);
-    }
-    const double room = the().room;
-    return room > 0 && weights > room ? 1 - room / weights : 0;
+    static const double share = [] {
+        double weights = 0;
+        for (const auto & [end, a] : the().areas) {
+            weights += double(a.size);
+        }
+        const int    n    = the().n_sharing;
+        const double room = n > 0 ? cached_share * double(oa_host_memory()) / n : weights;
+        return std::max(0.0, 1 - room / weights);
+    }();
+    return share;
 }
 
 size_t bytes_of(const ranges & reads) {
@@ -339,8 +345,8 @@ void oa_window_check() {
     close(open_file(0));
 }
 
-void oa_window_room(double nbytes) {
-    the().room = nbytes;
+void oa_window_share(int n_ranks) {
+    the().n_sharing = n_ranks;
 }
 
 ggml_backend_buffer_type_t oa_window_buffer_type(ggml_backend_dev_t dev, ggml_backend_buffer_type_t real) {

@@ -10,9 +10,9 @@
 // Throws std::runtime_error where there is no disk to keep weights on.
 void oa_window_check();
 
-// Bytes of weights that the page cache has room for; 0: for all. Where that is less, some pieces stay there and the
-// others are read from the disk each time: else the cache would drop each piece right before its next use.
-void oa_window_room(double nbytes);
+// How many ranks share the host's memory. Where it cannot cache their weights some pieces stay there and the others are
+// read from the disk each time: else the cache would drop each piece right before its next use. 0: nothing is known.
+void oa_window_share(int n_ranks);
 
 // Buffers of weights are mapped files, all others `real`'s: a model's weights are allocated before there is a backend.
 ggml_backend_buffer_type_t oa_window_buffer_type(ggml_backend_dev_t dev, ggml_backend_buffer_type_t real);

@@ -102,8 +102,9 @@ RANK_MEMORY = Variable("OALLAMA_RANK_MEMORY", "`resident`, `minimal`", "`residen
     "Whether a CPU rank keeps its weights in memory or in a file.")
 RANK_FOLDER = Variable("OALLAMA_RANK_FOLDER", "folder", "`/var/tmp`", "csrc/ranks/weight_window.cpp",
     "Where that file is.")
-RANK_ROOM = Variable("OALLAMA_RANK_ROOM", "bytes, separated by `,`", "unset: for all", "csrc/ranks/module.cpp",
-    "How much of that file each rank's page cache has room for. Set by `oallama cluster run --memory minimal`.")
+RANK_SHARING = Variable("OALLAMA_RANK_SHARING", "numbers, separated by `,`", "unset: memory for all weights",
+    "csrc/ranks/module.cpp",
+    "By rank, how many share its host's memory. Set by `oallama cluster run --memory minimal`.")
 RANK_SUMS = Variable("OALLAMA_RANK_SUMS", "`device`, `host`", "`device`", "csrc/ranks/module.cpp",
     "Where ranks on NVIDIA GPUs add up: in GPU memory, if all ranks can, or in host memory.")
 ALLREDUCE = Variable("OALLAMA_ALLREDUCE", "`auto`, `star`, `tree`, `exchange`, `rabenseifner`, `pipelined`", "`auto`",

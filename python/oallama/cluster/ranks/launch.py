@@ -20,7 +20,7 @@ from oallama.base.environment import (
     OWN_KERNELS,
     RANK_DEVICE,
     RANK_MEMORY,
-    RANK_ROOM,
+    RANK_SHARING,
     RANK_SPEEDS,
     RANK_THREADS,
     RANK_TIMEOUT,
@@ -33,7 +33,7 @@ from oallama.serving.unavailable import REUSE_PORT, unavailable
 from . import mpi
 from .mpi import Host
 from .rank import MINIMAL, OURS, RankJob, library
-from .shards import check_reports, disk_floors, faster_kernels, shares, weights_room
+from .shards import check_reports, disk_floors, faster_kernels, ranks_of_host, shares
 
 RANK_PROGRAM = "oallama.cluster.ranks.rank_process"
 SSH_TIMEOUT_S = 5
@@ -158,8 +158,8 @@ def prepare(group: RankGroup, job: RankJob, notice: Callable[[str], None]) -> tu
     measured = tuple(shares(reports, group.memory != MINIMAL, group.kernels))
     job = job if job.shares else replace(job, shares=measured)
     if group.memory == MINIMAL:
-        room = {RANK_ROOM.name: ",".join(map(str, weights_room(reports)))}
-        group = replace(group, variables={**group.variables, **room})
+        sharing = {RANK_SHARING.name: ",".join(map(str, ranks_of_host(reports)))}
+        group = replace(group, variables={**group.variables, **sharing})
         for line in disk_floors(reports, job.shares):
             notice(line)
     return group, job

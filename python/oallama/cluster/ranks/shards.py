@@ -102,10 +102,14 @@ def shares(reports: Sequence[Mapping[str, Any]], resident: bool = True, kernels:
     return share
 
 
+def ranks_of_host(reports: Sequence[Mapping[str, Any]]) -> list[int]:
+    """By rank, how many share its host's memory."""
+    return [sum(other["host"] == report["host"] for other in reports) for report in reports]
+
+
 def weights_room(reports: Sequence[Mapping[str, Any]]) -> list[int]:
     """Bytes of weights that each rank's part of its host's free memory can hold."""
-    ranks_of = {r["host"]: sum(other["host"] == r["host"] for other in reports) for r in reports}
-    return [int(WEIGHTS_SHARE * r["memory"] / ranks_of[r["host"]]) for r in reports]
+    return [int(WEIGHTS_SHARE * r["memory"] / n) for r, n in zip(reports, ranks_of_host(reports), strict=True)]
 
 
 def disk_floors(reports: Sequence[Mapping[str, Any]], shares: Sequence[float]) -> Iterator[str]:
