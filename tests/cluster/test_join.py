@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("asyncssh", reason="needs asyncssh: pip install 'oallama[cluster]'")
+if not shutil.which("ssh"):
+    pytest.skip("needs ssh: apt-get install openssh-client", allow_module_level=True)
 
 from oallama.cluster.join import keys, known
 from oallama.cluster.join.token import Token
@@ -51,10 +54,20 @@ class Joined:
         raise AssertionError(f"it has ended and never said {text!r}")
 
 
+def join_port() -> int:
+    """A port that is free, as the next ones are."""
+    while True:
+        port = port_pair() - 1
+        with suppress(OSError), socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
 @contextmanager
 def joined(folder: Path, *more: str, port: int | None = None, **variables: str) -> Iterator[Joined]:
     """`oallama cluster join` on this host, with its keys in `folder`. variables: of its environment."""
-    command = [OALLAMA, "cluster", "join", "--listen", "127.0.0.1", "--port", str(port or port_pair() - 1), *more]
+    command = [OALLAMA, "cluster", "join", "--listen", "127.0.0.1", "--port", str(port or join_port()), *more]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with process_of(command, env=os.environ | {"XDG_CONFIG_HOME": str(folder), **variables}, **pipes) as process:
         assert process.stdout is not None and process.stderr is not None
