@@ -129,7 +129,7 @@ def named(names: Sequence[str]) -> list[KnownHost]:
     for at, name in enumerate(names):
         if name not in known:
             listed = ", ".join(known) or "none is"
-            raise OallamaError(f"no host {name!r} is known ({listed}), and no such hosts file; see `oallama cluster join`")
+            raise OallamaError(f"no host {name!r} is known ({listed}), nor a hosts file; see `oallama cluster join`")
         if name in names[:at]:
             raise OallamaError(f"host {name} is named twice")
     return [known[name] for name in names]
