@@ -134,9 +134,9 @@ def _sample(lab: NetLab, model: Path, plan: Path, request: Workload) -> dict[str
     if request.n_parallel > 1:
         with lab.popen(0, [*command, "--serve", "--port", str(PORT)], stdout=DEVNULL, stderr=DEVNULL) as server:
             try:
-                sizes = (request.n_parallel, request.n_prompt, request.n_generate)
-                program = [sys.executable, str(Path(__file__).with_name("serve_once.py")), str(PORT), *map(str, sizes)]
-                return answer(lab, program)
+                sizes = map(str, (request.n_parallel, request.n_prompt, request.n_generate))
+                program = str(Path(__file__).with_name("serve_once.py"))
+                return answer(lab, [sys.executable, program, f"http://127.0.0.1:{PORT}", *sizes])
             finally:
                 server.terminate()
     command += [prompt_text(request.n_prompt), "--n-generate", str(request.n_generate), "--temperature", "0", "--json"]

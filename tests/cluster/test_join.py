@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -21,7 +22,7 @@ if not shutil.which("ssh"):
     pytest.skip("needs ssh: apt-get install openssh-client", allow_module_level=True)
 
 from oallama.cluster.join import keys, known
-from oallama.cluster.join.token import Token
+from oallama.cluster.join.token import Token, library
 from oallama.errors import OallamaError
 from support.cli import oallama
 from support.clusters import PROMPT, expected, port_pair, shown
@@ -139,12 +140,23 @@ def test_a_host_is_known_by_one_name(here: Path) -> None:
         known.write_down("gamma", address, token)
     known.keep(known.write_down("beta", ("10.0.0.3", 50051), token))  # it has moved
     assert [each.address for each in known.named(["beta"])] == ["10.0.0.3"]
-    with pytest.raises(OallamaError, match="host beta is named twice"):
-        known.named(["beta", "beta"])
+    for twice in (["beta", "beta"], ["10.0.0.4:50052", "beta", "10.0.0.4:50052"]):
+        with pytest.raises(OallamaError, match=f"host {twice[0]} is named twice"):
+            known.entries_of(twice)
     with pytest.raises(OallamaError, match=r"no host 'gamma' is known \(beta\)"):
         known.named(["beta", "gamma"])
     known.remove("beta")
     assert not known.known_hosts()
+
+
+def test_without_asyncssh_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    token = Token.new(os.urandom(32))
+    for name, needs_it in (("cryptography", token.host_public), ("asyncssh", lambda: library("asyncssh"))):
+        with monkeypatch.context() as without:
+            for module in [m for m in sys.modules if m.partition(".")[0] == name]:
+                without.setitem(sys.modules, module, None)
+            with pytest.raises(OallamaError, match="hosts that join need asyncssh: pip install"):
+                needs_it()
 
 
 # ---- a host that has joined ------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from oallama.errors import OallamaError
 from ..pipeline.agent import PROGRAM, Offer
 from .keys import OwnKeys
 from .known import echo_port, rpc_port
-from .token import asyncssh, private_key_file
+from .token import library, private_key_file
 
 LOGIN_S = 5.0  # for a peer to show the token
 MOST_STRANGERS = 16  # peers at once that have not shown it
@@ -47,7 +47,7 @@ class JoinedHost:
         Raises:
             OallamaError: when it cannot listen there.
         """
-        ssh, host = asyncssh(), self
+        ssh, host = library("asyncssh"), self
         known = ssh.import_public_key(self._keys.token.client_public())
 
         class Peer(ssh.SSHServer):  # type: ignore[misc, name-defined]

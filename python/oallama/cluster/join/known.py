@@ -124,19 +124,23 @@ def known_hosts() -> list[KnownHost]:
 
 
 def named(names: Sequence[str]) -> list[KnownHost]:
-    """Those of the names, in this order. Raises OallamaError for one that is unknown or named twice."""
+    """Those of the names, in this order. Raises OallamaError for one that is unknown."""
     known = {host.name: host for host in known_hosts()}
-    for at, name in enumerate(names):
+    for name in names:
         if name not in known:
             listed = ", ".join(known) or "none is"
             raise OallamaError(f"no host {name!r} is known ({listed}), nor a hosts file; see `oallama cluster join`")
-        if name in names[:at]:
-            raise OallamaError(f"host {name} is named twice")
     return [known[name] for name in names]
 
 
 def entries_of(names: Sequence[str]) -> list[DeviceEntry]:
-    """Devices of known hosts, and of RPC servers that are named by address and port. Raises OallamaError."""
+    """Devices of known hosts, and of RPC servers that are named by address and port.
+
+    Raises OallamaError for a host that is unknown or named twice, and for what is no address.
+    """
+    for at, name in enumerate(names):
+        if name in names[:at]:
+            raise OallamaError(f"host {name} is named twice")
     hosts = {host.name: host.entry() for host in named([name for name in names if ":" not in name])}
     return [hosts.get(name) or DeviceEntry(name, LOCAL, parse_address(name), 0, has_agent=False) for name in names]
 

@@ -6,22 +6,24 @@ import base64
 import os
 import zlib
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 from oallama.errors import OallamaError
 
 KEY_BYTES = 32
 _LETTERS = 91  # of a token
-INSTALL = "oallama cluster join needs asyncssh: pip install 'oallama[cluster]'"
+_ED25519 = "cryptography.hazmat.primitives.asymmetric.ed25519"
+_SERIALIZATION = "cryptography.hazmat.primitives.serialization"
+INSTALL = "hosts that join need asyncssh: pip install 'oallama[cluster]'"
 
 
-def asyncssh() -> Any:
-    """The module. Raises OallamaError where it is not installed."""
+def library(name: str) -> Any:
+    """asyncssh, or a part of cryptography, which comes with it. Raises OallamaError where they are not installed."""
     try:
-        import asyncssh as module
+        return import_module(name)
     except ImportError:
         raise OallamaError(INSTALL) from None
-    return module
 
 
 @dataclass(frozen=True)
@@ -64,36 +66,29 @@ class Token:
 
     def host_public(self) -> str:
         """The host's public key, a line of OpenSSH's."""
-        from cryptography.hazmat.primitives.asymmetric import ed25519
-
-        return _openssh(ed25519.Ed25519PublicKey.from_public_bytes(self.host_key))
+        return _openssh(library(_ED25519).Ed25519PublicKey.from_public_bytes(self.host_key))
 
 
 def private_key_file(seed: bytes) -> str:
     """A private key as ssh reads it."""
-    from cryptography.hazmat.primitives import serialization
-
+    serialization = library(_SERIALIZATION)
     form = (serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption())
     return str(_private(seed).private_bytes(*form).decode())
 
 
 def public_bytes(seed: bytes) -> bytes:
     """The public key of a private one."""
-    from cryptography.hazmat.primitives import serialization
-
+    serialization = library(_SERIALIZATION)
     raw = serialization.Encoding.Raw, serialization.PublicFormat.Raw
     return bytes(_private(seed).public_key().public_bytes(*raw))
 
 
 def _private(seed: bytes) -> Any:
-    from cryptography.hazmat.primitives.asymmetric import ed25519
-
-    return ed25519.Ed25519PrivateKey.from_private_bytes(seed)
+    return library(_ED25519).Ed25519PrivateKey.from_private_bytes(seed)
 
 
 def _openssh(public: Any) -> str:
-    from cryptography.hazmat.primitives import serialization
-
+    serialization = library(_SERIALIZATION)
     return str(public.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode())
 
 
