@@ -102,6 +102,11 @@ def test_a_token_is_read_back_and_a_damaged_one_is_refused() -> None:
             Token.parse(damaged)
 
 
+def test_no_token_looks_like_an_option() -> None:
+    for first in range(256):
+        assert str(Token(bytes([first]) * 32, bytes(32)))[0].isalnum()
+
+
 def test_a_host_keeps_its_token_until_it_makes_a_new_one(here: Path) -> None:
     first = keys.own_keys()
     assert keys.own_keys() == first

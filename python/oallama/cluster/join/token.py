@@ -12,7 +12,8 @@ from typing import Any
 from oallama.errors import OallamaError
 
 KEY_BYTES = 32
-_LETTERS = 91  # of a token
+_PREFIX = "oa1_"  # says what it is; without it, one token in 64 began with "-", as an option does
+_LETTERS = 95  # of a token
 _ED25519 = "cryptography.hazmat.primitives.asymmetric.ed25519"
 _SERIALIZATION = "cryptography.hazmat.primitives.serialization"
 INSTALL = "hosts that join need asyncssh: pip install 'oallama[cluster]'"
@@ -42,12 +43,13 @@ class Token:
     def parse(cls, text: str) -> Token:
         """Raises OallamaError for a text that is no token, or is cut off or mistyped."""
         text = text.strip()
+        coded = text.removeprefix(_PREFIX)
         try:
-            content = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+            content = base64.b64decode(coded + "=" * (-len(coded) % 4), altchars=b"-_", validate=True)
         except ValueError:
             content = b""
         keys, check = content[: 2 * KEY_BYTES], content[2 * KEY_BYTES :]
-        if len(keys) != 2 * KEY_BYTES or check != _check(keys):
+        if not text.startswith(_PREFIX) or len(keys) != 2 * KEY_BYTES or check != _check(keys):
             raise OallamaError(
                 f"this is no token of `oallama cluster join`, which has {_LETTERS} letters; got {len(text)}"
             )
@@ -55,7 +57,7 @@ class Token:
 
     def __str__(self) -> str:
         keys = self.client_key + self.host_key
-        return base64.urlsafe_b64encode(keys + _check(keys)).decode().rstrip("=")
+        return _PREFIX + base64.urlsafe_b64encode(keys + _check(keys)).decode().rstrip("=")
 
     def __repr__(self) -> str:
         return "Token(..)"  # a log is no place for it
