@@ -39,6 +39,9 @@
 // A weight whose products with many columns are computed on CPUs by our kernels (own_products.h).
 #define OA_TENSOR_FLAG_TILED (1 << 28)
 
+// The token embedding of a model whose layers begin and end on their own device.
+#define OA_TENSOR_FLAG_WHOLE_LAYERS (1 << 29)
+
 // A streamed weight's parameters, in its op_params, which ggml leaves alone for tensors that no operator makes.
 #define OA_STREAM_FROM(tensor) ((tensor)->op_params[0])    // tokens
 #define OA_STREAM_SLOTS(tensor) ((tensor)->op_params[1])   // of device memory, the same for all of a model

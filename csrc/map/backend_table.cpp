@@ -213,8 +213,11 @@ void add(oa_backend_table & table, table_line & line) {
         add_word(table.options.offline_arenas, "arenas", "offline", line);
     } else if (kind == "attention") {
         add_word(table.options.own_attention, "attention", "oallama", line);
+    } else if (kind == "layers") {
+        add_word(table.options.whole_layers, "layers", "whole", line);
     } else {
-        throw line.bad("expected 'layer', 'tensor', 'segment', 'slots', 'uploads', 'caches', 'arenas' or 'attention'");
+        throw line.bad(
+            "expected 'layer', 'tensor', 'segment', 'slots', 'uploads', 'caches', 'arenas', 'attention' or 'layers'");
     }
 }
 

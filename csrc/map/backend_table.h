@@ -41,6 +41,7 @@ struct oa_table_options {
     bool stream_caches  = false;
     bool offline_arenas = false;
     bool own_attention  = false;
+    bool whole_layers   = false;
 };
 
 struct oa_backend_table {

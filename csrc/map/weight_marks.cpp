@@ -45,11 +45,18 @@ void oa_backend_map_mark(ggml_tensor * weight, const oa_weight_place & place, in
     if (std::string(weight->name) == "token_embd.weight") {
         weight->flags |= place.options.stream_caches ? OA_TENSOR_FLAG_STREAMS_CACHES : 0;
         weight->flags |= place.options.own_attention ? OA_TENSOR_FLAG_ATTENDS : 0;
+        weight->flags |= place.options.whole_layers ? OA_TENSOR_FLAG_WHOLE_LAYERS : 0;
     }
 }
 
 bool oa_backend_map_obeyed(const ggml_tensor * weight) {
     return weight != nullptr && (weight->flags & OA_TENSOR_FLAG_MAPPED) != 0;
+}
+
+bool oa_backend_map_pins(const ggml_tensor * embedding, const char * op, int il) {
+    const std::string name = op;
+    const bool        ends = name == "l_out" || name == "l_last";
+    return il >= 0 && embedding && (embedding->flags & OA_TENSOR_FLAG_WHOLE_LAYERS) && (ends || name == "norm");
 }
 
 bool oa_backend_map_fuses(const ggml_tensor * weight, ggml_backend_dev_t layer, const ggml_tensor * fused) {

@@ -13,6 +13,11 @@ void oa_backend_map_mark(ggml_tensor * weight, const oa_weight_place & place, in
 // KV cache; under a map they run beside what they read and feed, as planned.
 bool oa_backend_map_obeyed(const ggml_tensor * weight);
 
+// Whether an operator of layer il runs on its layer's device, whatever reads it: a norm, or the sum at the layer's end,
+// of a model whose layers are whole. The scheduler would put that sum on the next layer's device, which would be sent
+// both of its terms, and that layer's first norm on the device before.
+bool oa_backend_map_pins(const ggml_tensor * embedding, const char * op, int il);
+
 // Whether an operator that runs elsewhere than its layer's KV cache stays fused: where the model obeys a map and the
 // layer's device has the operator, too. Upstream takes the difference for a device without it.
 bool oa_backend_map_fuses(const ggml_tensor * weight, ggml_backend_dev_t layer, const ggml_tensor * fused);

@@ -67,7 +67,7 @@ void hello(wire & connection, const std::string & peer) {
 } // namespace oa_rpc
 
 void oa_rpc_connecting(int fd) {
-    watch_peer(fd);
+    set_up(fd);
 }
 
 bool oa_rpc_connected(int fd, const char * host, int port) {

@@ -12,10 +12,10 @@ double now_s(); // monotonic
 // 127.0.0.0/8, ::1 or localhost.
 bool is_loopback(const std::string & host);
 
-// Keep-alive and a limit on unacknowledged data, so that an end that vanished breaks the connection within
-// OALLAMA_RPC_TIMEOUT seconds; nothing when that is not set (upstream's behaviour). A process that lives but does not
-// answer is not noticed: a graph may take long.
-void watch_peer(int fd);
+// A new connection. Its messages are sent at once. An end that vanished breaks it within OALLAMA_RPC_TIMEOUT seconds,
+// by keep-alive and a limit on unacknowledged data; never when that is not set (upstream's behaviour). A process that
+// lives but does not answer is not noticed: a graph may take long.
+void set_up(int fd);
 
 // A connected socket; throws std::runtime_error. `timeout_s` is for connecting.
 int connect_to(const std::string & host, int port, double timeout_s);

@@ -124,7 +124,7 @@ void accept_all(int listening, door & at) {
         const int yes              = 1;
         getnameinfo(peer, size, name, sizeof(name), nullptr, 0, NI_NUMERICHOST);
         setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));
-        watch_peer(fd);
+        set_up(fd);
         at.enter(fd, name);
     }
 }

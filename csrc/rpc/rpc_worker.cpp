@@ -160,7 +160,7 @@ int oa_rpc_worker_socket() {
 
 void oa_rpc_accepted(int * fd) {
     if (g_control < 0) {
-        watch_peer(*fd);
+        set_up(*fd);
         return;
     }
     std::fflush(nullptr);

@@ -114,8 +114,9 @@ class PlacementPlan:
     then of the output layer. stream_slots: device buffers that streamed weights take turns in. slot_uploads: experts
     that a layer with slots may upload in a step (segments with `slots`). stream_caches: attention over KV caches that
     live on the CPU runs on the first accelerator all the same. offline_arenas: compute buffers are laid out offline
-    instead of by ggml. margins: bytes of a device's free memory that the budget "auto" leaves free. measured is filled
-    in after a run and is not part of the hash.
+    instead of by ggml. whole_layers: every layer is on one device, where all of its operators run. margins: bytes of a
+    device's free memory that the budget "auto" leaves free. measured is filled in after a run and is not part of the
+    hash.
     """
 
     model: Mapping[str, Any]
@@ -131,6 +132,7 @@ class PlacementPlan:
     slot_uploads: int = SLOT_UPLOADS
     stream_caches: bool = False
     offline_arenas: bool = False
+    whole_layers: bool = False
     margins: Mapping[str, int] = field(default_factory=dict)
     measured: Mapping[str, Any] | None = None
     schema: str = field(default=SCHEMA)
@@ -247,6 +249,7 @@ class PlacementPlan:
             slot_uploads=content.get("slot_uploads", SLOT_UPLOADS),
             stream_caches=content.get("stream_caches", False),
             offline_arenas=content.get("offline_arenas", False),
+            whole_layers=content.get("whole_layers", False),
             margins=content.get("margins", {}),
             measured=content["measured"],
         )

@@ -15,7 +15,16 @@ def describe_difference(plan: PlacementPlan, other: PlacementPlan) -> list[str]:
     changed = [f"{k} {v} -> {settings[k]}" for k, v in asdict(plan.context).items() if v != settings[k]]
     if changed:
         lines.append(f"context: {', '.join(changed)}")
-    for what in ("model", "devices", "budgets", "stream_slots", "slot_uploads", "stream_caches", "offline_arenas"):
+    for what in (
+        "model",
+        "devices",
+        "budgets",
+        "stream_slots",
+        "slot_uploads",
+        "stream_caches",
+        "offline_arenas",
+        "whole_layers",
+    ):
         if getattr(plan, what) != getattr(other, what):
             lines.append(f"{what}: {_short(getattr(plan, what))} -> {_short(getattr(other, what))}")
     moved = [il for il, (a, b) in enumerate(zip(plan.layers, other.layers, strict=False)) if a != b]

@@ -49,6 +49,8 @@ def backend_map(plan: PlacementPlan, on: Mapping[str, str] = MappingProxyType({}
         lines.append("arenas offline")
     if plan.context.attention == "oallama":
         lines.append("attention oallama")
+    if plan.whole_layers:
+        lines.append("layers whole")
     lines += [f"tensor {name} {on.get(s.device, s.device)} {_mode(s)}" for name, s in segments.items()]
     lines += [_part(name, s, on.get(s.device, s.device)) for name, t in plan.tensors.items() for s in t.segments[1:]]
     return "\n".join(lines) + "\n"

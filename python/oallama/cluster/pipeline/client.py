@@ -103,6 +103,7 @@ def pipeline_plan(
         tensors=tensors,
         predicted=Prediction({}, {}, {}, (0, 0), 0.0),
         tied_output=graph.tied_output,
+        whole_layers=True,
     )
 
 
