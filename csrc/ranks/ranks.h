@@ -5,6 +5,7 @@
 #include "ggml-backend.h"
 
 #include <stddef.h>
+#include <stdint.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -32,6 +33,10 @@ GGML_API const struct oa_rank_hooks * oa_ranks(void); // null: this process is n
 
 // The simple backend of a meta backend that has the storage: this rank's, else the first.
 GGML_API size_t oa_ranks_own(void);
+
+// Where the ranks' part of a tensor ends that has `share` of its `ne` values, in whole pieces: at the nearest one.
+// Upstream rounds down, for every layer by another device. But ranks wait for each other in each layer.
+GGML_API int64_t oa_ranks_boundary(float share, int64_t ne, int64_t piece);
 
 // After simple backend `owner` has written its part of a split tensor to `data`: other ranks' parts come to rank 0.
 GGML_API void oa_ranks_gather(ggml_backend_t backend, void * data, size_t nbytes, size_t n_rows, size_t stride,

@@ -2,7 +2,6 @@
 
 #include "llama-batch.h"
 #include "llama-impl.h"
-#include "ranks.h"
 
 #include <cstring>
 #include <map>

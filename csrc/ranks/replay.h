@@ -4,6 +4,7 @@
 #pragma once
 
 #include "llama.h"
+#include "ranks.h"
 
 #include <string>
 
