@@ -94,15 +94,20 @@ def reports(speeds: list[float | None], memory: list[float], hosts: str) -> list
     ]
 
 
+def by_speed(speeds: list[Any], memory: list[Any], hosts: str) -> list[float]:
+    said = reports(speeds, memory, hosts)
+    return shares(said, [report["kernels"]["ggml"] for report in said])
+
+
 def test_shares_follow_speed_and_memory() -> None:
-    assert shares(reports([1, 3], [1e6, 1e6], "ab")) == pytest.approx([0.25, 0.75])
+    assert by_speed([1, 3], [1e6, 1e6], "ab") == pytest.approx([0.25, 0.75])
     # A rank without the memory to measure its speed counts as the slowest.
-    assert shares(reports([2, None, 1], [1e6, 1e6, 1e6], "abc")) == pytest.approx([0.5, 0.25, 0.25])
+    assert by_speed([2, None, 1], [1e6, 1e6, 1e6], "abc") == pytest.approx([0.5, 0.25, 0.25])
     # b has room for 170 bytes in all, 85 a rank; a takes the rest.
-    tight = shares(reports([1, 1, 1], [1e6, 200, 200], "abb"))
+    tight = by_speed([1, 1, 1], [1e6, 200, 200], "abb")
     assert tight == pytest.approx([0.83, 0.085, 0.085]) and sum(tight) == pytest.approx(1)
     exact = 1000 / WEIGHTS_SHARE
-    assert shares(reports([5, 1], [exact / 2 + 1, exact / 2 + 1], "ab")) == pytest.approx([0.5, 0.5], abs=0.01)
+    assert by_speed([5, 1], [exact / 2 + 1, exact / 2 + 1], "ab") == pytest.approx([0.5, 0.5], abs=0.01)
 
 
 def with_kernels(*times: tuple[float | None, float | None, float, float]) -> list[dict[str, Any]]:
@@ -136,7 +141,7 @@ def test_every_rank_has_the_threads_of_its_host() -> None:
 
 def test_a_model_that_does_not_fit_says_by_how_much() -> None:
     with pytest.raises(OallamaError, match=r"takes 1000 B.*may hold 340 B.*a 200 B, b 200 B.*: 660 B too little"):
-        shares(reports([1, 1], [200, 200], "ab"))
+        by_speed([1, 1], [200, 200], "ab")
 
 
 def test_what_ranks_read_from_their_disks_is_said() -> None:

@@ -14,7 +14,7 @@ from oallama.cluster.allocation.candidates import LEAST_GAIN, Candidate, RankHos
 from oallama.cluster.allocation.cluster_plan import ClusterPlan
 from oallama.cluster.allocation.devices import ClientEntry, DeviceEntry
 from oallama.cluster.allocation.network import LinkQuality, Network
-from oallama.cluster.allocation.passes import request_passes
+from oallama.cluster.allocation.passes import prompt_passes, request_passes
 from oallama.cluster.allocation.problem import Device, Layer, Problem, Settings
 from oallama.cluster.pipeline.pipeline import Options, Pipeline
 from oallama.cluster.pipeline.watch import Lost
@@ -139,10 +139,24 @@ def test_ranks_share_the_matrices_and_wait_for_sums():
     slow = replace(half, slower={"a": 2.0})
     twice = 0.5 * (6 * 1e-3 + 2e-3) + 12 * 1e-4 + call_and_gather
     assert predict_ranks(problem, slow, REQUEST, 512)[1] == pytest.approx(twice)
-    # Four sequences: four rows a sum, four rows of logits.
+    # Four sequences: four rows a sum, four rows of logits. The last three prompts are computed together.
     several = Workload(100, 11, n_parallel=4)
     more = predict_ranks(problem, half, several, 512)
-    assert more[0] == pytest.approx(4 * ttft) and tpot < more[1] < 4 * tpot
+    assert 3.5 * ttft < more[0] < 4 * ttft and tpot < more[1] < 4 * tpot
+
+
+def test_short_prompts_that_wait_are_joined():
+    def sizes(n_prompt: int, n_parallel: int) -> list[tuple[int, int, int]]:
+        passes = prompt_passes(Workload(n_prompt, 2, n_parallel=n_parallel), 512, 0)
+        assert sum(each.n_tokens * each.count for each in passes) == n_prompt * n_parallel
+        return [(each.n_tokens, each.n_returned, each.count) for each in passes]
+
+    assert sizes(64, 1) == [(64, 1, 1)]
+    assert sizes(64, 8) == [(64, 1, 1), (448, 7, 1)]
+    assert sizes(64, 32) == [(64, 1, 1), (512, 8, 3), (448, 7, 1)]
+    assert sizes(300, 2) == [(300, 1, 1), (300, 1, 1)]
+    assert sizes(600, 3) == [(512, 0, 3), (88, 1, 3)]
+    assert sizes(0, 3) == []
 
 
 def test_a_plan_with_candidates_is_read_as_it_was_written(tmp_path):

@@ -12,11 +12,18 @@ MASK_BYTES, KV_CELLS = 2, 256
 
 
 def prompt_passes(request: Workload, n_ubatch: int, n_ctx: int) -> tuple[Pass, ...]:
-    """Every sequence's prompt, one after another, in micro-batches. Only the last row of a prompt reaches the head.
+    """Every sequence's prompt in micro-batches. Only the last row of a prompt reaches the head.
 
+    Long prompts go through one after another. Of short ones llama-server computes the first that comes; those that wait
+    meanwhile are joined.
     n_ctx: tokens of context; a device is sent the mask of the KV cells in use, too. 0: no mask.
     """
-    end = request.depth + request.n_prompt
+    n_prompt, end = request.n_prompt, request.depth + request.n_prompt
+    if request.n_parallel > 1 and 0 < n_prompt < n_ubatch:
+        full, rest = divmod((request.n_parallel - 1) * n_prompt, n_ubatch)
+        sizes = [(n_prompt, 1), (n_ubatch, full), (rest, 1)]
+        row = _mask_row(end, n_ctx)
+        return tuple(Pass(n, max(1, n // n_prompt), n * row, k, after_pause=True) for n, k in sizes if n and k)
     return tuple(
         Pass(n, int(depth == end), n * _mask_row(depth, n_ctx), request.n_parallel, after_pause=True)
         for n, depth in request.chunks(n_ubatch)

@@ -10,6 +10,8 @@ from oallama.data.profile import Profile
 from oallama.data.workload import Workload
 from oallama.planning.realisation import PLAIN, REPACKED, TILED, Realisations, Weight, choose
 
+from ..allocation.passes import prompt_passes
+
 
 def kind_of(tensor: TensorInfo) -> str:
     """What decides how fast a weight is multiplied: its type and shape."""
@@ -19,7 +21,7 @@ def kind_of(tensor: TensorInfo) -> str:
 def tiled_kinds(graph: OperatorGraph, profile: Profile, device: str, request: Workload, n_ubatch: int) -> set[str]:
     """The kinds of weights that the device multiplies faster by our kernels (docs/products.md)."""
     tokens = [(request.n_parallel, float(max(1, request.n_generate - 1)))]
-    prompts = [(n, float(request.n_parallel)) for n, _ in request.chunks(n_ubatch)]
+    prompts = [(each.n_tokens, float(each.count)) for each in prompt_passes(request, n_ubatch, 0)]
     usual = REPACKED if device == HOST else PLAIN
     found = set()
     for op in graph.targets(max(graph.tiers)):

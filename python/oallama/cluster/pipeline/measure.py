@@ -62,7 +62,7 @@ def read_model(path: PathOrText, settings: Settings, request: Workload | None = 
     Raises OallamaError when llama.cpp cannot load the file, or it has no layers to deal out.
     """
     request = request or Workload(max(1, settings.n_ctx // 2), 1)
-    tiers = {*autoplan.TIERS, *(n for n, _ in request.chunks(settings.n_ubatch))}
+    tiers = {*autoplan.TIERS, *(each.n_tokens for each in request_passes(request, settings.n_ubatch, 0))}
     graph = autoplan.read_graph(path, settings, tuple(tiers))
     settings = autoplan.resolve(settings, graph.n_ctx_train)
     # As the client's process loads it (client.py): logits of one row of each sequence.

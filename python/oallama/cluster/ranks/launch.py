@@ -155,7 +155,8 @@ def prepare(group: RankGroup, job: RankJob, notice: Callable[[str], None]) -> tu
     check_reports(reports)
     if group.kernels == "auto":
         group = replace(group, kernels=faster_kernels(reports))
-    measured = tuple(shares(reports, group.memory != MINIMAL, group.kernels))
+    seconds = [report["kernels"][group.kernels] for report in reports]
+    measured = tuple(shares(reports, seconds, group.memory != MINIMAL))
     job = job if job.shares else replace(job, shares=measured)
     if group.memory == MINIMAL:
         sharing = {RANK_SHARING.name: ",".join(map(str, ranks_of_host(reports)))}

@@ -26,6 +26,7 @@ from .shards import check_splits
 SAMPLES, SAMPLE_BYTES = 64, 1 << 16
 HEADER_BYTES = 4 << 20
 PROBE_S = 0.5  # most seconds of one timing
+TURNS, TURN_S = 5, 0.15  # how often a matrix is timed beside the other ranks and while they wait, most seconds of each
 PROMPT = 32  # tokens, where kernels for many columns are compared
 SUMS_S, LEAST_BATCHES, BATCH = 0.5, 3, 8  # seconds of one size of sums, least batches of it, sums of a batch
 PIECE_BYTES = 16 << 20  # that ranks read between two sums
@@ -42,11 +43,19 @@ def file_fingerprint(path: Path) -> dict[str, Any]:
     return {"nbytes": size, "sha256": found.hexdigest()}
 
 
-def rank_seconds(graph: OperatorGraph, device: str, n_threads: int, kernels: str, n_tokens: int = 1) -> float | None:
+def rank_seconds(
+    graph: OperatorGraph,
+    device: str,
+    n_threads: int,
+    kernels: str,
+    n_tokens: int = 1,
+    most_s: float = PROBE_S,
+    which: str = "best_s",
+) -> float | None:
     """Seconds of the model's largest matrix, by ggml's kernels or ours ("oallama"): the shortest of several times.
 
     What disturbs one of two ranks for a moment would else count as a difference between them. None where there is no
-    memory to measure that, or no kernel.
+    memory to measure that, or no kernel. which: "median_s" for the median.
     """
     from oallama.engine import native
 
@@ -61,15 +70,39 @@ def rank_seconds(graph: OperatorGraph, device: str, n_threads: int, kernels: str
             return None
         realisation = {"realisation": "tiled"}
     try:
-        return float(bench.mul_mat(weight.type, k, m, n_tokens, n_expert, used, PROBE_S, **realisation)["best_s"])
+        return float(bench.mul_mat(weight.type, k, m, n_tokens, n_expert, used, most_s, **realisation)[which])
     except MemoryError:
         return None
 
 
-def report(path: Path, device: str, n_threads: int, comm: Any, *, alone: bool) -> dict[str, Any]:
+def rank_slowdown(graph: OperatorGraph | None, device: str, n_threads: int, kernels: str, comm: Any) -> float | None:
+    """How many times as long the matrix takes while all ranks compute: the median of several turns.
+
+    In each turn all compute, then one after another, so that a machine that drifts does so for both. None where it
+    cannot be measured. Without a graph this rank only waits for the others.
+    """
+
+    def turn() -> float | None:
+        if graph is None:
+            return None
+        return rank_seconds(graph, device, n_threads, kernels, most_s=TURN_S, which="median_s")
+
+    found = []
+    for _ in range(TURNS):
+        comm.Barrier()
+        together, alone = turn(), None
+        for rank in range(comm.size):
+            comm.Barrier()
+            alone = turn() if rank == comm.rank else alone
+        if together and alone:
+            found.append(together / alone)
+    return statistics.median(found) if found else None
+
+
+def report(path: Path, device: str, n_threads: int, comm: Any, *, slowdown: bool) -> dict[str, Any]:
     """This rank's report; "error" instead of what could not be found out.
 
-    alone: whether the matrix is timed once more, while the other ranks wait.
+    slowdown: whether it says how much slower a rank is beside the others.
     """
     from oallama.engine import device_list, native
     from oallama.engine.load_settings import Settings
@@ -96,10 +129,9 @@ def report(path: Path, device: str, n_threads: int, comm: Any, *, alone: bool) -
             found["prompt"] = {name: rank_seconds(graph, device, n_threads, name, PROMPT) for name in RANK_KERNELS}
         except (OSError, ValueError, RuntimeError) as err:
             found["error"] = str(err)
-    for rank in range(comm.size if alone else 0):
-        comm.Barrier()
-        if rank == comm.rank and graph and "error" not in found:
-            found["alone"] = {name: rank_seconds(graph, device, n_threads, name) for name in RANK_KERNELS}
+    if slowdown:
+        usable = None if "error" in found else graph
+        found["slower"] = {name: rank_slowdown(usable, device, n_threads, name, comm) for name in RANK_KERNELS}
     return found
 
 
@@ -143,7 +175,7 @@ def main() -> None:
 
     path, device, threads, out, *sizes = sys.argv[1:]
     comm = MPI.COMM_WORLD
-    own = report(Path(path), device, int(threads.split(",")[comm.rank]), comm, alone=bool(sizes))
+    own = report(Path(path), device, int(threads.split(",")[comm.rank]), comm, slowdown=bool(sizes))
     if sizes and comm.allreduce("error" not in own, op=MPI.LAND):
         own["sums"] = sum_seconds(comm, [int(size) for size in sizes])
     reports = comm.gather(own, root=0)

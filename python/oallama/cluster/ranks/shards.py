@@ -68,11 +68,12 @@ def faster_kernels(reports: Sequence[Mapping[str, Any]]) -> str:
     return OURS if max(gains) > 1 + NOISE and min(gains) > 1 - NOISE else RANK_KERNELS[0]
 
 
-def shares(reports: Sequence[Mapping[str, Any]], resident: bool = True, kernels: str = "ggml") -> list[float]:
-    """Each rank's share of the model (they add up to 1): by measured speed, as far as its memory goes.
+def shares(reports: Sequence[Mapping[str, Any]], seconds: Sequence[float | None], resident: bool = True) -> list[float]:
+    """Each rank's share of the model (they add up to 1): by its speed, as far as its memory goes.
 
-    Ranks of one host share its memory. What a rank cannot hold goes to the others, again by speed. resident: whether
-    weights are in memory. kernels: that compute. A rank without the memory to measure its speed counts as the slowest.
+    Ranks of one host share its memory. What a rank cannot hold goes to the others, again by speed. seconds: of the same
+    work on each rank; one without the memory to measure that (None) counts as the slowest. resident: whether weights
+    are in memory.
 
     Raises:
         OallamaError: when all hosts together have too little memory, saying by how much.
@@ -87,7 +88,6 @@ def shares(reports: Sequence[Mapping[str, Any]], resident: bool = True, kernels:
             f"the model takes {format_bytes(int(nbytes))}, all hosts together may hold {format_bytes(int(sum(room)))} "
             f"({WEIGHTS_SHARE:.0%} of what is free: {offered}): {missing} too little"
         )
-    seconds = [r["kernels"][kernels] for r in reports]
     slowest = max((s for s in seconds if s), default=1.0)
     speed = [1 / (s or slowest) for s in seconds]
     share = [0.0] * len(reports)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from oallama.data.budget import format_bytes
+from oallama.data.curves import piecewise_linear
 from oallama.data.plan import HOST, PlacementPlan
 from oallama.data.predicted import predicted_times
 from oallama.data.workload import Workload
@@ -13,6 +14,7 @@ from oallama.loading.autoplan import Choices, PathOrText, Progress
 from oallama.loading.start import plan_model
 
 from ..allocation.candidates import Candidate
+from ..allocation.passes import prompt_passes
 
 NAME = "this host alone"
 
@@ -41,5 +43,12 @@ def stay(
     _, tpot = predicted_times(plan, request.n_prompt, request.n_generate, request.depth)
     if tpot is None:
         return Candidate(NAME, "here", why_not="its times are not predicted")
-    one_prompt = plan.predicted.request_s - (request.n_generate - 1) * tpot
-    return Candidate(NAME, "here", 1, request.n_parallel * one_prompt, tpot)
+    return Candidate(NAME, "here", 1, _prompts_s(plan, request, settings.n_ubatch, tpot), tpot)
+
+
+def _prompts_s(plan: PlacementPlan, request: Workload, n_ubatch: int, tpot_s: float) -> float:
+    one_prompt = plan.predicted.request_s - (request.n_generate - 1) * tpot_s
+    if request.n_parallel == 1 or request.n_prompt >= n_ubatch:
+        return request.n_parallel * one_prompt
+    ttft = sorted(plan.predicted.ttft_s.items())
+    return sum(each.count * piecewise_linear(ttft, each.n_tokens) for each in prompt_passes(request, n_ubatch, 0))

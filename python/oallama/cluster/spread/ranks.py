@@ -13,6 +13,7 @@ from oallama.data.plan import HOST
 from oallama.errors import OallamaError
 
 from ..allocation.candidates import Candidate, RankHost, RankPlan
+from ..allocation.passes import request_passes
 from ..allocation.problem import Problem
 from ..pipeline.dialogue import Progress
 from ..pipeline.kernels import kind_of
@@ -82,23 +83,30 @@ class Ranks:
         hosts += [RankHost(m.name, m.entry.host, m.entry.threads or m.hello["threads"], 0.0) for m in members]
         group = rank_group(RankPlan(tuple(hosts), network=self.network), self.agent)
         launch.check_hosts(group)
-        tokens = {1, request.n_parallel, *(n for n, _ in request.chunks(model.settings.n_ubatch))}
+        tokens = {1, *(each.n_tokens for each in request_passes(request, model.settings.n_ubatch, 0))}
         reports = launch.look(group, self.path, sorted(n * row for n in tokens))
         check_reports(reports)
         for report, most in zip(reports, [self.client_memory, *(m.entry.memory_bytes for m in members)], strict=True):
             report["memory"] = min(report["memory"], most or report["memory"])
         kernels = self._kernels([host.name for host in hosts])
-        parts = shares(reports, kernels=kernels)
+        slower = _slower(hosts, reports, kernels)
+        seconds = [slower[host.name] * self._layers_s(host.name) for host in hosts]
+        parts = shares(reports, seconds)
         hosts = [replace(host, share=part) for host, part in zip(hosts, parts, strict=True)]
         times = RankTimes(
             shares={host.name: host.share for host in hosts},
             sums=tuple((int(n), float(s)) for n, s in reports[0]["sums"]),
-            slower=_slower(hosts, reports, kernels),
+            slower=slower,
             n_vocab=model.graph.tensor[OUTPUT].ne[1],
         )
         ttft, tpot = predict_ranks(self.problem, times, request, model.settings.n_ubatch)
         plan = RankPlan(tuple(hosts), kernels=kernels, network=self.network)
         return Candidate(name, "ranks", len(hosts), ttft, tpot, ranks=plan)
+
+    def _layers_s(self, name: str) -> float:
+        """Seconds of all layers on a device, for the request."""
+        device = self.problem.device(name)
+        return sum(self.problem.seconds_on(device, layer) for layer in self.problem.layers)
 
     def _kernels(self, names: Sequence[str]) -> str:
         """Whose kernels: ours where every host multiplies most of the layers' bytes faster by them."""
@@ -126,9 +134,6 @@ def _why_not(member: Member) -> str:
 
 
 def _slower(hosts: Sequence[RankHost], reports: Sequence[Mapping[str, Any]], kernels: str) -> dict[str, float]:
-    """Ranks that share cores slow each other down: the largest matrix, measured by all at once and by each alone."""
-    found = {}
-    for host, report in zip(hosts, reports, strict=True):
-        together, alone = report["kernels"][kernels], report["alone"][kernels]
-        found[host.name] = max(1.0, together / alone) if together and alone else 1.0
-    return found
+    """Ranks that share cores or memory slow each other down."""
+    measured = (report["slower"][kernels] or 1.0 for report in reports)
+    return {host.name: max(1.0, slower) for host, slower in zip(hosts, measured, strict=True)}
