@@ -1,6 +1,6 @@
 """Stay on one host or spread: what `oallama cluster plan` chooses on emulated hosts, against every way it could take.
 
-python bench/spread.py [--model FILE.gguf] [--rounds 5] [--only NAME;..] [--out FILE]
+python bench/spread.py [--model FILE.gguf] [--rounds 5] [--only REGEX] [--out FILE]
 python bench/spread.py --table FILE      # of recorded cells, for docs/cluster.md
 
 Hosts are network namespaces (oallama.netlab; root) with one CPU each; more hosts than CPUs share them. For every cell
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import statistics
 import sys
 import tempfile
@@ -184,14 +185,13 @@ def main() -> None:
     parser.add_argument("--model", type=Path)
     parser.add_argument("--layers", type=int, default=6, help="of the model that is made")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", default="", help="parts of names of cells, separated by semicolons")
+    parser.add_argument("--only", default="", help="a regular expression that names of cells hold")
     parser.add_argument("--table", type=Path, help="print the table of a file of results")
     options = parser.parse_args()
     if options.table:
         print("\n".join(table(options.table)))
         return
-    parts = options.only.split(";")
-    chosen = [cell for cell in cells() if any(part in cell.name for part in parts)]
+    chosen = [cell for cell in cells() if re.search(options.only, cell.name)]
     with tempfile.TemporaryDirectory(prefix="oallama-") as name:
         folder = Path(name)
         os.environ["XDG_CACHE_HOME"] = str(folder / "cache")  # times of this hour, not of a cached one
