@@ -12,6 +12,8 @@ void register_replay(py::module_ & m) {
     m.def(
         "rank_error", [] { return std::string(oa_ranks() ? oa_ranks()->error() : ""); },
         "Why the group of ranks that this process belongs to cannot go on; empty while it can.");
+    m.def("rank_boundary", &oa_ranks_boundary, py::arg("share"), py::arg("ne"), py::arg("piece"),
+          "Where the ranks' part of a tensor ends that has `share` of its `ne` values, in whole pieces.");
     m.def(
         "splits_architecture",
         [](const std::string & name) { return llm_arch_supports_sm_tensor(llm_arch_from_string(name)); },

@@ -6,6 +6,7 @@
 
 #include <cstdlib>
 #include <string>
+#include <string_view>
 
 void oa_backend_map_mark(ggml_tensor * weight, const oa_weight_place & place, int fd, size_t offset, bool lazy) {
     if (lazy) {
@@ -54,9 +55,11 @@ bool oa_backend_map_obeyed(const ggml_tensor * weight) {
 }
 
 bool oa_backend_map_pins(const ggml_tensor * embedding, const char * op, int il) {
-    const std::string name = op;
-    const bool        ends = name == "l_out" || name == "l_last";
-    return il >= 0 && embedding && (embedding->flags & OA_TENSOR_FLAG_WHOLE_LAYERS) && (ends || name == "norm");
+    if (il < 0 || !embedding || !(embedding->flags & OA_TENSOR_FLAG_WHOLE_LAYERS)) {
+        return false;
+    }
+    const std::string_view name = op;
+    return name == "norm" || name == "l_out" || name == "l_last";
 }
 
 bool oa_backend_map_fuses(const ggml_tensor * weight, ggml_backend_dev_t layer, const ggml_tensor * fused) {

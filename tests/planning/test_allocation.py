@@ -462,6 +462,30 @@ def test_prediction_adds_up():
     assert direct.tpot_links_s == pytest.approx(3 * (1e-3 + 1e-4))
 
 
+def test_the_last_device_computes_while_the_others_go_on():
+    quality = LinkQuality(1e-3, 1e12)
+    devices = (Device("client", 9, 1e9, 1e9), Device("a", 9, 1e9, 1e9), Device("b", 9, 1e9, 1e9))
+    network = Network.uniform([device.name for device in devices], quality)
+    problem = Problem(devices, network, (Layer(1e6, 1, 0),) * 4, Layer(0, 0, 0))
+
+    def saved(*layers: str, n_prompt: int = 40, parallel: int = 1, n_batch: int = 99) -> float:
+        request = Workload(n_prompt, 2, n_parallel=parallel)
+        return predict_latency(problem, layers, request, n_ubatch=10, n_batch=n_batch).ttft_saved_s
+
+    # Four micro-batches of 10 ms a layer: three times both compute at once, for 20 ms and the way there or less.
+    assert saved("client", "client", "a", "a") == pytest.approx(3 * 20e-3)
+    assert saved("client", "client", "client", "a") == pytest.approx(3 * 10e-3)
+    assert saved("client", "client", "a", "a", n_prompt=10) == 0.0
+    assert saved("client", "client", "a", "a", n_batch=20) == pytest.approx(2 * 20e-3)
+    assert saved("client", "client", "a", "a", parallel=2) == pytest.approx(6 * 20e-3)
+    # A device in the middle is waited for.
+    assert saved("client", "a", "b", "b") == pytest.approx(3 * 20e-3)
+    assert saved("client", "a", "a", "b") == pytest.approx(3 * 10e-3)
+    # The client waits for itself; it sends to a device that holds all layers while that computes.
+    assert saved("a", "a", "client", "client") == 0.0 and saved("a", "b", "a", "a") == 0.0
+    assert saved("a", "a", "a", "a") == pytest.approx(3 * 1e-3)
+
+
 @pytest.mark.parametrize("parallel", [1, 3])
 def test_the_objective_of_a_request_is_its_time(parallel):
     """Links without jitter and loss: what is minimised is TTFT + (G - 1) TPOT, as predicted."""

@@ -18,11 +18,14 @@ from oallama.cluster.allocation.passes import prompt_passes, request_passes
 from oallama.cluster.allocation.problem import Device, Layer, Problem, Settings
 from oallama.cluster.pipeline.pipeline import Options, Pipeline
 from oallama.cluster.pipeline.watch import Lost
-from oallama.cluster.spread.choose import decided, pipeline_candidates
+from oallama.cluster.ranks.parts import Part, divided, layer_parts
+from oallama.cluster.spread.choose import decided, pipeline_candidates, plan_of
 from oallama.cluster.spread.rank_times import RankTimes, predict_ranks
 from oallama.data.plan import ContextSettings
 from oallama.data.workload import Workload
+from oallama.engine.load_settings import Settings as LoadSettings
 from oallama.errors import OallamaError
+from oallama.loading import autoplan
 
 REQUEST = Workload(100, 11)
 NAMES = ("client", "a", "b")
@@ -69,6 +72,24 @@ def test_equal_allocations_are_one_candidate():
     times = plan.predict(REQUEST)
     assert best.predicted_s(REQUEST) == pytest.approx(times.ttft_s + 10 * times.tpot_s)
     assert all(best.predicted_s(REQUEST) <= (c.predicted_s(REQUEST) or 99) for c in found.values())
+
+
+def test_two_parts_of_a_model_compute_a_long_prompt_at_once():
+    """Two devices alike: each has half of the layers, and prompts go through in small micro-batches."""
+    request = Workload(2048, 11)
+    problem = a_problem(memory=(9, 9, 9))
+    problem = replace(problem, passes=request_passes(request, 512, 4096))
+    plan = replace(a_plan(problem), request=request, context=ContextSettings(4096))
+    found = {c.name: c for c in pipeline_candidates(problem, allocate(problem), plan)}
+    best = found["two parts at once"]
+    assert set(best.layers[:3]) != set(best.layers[3:]) and len(set(best.layers[:3])) == len(set(best.layers[3:])) == 1
+    assert best.n_ubatch == 128 and best.ttft_s < 0.6 * found["a alone"].ttft_s
+    assert plan_of(plan, best).context.n_ubatch == 128
+    assert plan_of(plan, best).predict(request).ttft_s == best.ttft_s
+    # Too little memory for a half.
+    tight = replace(plan, problem=replace(problem, devices=tuple(replace(d, memory_bytes=2) for d in problem.devices)))
+    found = {c.name: c for c in pipeline_candidates(tight.problem, allocate(tight.problem), tight)}
+    assert found["two parts at once"].why_not == "the layers do not fit"
 
 
 def test_pipelines_without_the_first_layer_where_it_must_be_are_refused():
@@ -143,6 +164,36 @@ def test_ranks_share_the_matrices_and_wait_for_sums():
     several = Workload(100, 11, n_parallel=4)
     more = predict_ranks(problem, half, several, 512)
     assert 3.5 * ttft < more[0] < 4 * ttft and tpot < more[1] < 4 * tpot
+
+
+def test_ranks_wait_in_each_part_of_a_layer():
+    problem = a_problem(flops=(1e9, 3e9, 1e9))
+    even = RankTimes({"client": 0.25, "a": 0.75}, ((400, 1e-4), (40000, 1e-3)), {}, 100)
+    parts = (Part(0.4, (0.5, 0.5)), Part(0.6, (0.25, 0.75)))
+    _, tpot = predict_ranks(problem, replace(even, parts=parts), REQUEST, 512)
+    more = (0.4 * 0.5 + 0.6 * 0.25) / 0.25
+    assert tpot - predict_ranks(problem, even, REQUEST, 512)[1] == pytest.approx(0.25 * 6e-3 * (more - 1))
+
+
+def test_parts_of_ranks_are_whole_pieces():
+    # The nearest piece: 46.8 % of two are one.
+    assert divided([0.468, 0.532], 3200, 1600) == pytest.approx((0.5, 0.5))
+    assert divided([0.2, 0.8], 3200, 1600) == pytest.approx((0.0, 1.0))
+    assert divided([0.2, 0.8], 3200, 800) == pytest.approx((0.25, 0.75))
+    assert divided([1, 3], 1 << 20, 1) == pytest.approx((0.25, 0.75))
+    # What is left behind the last whole piece goes to the last one: now to this rank, now to that.
+    assert divided([0.5, 0.5], 2500, 1000) == pytest.approx((0.5, 0.5))
+    assert divided([1, 0], 2500, 1000) == pytest.approx((0.9, 0.1))
+    assert sum(divided([1, 2, 4], 7500, 1000)) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen3moe", "qwen35moe"])
+def test_parts_of_a_layer_add_up(arch, tiny):
+    graph = autoplan.read_graph(tiny(arch, "F16"), LoadSettings(n_ctx=64), tiers=(1,))
+    heads, columns = layer_parts(graph, [0.45, 0.55])
+    assert 0 < heads.of_layer < 1 and heads.of_layer + columns.of_layer == pytest.approx(1)
+    for part in (heads, columns):
+        assert sum(part.of_ranks) == pytest.approx(1) and part.of_ranks == pytest.approx((0.5, 0.5), abs=0.06)
 
 
 def test_short_prompts_that_wait_are_joined():

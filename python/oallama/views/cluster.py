@@ -84,7 +84,8 @@ def render_candidates(plan: ClusterPlan) -> RenderableType:
         times = (c.ttft_s, c.tpot_s, c.predicted_s(request), *([c.measured_s(request)] if is_measured else []))
         is_chosen = chosen is not None and c.name == chosen.name
         cells = ("-" if s is None else _time(s) for s in times)
-        shown.add_row("*" if is_chosen else "", c.name, *cells, style="bold" if is_chosen else "")
+        small = f", micro-batches of {c.n_ubatch}" if 0 < c.n_ubatch < request.n_prompt else ""
+        shown.add_row("*" if is_chosen else "", c.name + small, *cells, style="bold" if is_chosen else "")
     reasons = [Text(f"{c.name}: no, {c.why_not}") for c in plan.candidates if c not in possible]
     return Group(shown, *reasons)
 

@@ -51,6 +51,7 @@ class Candidate:
         why_not: why it cannot.
         measured_ttft_s, measured_tpot_s: where it was tried.
         solved: how the solver found its layers; None for layers that no solver chose.
+        n_ubatch: tokens of a micro-batch; 0: as the plan's context says.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Candidate:
     measured_ttft_s: float | None = None
     measured_tpot_s: float | None = None
     solved: Solved | None = None
+    n_ubatch: int = 0
 
     def predicted_s(self, request: Workload) -> float | None:
         """Seconds of the request by prediction; None where it cannot be run."""

@@ -15,6 +15,7 @@ from ...errors import OallamaError
 from .candidates import Candidate
 from .devices import ClientEntry, DeviceEntry
 from .network import Network
+from .passes import request_passes
 from .predict import ExpectedLatency, predict_latency
 from .problem import Device, Layer, Pass, Problem, Settings
 from .terms import price
@@ -64,7 +65,14 @@ class ClusterPlan:
     def predict(self, request: Workload) -> ExpectedLatency:
         """TTFT and TPOT of the pipeline."""
         context = self.context
-        return predict_latency(self.problem, self.layers, request, n_ubatch=context.n_ubatch, n_ctx=context.n_ctx)
+        sizes = {"n_ubatch": context.n_ubatch, "n_batch": context.n_batch, "n_ctx": context.n_ctx}
+        return predict_latency(self.problem, self.layers, request, **sizes)
+
+    def with_micro_batches(self, n_ubatch: int) -> ClusterPlan:
+        """The same with micro-batches of so many tokens."""
+        passes = request_passes(self.request, n_ubatch, self.context.n_ctx)
+        problem = replace(self.problem, passes=passes)
+        return replace(self, context=replace(self.context, n_ubatch=n_ubatch), problem=problem)
 
     def allocated(self, problem: Problem, layers: Sequence[str], bound_s: float) -> ClusterPlan:
         """The same model on another cluster, or otherwise on this one."""

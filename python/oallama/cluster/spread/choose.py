@@ -9,17 +9,28 @@ from ..allocation.allocation import Allocation, DoesNotFit
 from ..allocation.baselines import baselines
 from ..allocation.candidates import Candidate, choose
 from ..allocation.cluster_plan import ClusterPlan
+from ..allocation.overlap import Layers, overlapping
+from ..allocation.passes import request_seconds
+from ..allocation.predict import ExpectedLatency
 from ..allocation.problem import Problem
 
-PIPELINE = "pipeline"
+PIPELINE, OVERLAP = "pipeline", "two parts at once"
+# Tokens of micro-batches that are tried for prompts: with smaller ones two parts of a model overlap more.
+MICRO_BATCHES = (512, 256, 128)
 
 
 def pipeline_candidates(problem: Problem, pipeline: Allocation | DoesNotFit, plan: ClusterPlan) -> list[Candidate]:
-    """The solver's pipeline, and what one would do without a solver; equal allocations are one candidate."""
-    found: dict[tuple[str, ...], Candidate] = {}
+    """The solver's pipeline, what one would do without a solver, and two parts that compute prompts at once.
+
+    Each has the micro-batches with which it is fastest. Equal allocations are one candidate.
+    """
+    found: dict[Layers, Candidate] = {}
     missing, first = [], problem.settings.first_layer
     best, solved = (pipeline.layers, pipeline.solved) if isinstance(pipeline, Allocation) else (None, None)
-    for name, layers in {PIPELINE: best, **baselines(problem)}.items():
+    ways: dict[str, Layers | None] = {PIPELINE: best, **baselines(problem)}
+    if plan.request.n_prompt > min(MICRO_BATCHES):
+        ways[OVERLAP] = overlapping(problem, lambda layers: _fastest(plan, layers)[0])
+    for name, layers in ways.items():
         if layers is None:
             why = str(pipeline) if name == PIPELINE else "the layers do not fit"
             missing.append(Candidate(name, "pipeline", why_not=why))
@@ -29,15 +40,29 @@ def pipeline_candidates(problem: Problem, pipeline: Allocation | DoesNotFit, pla
             same = found[layers]
             found[layers] = replace(same, name=f"{same.name}, {name}")
         else:
-            times = plan.allocated(problem, layers, 0.0).predict(plan.request)
+            _, n_ubatch, times = _fastest(plan, layers)
             n_hosts = len({problem.client.name, *layers})
             how = solved if name == PIPELINE else None
-            found[layers] = Candidate(name, "pipeline", n_hosts, times.ttft_s, times.tpot_s, layers=layers, solved=how)
+            sizes = {"layers": layers, "solved": how, "n_ubatch": n_ubatch}
+            found[layers] = Candidate(name, "pipeline", n_hosts, times.ttft_s, times.tpot_s, **sizes)
     return [*found.values(), *missing]
+
+
+def _fastest(plan: ClusterPlan, layers: Layers) -> tuple[float, int, ExpectedLatency]:
+    """Seconds of the plan's request with these layers, the micro-batches, and the times; large ones where all are
+    alike.
+    """
+    usual = plan.context.n_ubatch
+    found = []
+    for n_ubatch in dict.fromkeys((usual, *(n for n in MICRO_BATCHES if n < usual))):
+        times = plan.with_micro_batches(n_ubatch).allocated(plan.problem, layers, 0.0).predict(plan.request)
+        found.append((request_seconds(plan.request, times.ttft_s, times.tpot_s), n_ubatch, times))
+    return min(found, key=lambda each: (each[0], -each[1]))
 
 
 def plan_of(plan: ClusterPlan, candidate: Candidate) -> ClusterPlan:
     """The plan that runs this candidate."""
+    plan = plan.with_micro_batches(candidate.n_ubatch or plan.context.n_ubatch)
     return replace(plan, chosen=candidate, layers=candidate.layers or plan.layers)
 
 

@@ -10,6 +10,7 @@ from oallama.data.workload import Workload
 
 from ..allocation.passes import prompt_passes, token_pass
 from ..allocation.problem import Pass, Problem
+from ..ranks.parts import Part
 
 SUMS_PER_LAYER = 2  # after attention, after the feed-forward
 LOGIT_BYTES = 4
@@ -19,15 +20,17 @@ LOGIT_BYTES = 4
 class RankTimes:
     """What ranks are predicted from.
 
-    shares: of the model, by device of the problem; the client's first. sums: (bytes, seconds) of an all-reduce of
-    theirs, ascending. slower: by how much a device computes longer while all others compute, too. n_vocab: logits of a
-    row, which come to the client.
+    shares: of the model, by device of the problem; the client's first. parts: of a layer, as they are dealt out to
+    these devices; without any all of it is by the shares. sums: (bytes, seconds) of an all-reduce of theirs, ascending.
+    slower: by how much a device computes longer while all others compute, too. n_vocab: logits of a row, which come to
+    the client.
     """
 
     shares: Mapping[str, float]
     sums: Points
     slower: Mapping[str, float]
     n_vocab: int
+    parts: tuple[Part, ...] = ()
 
 
 def predict_ranks(problem: Problem, ranks: RankTimes, request: Workload, n_ubatch: int) -> tuple[float, float]:
@@ -37,11 +40,14 @@ def predict_ranks(problem: Problem, ranks: RankTimes, request: Workload, n_ubatc
 
 
 def _pass_seconds(problem: Problem, ranks: RankTimes, each: Pass) -> float:
-    """Every rank waits for the slowest one, after each part of a layer."""
     row = problem.layers[0].output_bytes
     sums = SUMS_PER_LAYER * len(problem.layers) * log_log(ranks.sums, each.n_tokens * row)
-    compute = max(_compute_seconds(problem, ranks, name, each) for name in ranks.shares)
-    return _call_seconds(problem, ranks) + compute + sums + _gather_seconds(problem, ranks, each)
+    return (
+        _call_seconds(problem, ranks)
+        + _compute_seconds(problem, ranks, each)
+        + sums
+        + _gather_seconds(problem, ranks, each)
+    )
 
 
 def _call_seconds(problem: Problem, ranks: RankTimes) -> float:
@@ -51,12 +57,24 @@ def _call_seconds(problem: Problem, ranks: RankTimes) -> float:
     return max((link.latency_s for link in links), default=0.0)
 
 
-def _compute_seconds(problem: Problem, ranks: RankTimes, name: str, each: Pass) -> float:
+def _compute_seconds(problem: Problem, ranks: RankTimes, each: Pass) -> float:
+    """All wait for the slowest one, in each part of a layer."""
+    shares = tuple(ranks.shares.values())
+    whole = [_seconds_alone(problem, ranks, name, each) for name in ranks.shares]
+    seconds = max(share * head for share, (_, head) in zip(shares, whole, strict=True))
+    for part in ranks.parts or (Part(1.0, shares),):
+        seconds += part.of_layer * max(of * layers for of, (layers, _) in zip(part.of_ranks, whole, strict=True))
+    return seconds
+
+
+def _seconds_alone(problem: Problem, ranks: RankTimes, name: str, each: Pass) -> tuple[float, float]:
+    """Of all layers and of the head, if the device computed them whole."""
     device, client = problem.device(name), problem.client
     layers = sum(layer.seconds_on(device, each.n_tokens) for layer in problem.layers)
     own = sum(layer.seconds_on(client, each.n_tokens) for layer in problem.layers)
     head = problem.embedding.seconds_on(client, each.n_returned) * layers / own if each.n_returned else 0.0
-    return ranks.shares[name] * (layers + head) * ranks.slower.get(name, 1.0)
+    slower = ranks.slower.get(name, 1.0)
+    return slower * layers, slower * head
 
 
 def _gather_seconds(problem: Problem, ranks: RankTimes, each: Pass) -> float:

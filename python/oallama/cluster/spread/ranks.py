@@ -22,6 +22,7 @@ from ..pipeline.member import Member
 from ..ranks import launch
 from ..ranks.hosts import LOCAL
 from ..ranks.mpi import Host
+from ..ranks.parts import layer_parts
 from ..ranks.rank import OURS, RANK_KERNELS, library
 from ..ranks.shards import check_reports, shares
 from .rank_times import RankTimes, predict_ranks
@@ -98,6 +99,7 @@ class Ranks:
             sums=tuple((int(n), float(s)) for n, s in reports[0]["sums"]),
             slower=slower,
             n_vocab=model.graph.tensor[OUTPUT].ne[1],
+            parts=layer_parts(model.graph, parts),
         )
         ttft, tpot = predict_ranks(self.problem, times, request, model.settings.n_ubatch)
         plan = RankPlan(tuple(hosts), kernels=kernels, network=self.network)
