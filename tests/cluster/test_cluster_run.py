@@ -25,11 +25,14 @@ from oallama.cluster.ranks import launch, mpi
 from oallama.cluster.ranks.disk import read_rate
 from oallama.cluster.ranks.hosts import load_hosts, place
 from oallama.cluster.ranks.mpi import Host
+from oallama.cluster.ranks.parts import divided, layer_parts
 from oallama.cluster.ranks.rank import RankJob
 from oallama.cluster.ranks.shards import WEIGHTS_SHARE, check_reports, disk_floors, faster_kernels, shares
 from oallama.engine import runtime
+from oallama.engine.load_settings import Settings
 from oallama.engine.rpc import free_port
 from oallama.errors import OallamaError
+from oallama.loading import autoplan
 from oallama.netlab import Conditions, NetLab
 from oallama.serving.door import Address
 from support.cli import oallama
@@ -108,6 +111,27 @@ def test_shares_follow_speed_and_memory() -> None:
     assert tight == pytest.approx([0.83, 0.085, 0.085]) and sum(tight) == pytest.approx(1)
     exact = 1000 / WEIGHTS_SHARE
     assert by_speed([5, 1], [exact / 2 + 1, exact / 2 + 1], "ab") == pytest.approx([0.5, 0.5], abs=0.01)
+
+
+def test_parts_of_ranks_are_whole_pieces() -> None:
+    # The nearest piece: 46.8 % of two are one.
+    assert divided([0.468, 0.532], 3200, 1600) == pytest.approx((0.5, 0.5))
+    assert divided([0.2, 0.8], 3200, 1600) == pytest.approx((0.0, 1.0))
+    assert divided([0.2, 0.8], 3200, 800) == pytest.approx((0.25, 0.75))
+    assert divided([1, 3], 1 << 20, 1) == pytest.approx((0.25, 0.75))
+    # What is left behind the last whole piece goes to the last one: now to this rank, now to that.
+    assert divided([0.5, 0.5], 2500, 1000) == pytest.approx((0.5, 0.5))
+    assert divided([1, 0], 2500, 1000) == pytest.approx((0.9, 0.1))
+    assert sum(divided([1, 2, 4], 7500, 1000)) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen3moe", "qwen35moe"])
+def test_parts_of_a_layer_add_up(arch: str, tiny: Callable[..., Path]) -> None:
+    graph = autoplan.read_graph(tiny(arch, "F16"), Settings(n_ctx=64), tiers=(1,))
+    heads, columns = layer_parts(graph, [0.45, 0.55])
+    assert 0 < heads.of_layer < 1 and heads.of_layer + columns.of_layer == pytest.approx(1)
+    for part in (heads, columns):
+        assert sum(part.of_ranks) == pytest.approx(1) and part.of_ranks == pytest.approx((0.5, 0.5), abs=0.06)
 
 
 def with_kernels(*times: tuple[float | None, float | None, float, float]) -> list[dict[str, Any]]:

@@ -18,14 +18,12 @@ from oallama.cluster.allocation.passes import prompt_passes, request_passes
 from oallama.cluster.allocation.problem import Device, Layer, Problem, Settings
 from oallama.cluster.pipeline.pipeline import Options, Pipeline
 from oallama.cluster.pipeline.watch import Lost
-from oallama.cluster.ranks.parts import Part, divided, layer_parts
+from oallama.cluster.ranks.parts import Part
 from oallama.cluster.spread.choose import decided, pipeline_candidates, plan_of
 from oallama.cluster.spread.rank_times import RankTimes, predict_ranks
 from oallama.data.plan import ContextSettings
 from oallama.data.workload import Workload
-from oallama.engine.load_settings import Settings as LoadSettings
 from oallama.errors import OallamaError
-from oallama.loading import autoplan
 
 REQUEST = Workload(100, 11)
 NAMES = ("client", "a", "b")
@@ -173,27 +171,6 @@ def test_ranks_wait_in_each_part_of_a_layer():
     _, tpot = predict_ranks(problem, replace(even, parts=parts), REQUEST, 512)
     more = (0.4 * 0.5 + 0.6 * 0.25) / 0.25
     assert tpot - predict_ranks(problem, even, REQUEST, 512)[1] == pytest.approx(0.25 * 6e-3 * (more - 1))
-
-
-def test_parts_of_ranks_are_whole_pieces():
-    # The nearest piece: 46.8 % of two are one.
-    assert divided([0.468, 0.532], 3200, 1600) == pytest.approx((0.5, 0.5))
-    assert divided([0.2, 0.8], 3200, 1600) == pytest.approx((0.0, 1.0))
-    assert divided([0.2, 0.8], 3200, 800) == pytest.approx((0.25, 0.75))
-    assert divided([1, 3], 1 << 20, 1) == pytest.approx((0.25, 0.75))
-    # What is left behind the last whole piece goes to the last one: now to this rank, now to that.
-    assert divided([0.5, 0.5], 2500, 1000) == pytest.approx((0.5, 0.5))
-    assert divided([1, 0], 2500, 1000) == pytest.approx((0.9, 0.1))
-    assert sum(divided([1, 2, 4], 7500, 1000)) == pytest.approx(1)
-
-
-@pytest.mark.parametrize("arch", ["llama", "qwen3moe", "qwen35moe"])
-def test_parts_of_a_layer_add_up(arch, tiny):
-    graph = autoplan.read_graph(tiny(arch, "F16"), LoadSettings(n_ctx=64), tiers=(1,))
-    heads, columns = layer_parts(graph, [0.45, 0.55])
-    assert 0 < heads.of_layer < 1 and heads.of_layer + columns.of_layer == pytest.approx(1)
-    for part in (heads, columns):
-        assert sum(part.of_ranks) == pytest.approx(1) and part.of_ranks == pytest.approx((0.5, 0.5), abs=0.06)
 
 
 def test_short_prompts_that_wait_are_joined():

@@ -11,6 +11,15 @@ from .problem import Pass
 MASK_BYTES, KV_CELLS = 2, 256
 
 
+# Tokens of micro-batches that are tried for a pipeline's prompts: with small ones its parts overlap more (predict.py).
+MICRO_BATCHES = (256, 128)
+
+
+def micro_batches(request: Workload, n_ubatch: int) -> tuple[int, ...]:
+    """The sizes that are tried: the given one, and smaller ones into which a prompt is cut."""
+    return (n_ubatch, *(n for n in MICRO_BATCHES if n < min(n_ubatch, request.n_prompt)))
+
+
 def prompt_passes(request: Workload, n_ubatch: int, n_ctx: int) -> tuple[Pass, ...]:
     """Every sequence's prompt in micro-batches. Only the last row of a prompt reaches the head.
 

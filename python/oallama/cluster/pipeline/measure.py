@@ -28,7 +28,7 @@ from oallama.profiling.workload import depths_for
 
 from ..allocation.devices import ClusterFile
 from ..allocation.network import LinkQuality, Network
-from ..allocation.passes import request_passes
+from ..allocation.passes import micro_batches, request_passes
 from ..allocation.problem import Device, Layer, Problem
 from .dialogue import Progress
 from .kernels import realised, tiled_kinds
@@ -62,7 +62,8 @@ def read_model(path: PathOrText, settings: Settings, request: Workload | None = 
     Raises OallamaError when llama.cpp cannot load the file, or it has no layers to deal out.
     """
     request = request or Workload(max(1, settings.n_ctx // 2), 1)
-    tiers = {*autoplan.TIERS, *(each.n_tokens for each in request_passes(request, settings.n_ubatch, 0))}
+    sizes = micro_batches(request, settings.n_ubatch)
+    tiers = {*autoplan.TIERS, *(each.n_tokens for n in sizes for each in request_passes(request, n, 0))}
     graph = autoplan.read_graph(path, settings, tuple(tiers))
     settings = autoplan.resolve(settings, graph.n_ctx_train)
     # As the client's process loads it (client.py): logits of one row of each sequence.

@@ -10,13 +10,11 @@ from ..allocation.baselines import baselines
 from ..allocation.candidates import Candidate, choose
 from ..allocation.cluster_plan import ClusterPlan
 from ..allocation.overlap import Layers, overlapping
-from ..allocation.passes import request_seconds
+from ..allocation.passes import micro_batches, prompt_passes, request_seconds
 from ..allocation.predict import ExpectedLatency
 from ..allocation.problem import Problem
 
 PIPELINE, OVERLAP = "pipeline", "two parts at once"
-# Tokens of micro-batches that are tried for prompts: with smaller ones two parts of a model overlap more.
-MICRO_BATCHES = (512, 256, 128)
 
 
 def pipeline_candidates(problem: Problem, pipeline: Allocation | DoesNotFit, plan: ClusterPlan) -> list[Candidate]:
@@ -28,7 +26,7 @@ def pipeline_candidates(problem: Problem, pipeline: Allocation | DoesNotFit, pla
     missing, first = [], problem.settings.first_layer
     best, solved = (pipeline.layers, pipeline.solved) if isinstance(pipeline, Allocation) else (None, None)
     ways: dict[str, Layers | None] = {PIPELINE: best, **baselines(problem)}
-    if plan.request.n_prompt > min(MICRO_BATCHES):
+    if len(prompt_passes(plan.request, min(micro_batches(plan.request, plan.context.n_ubatch)), 0)) > 1:
         ways[OVERLAP] = overlapping(problem, lambda layers: _fastest(plan, layers)[0])
     for name, layers in ways.items():
         if layers is None:
@@ -42,19 +40,15 @@ def pipeline_candidates(problem: Problem, pipeline: Allocation | DoesNotFit, pla
         else:
             _, n_ubatch, times = _fastest(plan, layers)
             n_hosts = len({problem.client.name, *layers})
-            how = solved if name == PIPELINE else None
-            sizes = {"layers": layers, "solved": how, "n_ubatch": n_ubatch}
-            found[layers] = Candidate(name, "pipeline", n_hosts, times.ttft_s, times.tpot_s, **sizes)
+            made = Candidate(name, "pipeline", n_hosts, times.ttft_s, times.tpot_s, layers=layers, n_ubatch=n_ubatch)
+            found[layers] = replace(made, solved=solved if name == PIPELINE else None)
     return [*found.values(), *missing]
 
 
 def _fastest(plan: ClusterPlan, layers: Layers) -> tuple[float, int, ExpectedLatency]:
-    """Seconds of the plan's request with these layers, the micro-batches, and the times; large ones where all are
-    alike.
-    """
-    usual = plan.context.n_ubatch
+    """Seconds of the plan's request with these layers, the tokens of a micro-batch, and the times."""
     found = []
-    for n_ubatch in dict.fromkeys((usual, *(n for n in MICRO_BATCHES if n < usual))):
+    for n_ubatch in micro_batches(plan.request, plan.context.n_ubatch):
         times = plan.with_micro_batches(n_ubatch).allocated(plan.problem, layers, 0.0).predict(plan.request)
         found.append((request_seconds(plan.request, times.ttft_s, times.tpot_s), n_ubatch, times))
     return min(found, key=lambda each: (each[0], -each[1]))
