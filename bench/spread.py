@@ -165,18 +165,19 @@ def table(path: Path) -> Iterator[str]:
     for line in (json.loads(text) for text in path.read_text().splitlines()):
         if "cell" in line:
             cells_of.setdefault(line["cell"], []).append(line)
-    yield "| request, hosts, link | this host | pipeline | by memory | ranks | chosen | against the best |"
-    yield "|---|--:|--:|--:|--:|---|--:|"
+    yield "| request, hosts, link | this host | pipeline | two parts | by memory | ranks | chosen | against the best |"
+    yield "|---|--:|--:|--:|--:|--:|---|--:|"
     for name, ways in cells_of.items():
         columns = [
             next((way for way in ways if way["kind"] == "here"), None),
             next((way for way in ways if way["way"].startswith("pipeline")), None),
+            next((way for way in ways if "two parts" in way["way"]), None),
             next((way for way in ways if "by memory" in way["way"]), None),
             min((way for way in ways if way["kind"] == "ranks"), key=lambda way: way["request_s"], default=None),
         ]
         (chosen,) = (way for way in ways if way["chosen"])
         shown = [f"{way['request_s']:.2f} s, {way['error']:+.0%}" if way else "-" for way in columns]
-        kind = {"here": "this host"}.get(chosen["kind"], chosen["kind"])
+        kind = "two parts" if "two parts" in chosen["way"] else chosen["kind"].replace("here", "this host")
         yield f"| {name} | {' | '.join(shown)} | {kind} | {chosen['against_best']:.2f}x |"
 
 
