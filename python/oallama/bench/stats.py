@@ -56,7 +56,7 @@ def summarize(values: Sequence[float]) -> Summary | None:
 # Student's t at 97.5 % by degrees of freedom; more have the last.
 _T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.13, 2.09, 2.04)
 _ONE_SAMPLE = 1.5
-# A machine is faster or slower by that from one minute to the next (bench/results/2026-11-24-busy-plans.jsonl).
+# A machine is faster or slower by that from one minute to the next (bench/results/2026-11-24-busy-plans.jsonl.gz).
 _LEAST_WIDTH = 1.10
 
 

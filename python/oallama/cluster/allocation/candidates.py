@@ -15,8 +15,8 @@ from .passes import request_seconds
 # matrix.
 Way = Literal["here", "pipeline", "ranks"]
 WAYS: tuple[Way, ...] = ("here", "pipeline", "ranks")
-# More hosts must gain more than this: they can fail in more ways, and predictions for them are off by 9 to 12 % in the
-# median, and 22 % at most (docs/cluster.md).
+# More hosts must gain more than this: they can fail in more ways, and predictions for them are off by 11 % in the
+# median (docs/cluster.md).
 LEAST_GAIN = 0.15
 
 
