@@ -30,7 +30,7 @@ DEFAULT = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 pytestmark = pytest.mark.skipif(shutil.which("ss") is None, reason="needs ss: apt-get install iproute2")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def server() -> Iterator[LocalRpcServer]:
     with LocalRpcServer(1) as started:
         yield started

@@ -299,11 +299,12 @@ def test_an_occupied_port_and_an_unknown_device_end_the_server() -> None:
 
 
 def test_a_second_client_is_told_that_the_server_is_busy(server: Server, token_file: Path) -> None:
-    with server.connect() as first, server.connect() as second:
+    with server.connect() as first:
         assert shake(first, TOKEN) == WELCOME
         assert is_served(first)
         assert "busy with another client" in hello(server.endpoint, OALLAMA_RPC_TOKEN_FILE=str(token_file))
-        assert shake(second, TOKEN, KNOW_IF_BUSY) == BUSY
+        with server.connect() as second:  # one that said nothing while that program starts may be let go
+            assert shake(second, TOKEN, KNOW_IF_BUSY) == BUSY
         assert is_served(first) is False  # a second hello is none of the protocol: the server hangs up
     with server.connect() as third:
         assert shake(third, TOKEN) == WELCOME

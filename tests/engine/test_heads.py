@@ -277,7 +277,7 @@ def test_budgets_of_one_model_are_refused(vram: str, joint: Callable[..., Joint]
 
 def test_an_unknown_device(model: Path, profile: Profile) -> None:
     with pytest.raises(OallamaError, match="unknown device"):
-        plan_with_heads(model, 64 * MIB, SETTINGS, Choices("RPC7", profile), SURE)
+        plan_with_heads(model, 64 * MIB, SETTINGS, Choices("NPU0", profile), SURE)
 
 
 def test_without_an_accelerator(model: Path, profile: Profile) -> None:
