@@ -186,6 +186,35 @@ def test_an_engine_without_cuda_needs_nothing(tmp_path: Path) -> None:
     assert ran_python(FIND.split("assert")[0], tmp_path, env={"PYTHONPATH": str(ROOT / "python")}).stderr == ""
 
 
+# What a runtime of CUDA says of the driver and of itself.
+VERSIONS = """
+int cudaDriverGetVersion(int * version) { *version = %d; return 0; }
+int cudaRuntimeGetVersion(int * version) { *version = %d; return 0; }
+"""
+
+
+@pytest.mark.parametrize(
+    ("driver", "version", "said"),
+    [
+        (12020, 13000, ["supports CUDA 12.2, and oallama needs CUDA 13; install NVIDIA's driver 580 or newer"]),
+        (12020, 99000, ["supports CUDA 12.2, and oallama needs CUDA 99; install a newer driver"]),
+        (13000, 13020, []),  # any driver of a major version runs that of all its minor ones
+        (13010, 12080, []),
+        (0, 13000, []),  # no driver
+    ],
+)
+def test_a_driver_that_is_too_old_is_said(driver: int, version: int, said: list[str], tmp_path: Path) -> None:
+    cuda = made_cuda(tmp_path / "toolkit", TOOLKIT)
+    source = cuda[0].with_suffix(".c")
+    source.write_text(source.read_text() + VERSIONS % (driver, version))
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", f"-Wl,-soname,{cuda[0].name}", str(source), "-o", str(cuda[0])], check=True
+    )
+    result = find(made_engine(tmp_path / "ours", cuda), CUDA_HOME=str(tmp_path / "toolkit"))
+    assert result.returncode == 0, result.stderr
+    assert [line.partition("NVIDIA's driver ")[2] for line in result.stderr.splitlines()] == said
+
+
 @pytest.mark.parametrize(
     ("name", "wanted"),
     [

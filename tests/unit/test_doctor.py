@@ -13,6 +13,7 @@ from oallama.doctor.finding import Finding
 from oallama.doctor.gpus import gpus
 from oallama.doctor.installed import cpu_features
 from oallama.engine import device_list, runtime
+from oallama.engine.cuda_libraries import OldDriver
 from oallama.engine.device_list import Device
 from oallama.errors import OallamaError
 from oallama.views.doctor import render_findings
@@ -60,6 +61,13 @@ def test_what_an_nvidia_gpu_lacks(tmp_path: Path, driver: str, cuda: bool, state
     found = only([*gpus(machine(tmp_path, NVIDIA, driver=driver), [], cuda, vulkan=True)])
     assert (found.name, found.state) == ("NVIDIA GPU", state) and remedy in found.remedy and found.effect
     assert driver in found.found
+
+
+def test_a_driver_that_is_too_old_is_named_with_the_oldest_that_does(tmp_path: Path) -> None:
+    root = machine(tmp_path, NVIDIA, driver="535.183.01")
+    found = only([*gpus(root, [], cuda=True, vulkan=True, old_driver=OldDriver("12.2", 13))])
+    assert (found.state, found.found) == ("broken", "driver 535.183.01") and "supports CUDA 12.2" in found.effect
+    assert found.remedy == "install NVIDIA's driver 580 or newer"
 
 
 def test_a_wheel_lacks_a_package_alone(tmp_path: Path) -> None:

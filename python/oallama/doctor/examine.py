@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from oallama.engine import device_list, runtime
+from oallama.engine.cuda_libraries import old_driver
 from oallama.engine.module_packages import is_modular
 from oallama.errors import OallamaError
 from oallama.profiling.other_work import cpus_of_others
@@ -33,6 +34,7 @@ def examine() -> list[Finding]:
             installed.has_backend("vulkan"),
             installed.has_vulkan_loader(),
             is_modular(runtime.lib_dir()),
+            old_driver(runtime.lib_dir()),
         ),
         installed.rpc(),
         installed.programs(),

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from oallama.data.budget import format_bytes
+from oallama.engine.cuda_libraries import OldDriver
 from oallama.engine.device_list import ACCELERATOR_TYPES, Device
 
 from .finding import Finding
@@ -26,10 +27,11 @@ def gpus(
     vulkan: bool,
     vulkan_loader: bool = True,
     modular: bool = False,
+    old_driver: OldDriver | None = None,
 ) -> Iterator[Finding]:
     """root: of the file system. devices: of this process. cuda, vulkan: whether the engine has these backends.
     vulkan_loader: whether the library is there through which Vulkan's drivers are found. modular: backends may come in
-    packages of their own."""
+    packages of their own. old_driver: NVIDIA's, if it is too old for the engine."""
     used = [d for d in devices if d.type in ACCELERATOR_TYPES]
     for device in used:
         size = format_bytes(device.memory_total)
@@ -37,7 +39,11 @@ def gpus(
     present = set(on_bus(root))
     driver = nvidia_driver(root)
     if ("NVIDIA" in present or driver) and not any(d.backend.startswith("CUDA") for d in used):
-        yield _unused_nvidia(driver, cuda, _INSTALL_CUDA if modular else _BUILD_CUDA)
+        if old_driver:
+            effect = f"the GPU is not used: {old_driver.problem}"
+            yield Finding("NVIDIA GPU", "broken", f"driver {driver}", effect, old_driver.remedy)
+        else:
+            yield _unused_nvidia(driver, cuda, _INSTALL_CUDA if modular else _BUILD_CUDA)
     elif present - {"NVIDIA"} and not used:
         yield _unused_other(sorted(present - {"NVIDIA"}), vulkan, vulkan_loader)
     elif not used:
@@ -70,7 +76,7 @@ def _unused_nvidia(driver: str, cuda: bool, remedy: str) -> Finding:
         found = f"driver {driver}, engine without CUDA"
         return Finding("NVIDIA GPU", "missing", found, "the GPU is not used, or by Vulkan alone", remedy)
     found = f"driver {driver}, engine with CUDA, no device"
-    effect = "the GPU is not used: the driver may be older than the CUDA of the build, or the GPU may not be visible"
+    effect = "the GPU is not used: it may not be visible to this process, or the driver does not work"
     return Finding("NVIDIA GPU", "broken", found, effect, "nvidia-smi")
 
 

@@ -3,7 +3,7 @@
 The loader knows ldconfig's folders, LD_LIBRARY_PATH and the RUNPATH of libggml-cuda.so (cmake/cuda_runpath.cmake): the
 toolkit it was built with, and the `nvidia-*` wheels in its own site-packages. Other toolkits and the wheels of other
 site-packages (those of the system beside a virtual environment's) are found here, as PyTorch finds them. So is
-libggml-base.so, which a module of another package needs.
+libggml-base.so, which a module of another package needs. A driver that is too old for these libraries is said.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -27,6 +29,25 @@ _WHEELS = ("nvidia/cu[0-9]*/lib", "nvidia/*/lib")
 _IN_TOOLKIT = ("lib64", "lib", "targets/*/lib")
 _MISSING = re.compile(r"(?P<name>\S+): cannot open shared object file")
 _PATH = "LD_LIBRARY_PATH"
+# The oldest driver for each CUDA: NVIDIA's table of "CUDA minor version compatibility".
+_OLDEST_DRIVERS = {12: 525, 13: 580}
+
+
+@dataclass(frozen=True)
+class OldDriver:
+    """NVIDIA's driver supports CUDA up to `supported`, and the engine needs CUDA `needed`."""
+
+    supported: str
+    needed: int
+
+    @property
+    def problem(self) -> str:
+        return f"NVIDIA's driver supports CUDA {self.supported}, and oallama needs CUDA {self.needed}"
+
+    @property
+    def remedy(self) -> str:
+        oldest = _OLDEST_DRIVERS.get(self.needed)
+        return "install a newer driver" if oldest is None else f"install NVIDIA's driver {oldest} or newer"
 
 
 @cache
@@ -43,19 +64,19 @@ def make_loadable(lib_dir: Path) -> None:
     for folder in (lib_dir, *add_packages(lib_dir)):
         if (backend := folder / BACKEND).is_file():
             try:
-                _load(backend, set(), lib_dir)
+                if old := _if_too_old(_load(backend, set(), lib_dir)):
+                    say(f"no NVIDIA GPU: {old.problem}; {old.remedy}")
             except OallamaError as error:
                 if not is_modular(lib_dir):
                     raise
                 say(f"no NVIDIA GPU: {error}")
 
 
-def _load(library: Path, tried: set[str], lib_dir: Path) -> None:
+def _load(library: Path, tried: set[str], lib_dir: Path) -> ctypes.CDLL:
     """Load a library, those it needs first."""
     while True:
         try:
-            ctypes.CDLL(str(library))
-            return
+            return ctypes.CDLL(str(library))
         except OSError as error:
             missing = _MISSING.match(str(error))
             if missing is None or missing["name"] in tried:
@@ -67,6 +88,28 @@ def _load(library: Path, tried: set[str], lib_dir: Path) -> None:
             raise OallamaError(_advice(name))
         _load(folder / name, tried, lib_dir)  # whoever asks for this name from now on is given this one
         os.environ[_PATH] = ":".join(filter(None, (os.environ.get(_PATH), str(folder))))
+
+
+def old_driver(lib_dir: Path) -> OldDriver | None:
+    """NVIDIA's driver, if it is too old for the CUDA backend that `make_loadable` has loaded."""
+    backends = (folder / BACKEND for folder in (lib_dir, *add_packages(lib_dir)))
+    for backend in filter(Path.is_file, backends):
+        with suppress(OSError):  # not loaded, which was said
+            return _if_too_old(ctypes.CDLL(str(backend)))
+    return None
+
+
+def _if_too_old(backend: ctypes.CDLL) -> OldDriver | None:
+    """Without a driver CUDA's runtime gives 0: a machine without a GPU lacks nothing."""
+    driver, cuda = _version(backend, "cudaDriverGetVersion"), _version(backend, "cudaRuntimeGetVersion") // 1000
+    return OldDriver(f"{driver // 1000}.{driver % 1000 // 10}", cuda) if 0 < driver < 1000 * cuda else None
+
+
+def _version(backend: ctypes.CDLL, function: str) -> int:
+    """As CUDA counts: 12040 is 12.4. 0 where the runtime cannot say it."""
+    version = ctypes.c_int(0)
+    call = getattr(backend, function, None)  # none with a runtime that is linked statically
+    return version.value if call is not None and call(ctypes.byref(version)) == 0 else 0
 
 
 def _folders() -> Iterator[Path]:
