@@ -19,6 +19,7 @@ from typing import Any
 
 from cells import MODELS, written
 
+from oallama.base.environment import BIND_THREADS
 from oallama.bench import Engine, LoadParams, Sweep, planned, run_bench
 from oallama.bench.machine import describe
 from oallama.bench.script import arguments, record
@@ -51,9 +52,9 @@ def measured(rounds: int) -> Iterator[dict[str, Any]]:
         engines: list[Engine] = []
         for name in ("bound", "unbound"):
             if name == "unbound":
-                os.environ["OMP_PROC_BIND"] = "false"  # the server takes it
+                os.environ[BIND_THREADS.name] = "0"  # the server takes it
             server = stack.enter_context(LocalRpcServer(register=False))
-            os.environ.pop("OMP_PROC_BIND", None)
+            os.environ.pop(BIND_THREADS.name, None)
             base = LoadParams(n_threads=1, rpc_servers=(server.endpoint,))
             engines.append(replace(planned(plan, runtime.lib_dir(), base), name=name))
         sweep = Sweep((128,), (DEPTH,), (33,), repeats=rounds, interleave="reload", state_dir=folder)

@@ -11,5 +11,7 @@ inline double oa_now() {
 inline void oa_pause() {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
 #endif
 }

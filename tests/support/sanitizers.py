@@ -17,3 +17,9 @@ def skip_without(sanitizer: str) -> None:
     tried = [compiler, f"-fsanitize={sanitizer}", "-x", "c++", "-", "-o", os.devnull]
     if subprocess.run(tried, input=b"int main() {}", capture_output=True).returncode != 0:
         pytest.skip(f"clang++ has no sanitizer for {sanitizer} here")
+
+
+def without_random_addresses() -> list[str]:
+    """What stands before a program: ThreadSanitizer wants addresses that many random bits do not leave."""
+    command = ["setarch", "--addr-no-randomize"]
+    return command if subprocess.run([*command, "true"], capture_output=True).returncode == 0 else []

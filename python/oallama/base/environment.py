@@ -92,6 +92,11 @@ RANK_THREADS = Variable("OALLAMA_RANK_THREADS", "numbers by rank", "the backend'
     "CPU threads of each rank; one number is for all.")
 OWN_KERNELS = Variable("OALLAMA_OWN_KERNELS", "`1`", "unset", "csrc/map/weight_marks.cpp",
     "Models that are loaded without a plan are computed on CPUs by our kernels. Ranks set it where these are faster.")
+THREADS = Variable("OALLAMA_THREADS", "`openmp`", "unset: threads of our own", "csrc/base/thread_team.cpp",
+    "Graphs on the CPU are computed by OpenMP's threads, as upstream does. They spin where others need their CPUs.")
+BIND_THREADS = Variable("OALLAMA_BIND_THREADS", "`1`, `0`",
+    "`1` for RPC servers that `oallama` starts with a thread for every CPU", "csrc/base/thread_team.cpp",
+    "Each thread that computes stays on one CPU.")
 RANK_HOST = Variable("OALLAMA_RANK_HOST", "id", "the host's name", "csrc/ranks/module.cpp",
     "Ranks with one id share memory.")
 RANK_SPEEDS = Variable("OALLAMA_RANK_SPEEDS", "numbers by rank", "all alike", "csrc/ranks/module.cpp",
@@ -170,12 +175,11 @@ OTHERS = (
         "`oallama.toml` in it has the defaults of `oallama`'s options, `oallama/` the keys of hosts that join."),
     Variable("OPENAI_API_KEY", "text", "unset", "python/oallama/bench/load/client.py",
         "`oallama bench serve` and `oallama top` send it to servers that ask for a key."),
-    Variable("OMP_PROC_BIND", "OpenMP's", "`true` for RPC servers that `oallama` starts with a thread for every CPU",
-        "python/oallama/engine/rpc.py",
-        "Whether threads stay on their CPUs. `OMP_PLACES` says on which, by default one each."),
+    Variable("OMP_PROC_BIND, OMP_PLACES, GOMP_CPU_AFFINITY", "OpenMP's", "unset", "csrc/base/thread_team.cpp",
+        "Where threads run. If one is set, but to `false`, graphs are computed by OpenMP's threads."),
     Variable("GOMP_SPINCOUNT", "number", "`20000` beside a loopback RPC server", "python/oallama/engine/rpc.py",
-        "How long idle OpenMP threads spin. libgomp's own default makes two processes on the same cores fight for "
-        "them at every device change."),
+        "How long idle threads spin before they sleep, OpenMP's and ours: 100 are about a microsecond. With long times "
+        "two processes on the same cores fight for them at every device change."),
 )
 # fmt: on
 

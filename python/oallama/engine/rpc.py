@@ -14,23 +14,22 @@ import time
 from types import TracebackType
 
 from oallama.base.children import die_with_parent, last_words
+from oallama.base.environment import BIND_THREADS
 from oallama.engine import device_list, runtime
 from oallama.errors import OallamaError
 
 START_TIMEOUT_S = 20.0
 # About 0.3 ms on a 2.3 GHz Xeon: longer than the gaps inside a graph, shorter than a wait for the other side.
 SPIN_COUNT = "20000"
-# Else Linux wakes two threads of a server on one CPU now and then. Each spins at barriers while the other one waits for
-# the CPU.
-_BOUND = {"OMP_PROC_BIND": "true", "OMP_PLACES": "threads"}
-_SAID = (*_BOUND, "GOMP_CPU_AFFINITY")
+# Of OpenMP. Who says where threads run has OpenMP's.
+_PLACES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
 
 
 def share_processor() -> None:
-    """Let idle OpenMP threads sleep soon, in this process and those it starts; call it before the engine is loaded.
+    """Let idle threads sleep soon, in this process and those it starts; call it before the engine is loaded.
 
-    A loopback device computes on the client's own cores. With libgomp's default, threads that wait for the other side
-    keep those cores from it for milliseconds at every device change. A value the user has set stays.
+    A loopback device computes on the client's own cores. By default threads that wait for the other side keep those
+    cores from it for milliseconds at every device change. A value the user has set stays.
     """
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
 
@@ -38,10 +37,11 @@ def share_processor() -> None:
 def server_environment(device: str, threads: int) -> dict[str, str]:
     """This process's variables for an RPC server: its threads stay on one CPU each, where all CPUs are theirs.
 
-    What the user has set of that stays.
+    Else Linux wakes two threads of a server on one CPU now and then. What the user has set of that stays.
     """
-    binds = device == "CPU" and threads == len(os.sched_getaffinity(0)) and not any(map(os.environ.get, _SAID))
-    return {**os.environ, **(_BOUND if binds else {})}
+    said = any(map(os.environ.get, (BIND_THREADS.name, *_PLACES)))
+    binds = device == "CPU" and threads == len(os.sched_getaffinity(0)) and not said
+    return {**os.environ, **({BIND_THREADS.name: "1"} if binds else {})}
 
 
 class LocalRpcServer:

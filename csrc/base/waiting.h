@@ -1,0 +1,15 @@
+// How threads that compute together wait for each other.
+//
+// A thread that waits spins, because waking takes longer than most waits. But where other programs need the CPUs too,
+// the thread it waits for may have lost its own. Then spinning takes time from whoever should run, and the kernel gives
+// this process less of it later. So a thread that has spun in vain sleeps. And while threads of this process lose their
+// CPUs, all sleep at once.
+#pragma once
+
+#include <cstdint>
+
+// Returns when `word` is no longer `seen`. Spins for at most `spin_us` microseconds, then sleeps.
+void oa_wait_while(const int32_t * word, int32_t seen, double spin_us);
+
+// Call it after `word` has changed, by the thread that changed it, which changed it in sequential consistency.
+void oa_wake(const int32_t * word);
