@@ -8,6 +8,7 @@ endif()
 set(OALLAMA_BASE_SOURCES
     ${OALLAMA_CSRC}/arenas/arena.cpp
     ${OALLAMA_CSRC}/arenas/offline_offsets.cpp
+    ${OALLAMA_CSRC}/base/busy_cpus.cpp
     ${OALLAMA_CSRC}/base/graph_run.cpp
     ${OALLAMA_CSRC}/base/host_memory.cpp
     ${OALLAMA_CSRC}/base/huge_pages.cpp

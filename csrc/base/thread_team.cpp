@@ -105,7 +105,7 @@ class Team {
         }
         part(job, 0);
         for (int32_t left; (left = __atomic_load_n(&n_left, __ATOMIC_ACQUIRE)) > 0;) {
-            oa_wait_while(&n_left, left, barrier_spin_us);
+            oa_wait_while(&n_left, left, barrier_spin_us, n_threads);
         }
     }
 
@@ -132,7 +132,7 @@ class Team {
     void work(Worker & me, int ith) {
         bind(ith);
         for (int32_t seen = 0;; ++seen) {
-            oa_wait_while(&me.go, seen, idle_spin_us());
+            oa_wait_while(&me.go, seen, idle_spin_us(), 0);
             if (!me.part) {
                 return;
             }
@@ -166,7 +166,7 @@ bool oa_barrier(int32_t * n_arrived, int32_t * n_passed, int n_threads) {
     }
     const int32_t before = __atomic_load_n(n_passed, __ATOMIC_RELAXED);
     if (__atomic_fetch_add(n_arrived, 1, __ATOMIC_ACQ_REL) < n_threads - 1) {
-        oa_wait_while(n_passed, before, barrier_spin_us);
+        oa_wait_while(n_passed, before, barrier_spin_us, n_threads);
     } else {
         __atomic_store_n(n_arrived, 0, __ATOMIC_RELAXED);
         count(*n_passed);

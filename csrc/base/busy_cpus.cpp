@@ -1,0 +1,120 @@
+#include "busy_cpus.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <fcntl.h>
+
+namespace {
+
+constexpr double fresh_s     = 1e-3;   // how long the number of runnable threads is believed
+constexpr double look_s      = 200e-6; // how often a thread looks whether it lost its CPU
+constexpr double lost_s      = 150e-6; // what is called losing it: to have waited for it so long,
+constexpr double lost_share  = 0.02;   // and for such a share of the time since the last look
+constexpr double busy_s      = 20e-3;  // how long the CPUs are called busy after that,
+constexpr double busy_most_s = 0.3;    // and at most, if it happens again and again
+
+// A short file of /proc that is read again and again.
+class File {
+  public:
+    explicit File(const char * path) : path(path) {}
+
+    ~File() { close(); }
+
+    // Its text, up to the next call; empty where it cannot be read.
+    const char * read() {
+        if (process != getpid()) { // a process that forked: a thread's file is that of the other process's thread
+            close();
+            process = getpid();
+            file    = open(path, O_RDONLY | O_CLOEXEC);
+        }
+        const ssize_t n_read          = file >= 0 ? pread(file, text, sizeof(text) - 1, 0) : 0;
+        text[n_read > 0 ? n_read : 0] = '\0';
+        return text;
+    }
+
+  private:
+    void close() {
+        if (file >= 0) {
+            ::close(file);
+        }
+    }
+
+    const char * path;
+    pid_t        process   = 0;
+    int          file      = -1;
+    char         text[128] = {};
+};
+
+// Of the machine; 0 if this process may not use all of them.
+int all_cpus() {
+    static const int n_cpus = [] {
+        cpu_set_t set;
+        const int own    = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 0;
+        const int online = int(sysconf(_SC_NPROCESSORS_ONLN));
+        return own == online ? online : 0;
+    }();
+    return n_cpus;
+}
+
+// 0 where the kernel does not say it.
+int runnable_threads() {
+    thread_local File file("/proc/loadavg"); // 0.52 0.58 0.59 3/602 29817
+    const char *      slash = std::strchr(file.read(), '/');
+    if (!slash) {
+        return 0;
+    }
+    while (slash[-1] != ' ') {
+        --slash;
+    }
+    return std::atoi(slash);
+}
+
+bool by_runnable(double now, int n_asleep) {
+    static std::atomic<double> asked{ 0.0 };
+    static std::atomic<bool>   busy{ false };
+    if (now - asked.load(std::memory_order_relaxed) > fresh_s) {
+        asked.store(now, std::memory_order_relaxed);
+        busy.store(runnable_threads() + n_asleep > all_cpus(), std::memory_order_relaxed);
+    }
+    return busy.load(std::memory_order_relaxed);
+}
+
+// Whether others had this thread's CPU since the thread last asked. The kernel's own work takes microseconds.
+bool lost(double now) {
+    thread_local File   file("/proc/thread-self/schedstat"); // ns on a CPU, ns of waiting for one, turns
+    thread_local double asked = now, waited = 0.0;
+    const double        since = now - asked, before = waited;
+    if (since > 0 && since < look_s) {
+        return false;
+    }
+    const char * second = std::strchr(file.read(), ' ');
+    asked               = now;
+    waited              = second ? std::strtod(second, nullptr) * 1e-9 : 0.0;
+    return since > 0 && waited - before > std::max(lost_s, lost_share * since);
+}
+
+bool by_waiting(double now) {
+    static std::atomic<double> busy_until{ 0.0 }, span{ busy_s };
+    const double               until = busy_until.load(std::memory_order_relaxed);
+    if (lost(now)) {
+        double next = span.load(std::memory_order_relaxed);
+        if (now > until) { // soon again: for twice as long
+            next = now < until + next ? std::min(2 * next, busy_most_s) : busy_s;
+            span.store(next, std::memory_order_relaxed);
+        }
+        busy_until.store(now + next, std::memory_order_relaxed);
+        return true;
+    }
+    return now < until;
+}
+
+} // namespace
+
+bool oa_cpus_are_busy(double now, int n_asleep) {
+    return all_cpus() > 0 ? by_runnable(now, n_asleep) : by_waiting(now);
+}

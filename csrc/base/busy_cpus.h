@@ -1,0 +1,9 @@
+// Whether other programs need the CPUs of this process.
+#pragma once
+
+// True where threads are ready to run that find no CPU. now: seconds of oa_now(). n_asleep: threads of this process
+// that wait for others of it in sleep, and would run if they did not sleep.
+//
+// Where the process may use all CPUs, the kernel's number of runnable threads says it. Else each thread asks how long
+// it was ready to run while others had its CPU, and what one has found counts for all of the process for a while.
+bool oa_cpus_are_busy(double now, int n_asleep);
