@@ -1,17 +1,23 @@
 #include "busy_cpus.h"
 
+#include "clock.h"
+
 #include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <climits>
 #include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
 
 namespace {
 
-constexpr double fresh_s     = 1e-3;   // how long the number of runnable threads is believed
+constexpr double fresh_s     = 1e-3;  // how long the number of runnable threads is believed
+constexpr double blink_s     = 25e-6; // what is gone after that a few times was the kernel's own work
+constexpr int    n_blinks    = 4;
+constexpr double lately_s    = 50e-3;  // over which others are counted on the average
 constexpr double look_s      = 200e-6; // how often a thread looks whether it lost its CPU
 constexpr double lost_s      = 150e-6; // what is called losing it: to have waited for it so long,
 constexpr double lost_share  = 0.02;   // and for such a share of the time since the last look
@@ -113,7 +119,35 @@ bool by_waiting(double now) {
     return now < until;
 }
 
+// The least of a few looks, if the first one finds others.
+int others(int n_own) {
+    int n_others = runnable_threads() - n_own;
+    for (int i = 0; i < n_blinks && n_others > 0; ++i) {
+        const double begin = oa_now();
+        while (oa_now() - begin < blink_s) {
+            oa_pause();
+        }
+        n_others = std::min(n_others, runnable_threads() - n_own);
+    }
+    return std::max(n_others, 0);
+}
+
 } // namespace
+
+int oa_free_cpus(double now, int n_own) {
+    static std::atomic<double> asked{ 0.0 }, average{ 0.0 };
+    if (all_cpus() == 0) {
+        return INT_MAX;
+    }
+    double       n_others = average.load(std::memory_order_relaxed);
+    const double since    = now - asked.load(std::memory_order_relaxed);
+    if (since > fresh_s) {
+        asked.store(now, std::memory_order_relaxed);
+        n_others += std::min(1.0, since / lately_s) * (others(n_own) - n_others);
+        average.store(n_others, std::memory_order_relaxed);
+    }
+    return all_cpus() - int(n_others + 0.5);
+}
 
 bool oa_cpus_are_busy(double now, int n_asleep) {
     return all_cpus() > 0 ? by_runnable(now, n_asleep) : by_waiting(now);

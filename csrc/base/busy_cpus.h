@@ -7,3 +7,8 @@
 // Where the process may use all CPUs, the kernel's number of runnable threads says it. Else each thread asks how long
 // it was ready to run while others had its CPU, and what one has found counts for all of the process for a while.
 bool oa_cpus_are_busy(double now, int n_asleep);
+
+// How many CPUs no other thread has needed lately, for threads that compute together; a large number where the kernel
+// does not say it, or this process may not use all CPUs. now: seconds of oa_now(). n_own: threads of this process that
+// run now and are to compute, the caller among them.
+int oa_free_cpus(double now, int n_own);

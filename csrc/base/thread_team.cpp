@@ -149,11 +149,20 @@ class Team {
 };
 
 thread_local Team team;
+thread_local bool keeps = false;
 
 } // namespace
 
 int oa_team_size(int n_threads) {
     return of_openmp() ? 0 : team.size(n_threads);
+}
+
+void oa_team_keep(bool all) {
+    keeps = all;
+}
+
+bool oa_team_keeps() {
+    return keeps;
 }
 
 void oa_team_run(int n_threads, oa_part part, void * job) {

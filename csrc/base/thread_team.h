@@ -16,6 +16,11 @@ typedef void (*oa_part)(void * job, int ith);
 // Each thread that calls it has threads of its own, which end with it. OALLAMA_BIND_THREADS=1: each stays on one CPU.
 int oa_team_size(int n_threads);
 
+// Whether graphs that this thread computes have all of their threads, although other programs need the CPUs: for
+// measurements, which would be of something else.
+void oa_team_keep(bool all);
+bool oa_team_keeps(void);
+
 // Calls part(job, i) for i from 0 to n_threads - 1, each in a thread, 0 in the caller's; returns when all have
 // returned. n_threads: as `oa_team_size` said to this thread last.
 void oa_team_run(int n_threads, oa_part part, void * job);

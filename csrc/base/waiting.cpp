@@ -19,6 +19,7 @@ constexpr int    n_spins = 32;    // about half a microsecond between two looks 
 struct alignas(64) State {
     std::atomic<int>  n_asleep{ 0 };
     std::atomic<int>  n_wanted{ 0 }; // of these, who waits for others that compute
+    std::atomic<int>  n_idle_spinners{ 0 };
     std::atomic<bool> busy{ false };
 } state;
 
@@ -69,10 +70,13 @@ bool spin(const int32_t * word, int32_t seen, double most_s, double busy_s) {
 } // namespace
 
 void oa_wait_while(const int32_t * word, int32_t seen, double spin_us, int n_threads) {
-    if (spin(word, seen, spin_us * 1e-6, wake_s * n_threads)) {
+    const int wanted = n_threads > 0;
+    state.n_idle_spinners.fetch_add(1 - wanted, std::memory_order_relaxed);
+    const bool came = spin(word, seen, spin_us * 1e-6, wake_s * n_threads);
+    state.n_idle_spinners.fetch_sub(1 - wanted, std::memory_order_relaxed);
+    if (came) {
         return;
     }
-    const int wanted = n_threads > 0;
     state.n_wanted.fetch_add(wanted, std::memory_order_relaxed);
     state.n_asleep.fetch_add(1);
     while (!changed(word, seen)) {
@@ -86,4 +90,8 @@ void oa_wake(const int32_t * word) {
     if (state.n_asleep.load() > 0) {
         syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
     }
+}
+
+int oa_n_idle_spinners() {
+    return state.n_idle_spinners.load(std::memory_order_relaxed);
 }

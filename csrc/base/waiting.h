@@ -14,3 +14,6 @@ void oa_wait_while(const int32_t * word, int32_t seen, double spin_us, int n_thr
 
 // Call it after `word` has changed, by the thread that changed it, which changed it in sequential consistency.
 void oa_wake(const int32_t * word);
+
+// How many threads of this process spin because they have nothing to do yet.
+int oa_n_idle_spinners();

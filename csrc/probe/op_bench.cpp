@@ -10,6 +10,7 @@
 #include "host_memory.h"
 #include "huge_pages.h"
 #include "log_capture.h"
+#include "thread_team.h"
 
 #include <algorithm>
 #include <chrono>
@@ -206,7 +207,10 @@ oa_op_bench::loaded oa_op_bench::load(const oa_bench_case & which, prepared & ma
 }
 
 void oa_op_bench::compute(const loaded & graph) const {
-    if (ggml_backend_graph_compute(backend_.get(), graph.repeats.graph) != GGML_STATUS_SUCCESS) {
+    oa_team_keep(true);
+    const ggml_status status = ggml_backend_graph_compute(backend_.get(), graph.repeats.graph);
+    oa_team_keep(false);
+    if (status != GGML_STATUS_SUCCESS) {
         throw std::runtime_error(std::string("computing failed on ") + ggml_backend_dev_name(device_));
     }
     ggml_backend_synchronize(backend_.get());

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from support.logits import ARCHITECTURES, compute_logits
+from support.logits import ARCHITECTURES, compute_logits, tokens
+from support.processes import busy_cpus
 
 
 @pytest.mark.parametrize("n_threads", [2, 5])
@@ -21,4 +23,30 @@ def test_logits_are_those_of_openmp(n_threads: int, tiny: Callable[..., Path], l
     ours = compute_logits(lib, jobs(), tmp_path)
     (tmp_path / "openmp").mkdir()
     theirs = compute_logits(lib, jobs(), tmp_path / "openmp", {"OALLAMA_THREADS": "openmp"})
+    assert all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("flash_attn", [0, 1])
+def test_logits_are_the_same_beside_other_programs(
+    flash_attn: int, tiny: Callable[..., Path], lib: Path, tmp_path: Path
+) -> None:
+    """Fewer threads compute then, but for upstream's fused attention behind 512 tokens, which counts threads."""
+
+    def jobs() -> list[dict[str, object]]:
+        return [
+            {
+                "model": str(tiny(arch, "Q4_K_M")),
+                "n_gpu_layers": 0,
+                "n_threads": len(os.sched_getaffinity(0)),
+                "n_ctx": 1024,
+                "tokens": tokens(600, seed=3),
+                "flash_attn": flash_attn,
+            }
+            for arch in ("llama", "qwen3moe")
+        ]
+
+    theirs = compute_logits(lib, jobs(), tmp_path, {"OALLAMA_THREADS": "openmp"})
+    (tmp_path / "ours").mkdir()
+    with busy_cpus(len(os.sched_getaffinity(0))):
+        ours = compute_logits(lib, jobs(), tmp_path / "ours")
     assert all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))

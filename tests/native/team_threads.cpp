@@ -4,6 +4,9 @@
 //   one-cpu   two threads on one CPU; prints how often they slept
 //   fork      a process that has a team forks; both go on
 //   bound     prints the CPUs of each thread
+//   free      prints how many CPUs nobody else has needed in the last 0.3 seconds
+#include "busy_cpus.h"
+#include "clock.h"
 #include "thread_team.h"
 
 #include <sched.h>
@@ -125,6 +128,15 @@ int bound(int n_threads) {
     return 0;
 }
 
+int free_cpus() {
+    int found = 0;
+    for (const double begin = oa_now(); oa_now() - begin < 0.3; usleep(2000)) {
+        found = oa_free_cpus(oa_now(), 1);
+    }
+    std::printf("%d\n", found);
+    return 0;
+}
+
 } // namespace
 
 int main(int argc, char ** argv) {
@@ -146,9 +158,12 @@ int main(int argc, char ** argv) {
     if (mode == "fork") {
         return forked();
     }
+    if (mode == "free") {
+        return free_cpus();
+    }
     if (mode == "bound") {
         return bound(rounds);
     }
-    std::fprintf(stderr, "usage: team_threads sums|unwaited|one-cpu|fork|bound [ROUNDS]\n");
+    std::fprintf(stderr, "usage: team_threads sums|unwaited|one-cpu|fork|bound|free [ROUNDS]\n");
     return 2;
 }

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,15 @@ def process_of(command: Sequence[str | Path], **options: Any) -> Iterator[subpro
             yield process
         finally:
             process.kill()
+
+
+@contextmanager
+def busy_cpus(n: int) -> Iterator[None]:
+    """Within the block n processes compute all the time."""
+    with ExitStack() as stack:
+        for _ in range(n):
+            stack.enter_context(program("print('ready', flush=True)\nwhile True: pass"))
+        yield
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.paths import ROOT
-from support.processes import ran
+from support.processes import busy_cpus, ran
 from support.sanitizers import skip_without, without_random_addresses
 
 SOURCES = [
@@ -56,6 +56,19 @@ def test_threads_are_bound_on_request(program: Path) -> None:
     assert [sorted(map(int, line.split())) for line in free] == [own, own]
     bound = ran(program, "bound", str(len(own)), env={"OALLAMA_BIND_THREADS": "1"}).stdout.split()
     assert bound == [*map(str, own)]
+
+
+def test_cpus_that_others_need_are_not_free(program: Path) -> None:
+    own = len(os.sched_getaffinity(0))
+    if own != os.cpu_count():
+        pytest.skip("the kernel counts threads on CPUs that are not ours, too")
+    with busy_cpus(own):
+        assert int(ran(program, "free").stdout) <= 0
+
+
+def test_a_process_on_a_few_cpus_does_not_count_others(program: Path) -> None:
+    few = subprocess.run(["taskset", "-c", "0", program, "free"], capture_output=True, text=True, timeout=60)
+    assert int(few.stdout) > 1000 or os.cpu_count() == 1
 
 
 @pytest.mark.parametrize(
