@@ -18,6 +18,8 @@ constexpr double fresh_s     = 1e-3;  // how long the number of runnable threads
 constexpr double blink_s     = 25e-6; // what is gone after that a few times was the kernel's own work
 constexpr int    n_blinks    = 4;
 constexpr double lately_s    = 50e-3;  // over which others are counted on the average
+constexpr double most_weight = 0.5;    // of one look, however long ago the last one was
+constexpr double round_up    = 0.25;   // one that needs a CPU for three quarters of the time needs it
 constexpr double look_s      = 200e-6; // how often a thread looks whether it lost its CPU
 constexpr double lost_s      = 150e-6; // what is called losing it: to have waited for it so long,
 constexpr double lost_share  = 0.02;   // and for such a share of the time since the last look
@@ -143,10 +145,10 @@ int oa_free_cpus(double now, int n_own) {
     const double since    = now - asked.load(std::memory_order_relaxed);
     if (since > fresh_s) {
         asked.store(now, std::memory_order_relaxed);
-        n_others += std::min(1.0, since / lately_s) * (others(n_own) - n_others);
+        n_others += std::min(most_weight, since / lately_s) * (others(n_own) - n_others);
         average.store(n_others, std::memory_order_relaxed);
     }
-    return all_cpus() - int(n_others + 0.5);
+    return all_cpus() - int(n_others + round_up);
 }
 
 bool oa_cpus_are_busy(double now, int n_asleep) {
