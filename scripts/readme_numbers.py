@@ -209,6 +209,15 @@ def against_wheels(lines: Lines, setting: str) -> str:
     return "; ".join(f"{name}: TTFT {ttft:.2f}x, TPOT {tpot:.2f}x" for name, ttft, tpot in both)
 
 
+BUSY = {"none": "quiet", "half": "half a core", "one": "a core", "memory": "a core that copies memory",
+        "all": "all cores", "twice": "all cores twice"}  # fmt: skip
+
+
+def beside_loads(lines: Lines, what: str, rival: str) -> str:
+    by_load = {line["load"]: line["ours_faster"][rival]["value"] for line in lines if line["what"] == what}
+    return "; ".join(f"{words} {by_load[load]:.{2 if by_load[load] < 10 else 0}f}x" for load, words in BUSY.items())
+
+
 def bare_root(lines: Lines) -> str:
     of = lines[-1]["median_s"]
     return f"{lines[-1]['wheel_bytes'] / 1e6:.0f} MB; {of['install']:.0f} s; {of['first token']:.1f} s"
@@ -233,6 +242,12 @@ ROWS: list[tuple[str, tuple[str, ...], Callable[..., str]]] = [
      ("2026-11-25-cells-cpu", "2026-11-26-cells-cpu"),
      lambda *files: errors([chosen(line) for line in chain(*files)])),
     ("engine without a plan against unpatched llama.cpp, interleaved rounds", ("2026-11-21-off-overhead",), off),
+    ("a token by our threads against llama.cpp's beside programs that keep CPUs busy; two cores, no plan",
+     ("2026-11-28-busy-threads",), partial(beside_loads, what="tpot", rival="llama.cpp unpatched")),
+    ("the same: a prompt of 128 tokens", ("2026-11-28-busy-threads",),
+     partial(beside_loads, what="ttft", rival="llama.cpp unpatched")),
+    ("a token against llama.cpp with one thread, which is its best there", ("2026-11-28-busy-threads",),
+     partial(beside_loads, what="tpot", rival="llama.cpp unpatched, a thread less")),
     ("random placements over CPU, Vulkan (lavapipe) and RPC, NMSE against the CPU", ("2026-11-21-promises",),
      placements),
     ("device bytes, measured - predicted, by cell", ("2026-11-21-promises",), device_bytes),
