@@ -5,7 +5,7 @@
 #include "ggml-impl.h"
 #include "own_attention.h"
 #include "thread_team.h"
-#include "waiting.h"
+#include "thread_waits.h"
 
 #include <algorithm>
 

@@ -1,6 +1,6 @@
 #include "thread_team.h"
 
-#include "waiting.h"
+#include "thread_waits.h"
 
 #include <sched.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-// Threads that compute the parts of a graph, in place of OpenMP's. C and C++. They wait as waiting.h says.
+// Threads that compute the parts of a graph, in place of OpenMP's. C and C++. They wait as thread_waits.h says.
 #pragma once
 
 #include <stdbool.h>

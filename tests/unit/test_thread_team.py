@@ -14,7 +14,7 @@ from support.sanitizers import skip_without, without_random_addresses
 
 SOURCES = [
     ROOT / "tests/native/team_threads.cpp",
-    *(ROOT / "csrc/base" / f"{name}.cpp" for name in ("busy_cpus", "thread_team", "waiting")),
+    *(ROOT / "csrc/base" / f"{name}.cpp" for name in ("busy_cpus", "thread_team", "thread_waits")),
 ]
 FLAGS = ["-std=c++17", "-O2", "-pthread", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'csrc/base'}"]
 OPENMP = ("OALLAMA_THREADS", "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")

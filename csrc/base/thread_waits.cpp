@@ -1,4 +1,4 @@
-#include "waiting.h"
+#include "thread_waits.h"
 
 #include "busy_cpus.h"
 #include "clock.h"
