@@ -209,8 +209,15 @@ def against_wheels(lines: Lines, setting: str) -> str:
     return "; ".join(f"{name}: TTFT {ttft:.2f}x, TPOT {tpot:.2f}x" for name, ttft, tpot in both)
 
 
-BUSY = {"none": "quiet", "half": "half a core", "one": "a core", "memory": "a core that copies memory",
-        "all": "all cores", "twice": "all cores twice"}  # fmt: skip
+BUSY = {
+    "none": "quiet",
+    "half": "half a core",
+    "one": "a core",
+    "bursty": "a core every other second",
+    "memory": "a core that copies memory",
+    "all": "all cores",
+    "twice": "all cores twice",
+}
 
 
 def beside_loads(lines: Lines, what: str, rival: str) -> str:
@@ -246,7 +253,7 @@ ROWS: list[tuple[str, tuple[str, ...], Callable[..., str]]] = [
      ("2026-11-28-busy-threads",), partial(beside_loads, what="tpot", rival="llama.cpp unpatched")),
     ("the same: a prompt of 128 tokens", ("2026-11-28-busy-threads",),
      partial(beside_loads, what="ttft", rival="llama.cpp unpatched")),
-    ("a token against llama.cpp with one thread, which is its best there", ("2026-11-28-busy-threads",),
+    ("the same token against llama.cpp with one thread", ("2026-11-28-busy-threads",),
      partial(beside_loads, what="tpot", rival="llama.cpp unpatched, a thread less")),
     ("random placements over CPU, Vulkan (lavapipe) and RPC, NMSE against the CPU", ("2026-11-21-promises",),
      placements),

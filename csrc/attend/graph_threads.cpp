@@ -9,19 +9,36 @@
 
 #include <algorithm>
 
-// Upstream divides one token's attention to 512 or more by threads, and adds up in f16.
-static bool depends_on_threads(const ggml_cgraph * graph) {
-    return std::any_of(graph->nodes, graph->nodes + graph->n_nodes, [](const ggml_tensor * node) {
-        return node->op == GGML_OP_FLASH_ATTN_EXT && node->src[1]->ne[1] >= 512 && !oa_attend_takes(node);
-    });
+// Upstream's fused attention divides one token's attention to 512 or more by threads, and adds up in f16.
+static bool divides_by_threads(const ggml_tensor * node) {
+    const ggml_tensor *q = node->src[0], *k = node->src[1], *v = node->src[2];
+    return q->ne[1] == 1 && q->ne[3] == 1 && k->ne[1] >= 512 && k->type == v->type &&
+           (k->type == GGML_TYPE_F16 || k->type == GGML_TYPE_F32) && !oa_attend_takes(node);
+}
+
+// Operators of others are told how many threads there are: guests' attention is divided alike at home and elsewhere.
+static bool depends_on_threads(const ggml_tensor * node) {
+    switch (node->op) {
+        case GGML_OP_FLASH_ATTN_EXT: return divides_by_threads(node);
+        case GGML_OP_MAP_CUSTOM1:
+        case GGML_OP_MAP_CUSTOM2:
+        case GGML_OP_MAP_CUSTOM3:
+        case GGML_OP_CUSTOM: return true;
+        case GGML_OP_MUL_MAT:
+        case GGML_OP_MUL_MAT_ID:
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+            return true; // upstream's dot products take two rows at once, where a thread has an even number
+#endif
+        default: return false;
+    }
 }
 
 int oa_graph_threads(const ggml_cgraph * graph, int n_threads) {
-    if (oa_team_keeps()) {
+    if (n_threads < 2 || oa_team_keeps()) {
         return n_threads;
     }
-    const int free = oa_free_cpus(oa_now(), 1 + oa_n_idle_spinners());
-    if (free >= n_threads || depends_on_threads(graph)) {
+    const int free = oa_free_cpus(oa_now(), 1 + oa_n_idle_spinners(), n_threads);
+    if (free >= n_threads || std::any_of(graph->nodes, graph->nodes + graph->n_nodes, depends_on_threads)) {
         return n_threads;
     }
     return std::max(free, (n_threads + 1) / 2);

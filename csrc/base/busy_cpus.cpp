@@ -15,7 +15,7 @@
 namespace {
 
 constexpr double fresh_s     = 1e-3;  // how long the number of runnable threads is believed
-constexpr double blink_s     = 25e-6; // what is gone after that a few times was the kernel's own work
+constexpr double blink_s     = 75e-6; // what ends within four of them is the kernel's own work, or threads that spin
 constexpr int    n_blinks    = 4;
 constexpr double lately_s    = 50e-3;  // over which others are counted on the average
 constexpr double most_weight = 0.5;    // of one look, however long ago the last one was
@@ -31,13 +31,16 @@ class File {
   public:
     explicit File(const char * path) : path(path) {}
 
-    ~File() { close(); }
+    ~File() {
+        if (file >= 0 && process == getpid()) {
+            close(file);
+        }
+    }
 
     // Its text, up to the next call; empty where it cannot be read.
     const char * read() {
         if (process != getpid()) { // a process that forked: a thread's file is that of the other process's thread
-            close();
-            process = getpid();
+            process = getpid();    // and its number may be another file's by now
             file    = open(path, O_RDONLY | O_CLOEXEC);
         }
         const ssize_t n_read          = file >= 0 ? pread(file, text, sizeof(text) - 1, 0) : 0;
@@ -46,28 +49,11 @@ class File {
     }
 
   private:
-    void close() {
-        if (file >= 0) {
-            ::close(file);
-        }
-    }
-
     const char * path;
     pid_t        process   = 0;
     int          file      = -1;
     char         text[128] = {};
 };
-
-// Of the machine; 0 if this process may not use all of them.
-int all_cpus() {
-    static const int n_cpus = [] {
-        cpu_set_t set;
-        const int own    = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 0;
-        const int online = int(sysconf(_SC_NPROCESSORS_ONLN));
-        return own == online ? online : 0;
-    }();
-    return n_cpus;
-}
 
 // 0 where the kernel does not say it.
 int runnable_threads() {
@@ -80,16 +66,6 @@ int runnable_threads() {
         --slash;
     }
     return std::atoi(slash);
-}
-
-bool by_runnable(double now, int n_asleep) {
-    static std::atomic<double> asked{ 0.0 };
-    static std::atomic<bool>   busy{ false };
-    if (now - asked.load(std::memory_order_relaxed) > fresh_s) {
-        asked.store(now, std::memory_order_relaxed);
-        busy.store(runnable_threads() + n_asleep > all_cpus(), std::memory_order_relaxed);
-    }
-    return busy.load(std::memory_order_relaxed);
 }
 
 // Whether others had this thread's CPU since the thread last asked. The kernel's own work takes microseconds.
@@ -121,10 +97,10 @@ bool by_waiting(double now) {
     return now < until;
 }
 
-// The least of a few looks, if the first one finds others.
-int others(int n_own) {
+// The least of a few looks. One is enough if it finds no more than are known of, or few.
+int others(int n_own, double known, int few) {
     int n_others = runnable_threads() - n_own;
-    for (int i = 0; i < n_blinks && n_others > 0; ++i) {
+    for (int i = 0; i < n_blinks && n_others > std::max(known + 0.5, double(few)); ++i) {
         const double begin = oa_now();
         while (oa_now() - begin < blink_s) {
             oa_pause();
@@ -136,21 +112,42 @@ int others(int n_own) {
 
 } // namespace
 
-int oa_free_cpus(double now, int n_own) {
+int oa_all_cpus() {
+    static const int n_cpus = [] {
+        cpu_set_t set;
+        const int own    = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 0;
+        const int online = int(sysconf(_SC_NPROCESSORS_ONLN));
+        return own == online && runnable_threads() > 0 ? online : 0;
+    }();
+    return n_cpus;
+}
+
+int oa_free_cpus(double now, int n_own, int n_wanted) {
     static std::atomic<double> asked{ 0.0 }, average{ 0.0 };
-    if (all_cpus() == 0) {
+    if (oa_all_cpus() == 0) {
         return INT_MAX;
     }
     double       n_others = average.load(std::memory_order_relaxed);
     const double since    = now - asked.load(std::memory_order_relaxed);
     if (since > fresh_s) {
         asked.store(now, std::memory_order_relaxed);
-        n_others += std::min(most_weight, since / lately_s) * (others(n_own) - n_others);
+        const int found = others(n_own, n_others, oa_all_cpus() - n_wanted);
+        // What is over is forgotten after a pause, what begins is not believed at once.
+        n_others += std::min(found > n_others ? most_weight : 1.0, since / lately_s) * (found - n_others);
         average.store(n_others, std::memory_order_relaxed);
     }
-    return all_cpus() - int(n_others + round_up);
+    return oa_all_cpus() - int(n_others + round_up);
 }
 
 bool oa_cpus_are_busy(double now, int n_asleep) {
-    return all_cpus() > 0 ? by_runnable(now, n_asleep) : by_waiting(now);
+    static std::atomic<double> asked{ 0.0 };
+    static std::atomic<bool>   busy{ false };
+    if (oa_all_cpus() == 0) {
+        return by_waiting(now);
+    }
+    if (now - asked.load(std::memory_order_relaxed) > fresh_s) {
+        asked.store(now, std::memory_order_relaxed);
+        busy.store(runnable_threads() + n_asleep > oa_all_cpus(), std::memory_order_relaxed);
+    }
+    return busy.load(std::memory_order_relaxed);
 }

@@ -1,8 +1,10 @@
 #include "thread_team.h"
 
+#include "busy_cpus.h"
 #include "thread_waits.h"
 
 #include <sched.h>
+#include <strings.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -21,7 +23,7 @@ constexpr double barrier_spin_us = 200;
 double idle_spin_us() {
     static const double us = [] {
         const char * turns = std::getenv("GOMP_SPINCOUNT");
-        return turns ? std::atof(turns) / 100 : 5000.0;
+        return turns ? std::atof(turns) / 100 : 5000.0; // 10 ns each
     }();
     return us;
 }
@@ -31,15 +33,15 @@ bool of_openmp() {
     static const bool wanted = [] {
         const char * given = std::getenv("OALLAMA_THREADS");
         const char * bind  = std::getenv("OMP_PROC_BIND");
-        return (given && std::strcmp(given, "openmp") == 0) || (bind && std::strcmp(bind, "false") != 0) ||
+        return (given && std::strcmp(given, "openmp") == 0) || (bind && strcasecmp(bind, "false") != 0) ||
                std::getenv("OMP_PLACES") || std::getenv("GOMP_CPU_AFFINITY");
     }();
     return wanted;
 }
 
-void count(int32_t & word) {
+void count(int32_t & word, bool idle) {
     __atomic_fetch_add(&word, 1, __ATOMIC_SEQ_CST);
-    oa_wake(&word);
+    oa_wake(&word, idle);
 }
 
 // OALLAMA_BIND_THREADS=1: thread i stays on the i-th of the CPUs that the process might use.
@@ -75,7 +77,7 @@ class Team {
         forget_if_forked();
         for (auto & worker : workers) {
             worker->part = nullptr;
-            count(worker->go);
+            count(worker->go, true);
             worker->thread.join();
         }
     }
@@ -83,6 +85,7 @@ class Team {
     int size(int n_threads) {
         forget_if_forked();
         if (workers.empty()) {
+            oa_all_cpus(); // before this thread has but one
             bind(0);
         }
         try {
@@ -101,7 +104,7 @@ class Team {
         for (int i = 0; i < n_threads - 1; ++i) {
             workers[i]->part = part;
             workers[i]->job  = job;
-            count(workers[i]->go);
+            count(workers[i]->go, true);
         }
         part(job, 0);
         for (int32_t left; (left = __atomic_load_n(&n_left, __ATOMIC_ACQUIRE)) > 0;) {
@@ -126,6 +129,7 @@ class Team {
             (void) worker.release(); // its thread can be neither joined nor destroyed
         }
         workers.clear();
+        oa_forget_waits();
         process = getpid();
     }
 
@@ -138,7 +142,7 @@ class Team {
             }
             me.part(me.job, ith);
             if (__atomic_sub_fetch(&n_left, 1, __ATOMIC_SEQ_CST) == 0) {
-                oa_wake(&n_left);
+                oa_wake(&n_left, false);
             }
         }
     }
@@ -178,7 +182,7 @@ bool oa_barrier(int32_t * n_arrived, int32_t * n_passed, int n_threads) {
         oa_wait_while(n_passed, before, barrier_spin_us, n_threads);
     } else {
         __atomic_store_n(n_arrived, 0, __ATOMIC_RELAXED);
-        count(*n_passed);
+        count(*n_passed, false);
     }
     return true;
 }

@@ -10,7 +10,7 @@ extern "C" {
 
 typedef void (*oa_part)(void * job, int ith);
 
-// How many threads, the caller among them, `oa_team_run` will use of n_threads: fewer if the system gives no more. 0 if
+// How many threads, the caller among them, `oa_team_run` can use of n_threads: fewer if the system gives no more. 0 if
 // OpenMP's are wanted: OALLAMA_THREADS=openmp, or a variable of OpenMP that says where threads run.
 //
 // Each thread that calls it has threads of its own, which end with it. OALLAMA_BIND_THREADS=1: each stays on one CPU.
@@ -31,4 +31,13 @@ bool oa_barrier(int32_t * n_arrived, int32_t * n_passed, int n_threads);
 
 #ifdef __cplusplus
 }
+
+// There for as long as this thread measures.
+struct oa_all_threads {
+    oa_all_threads() { oa_team_keep(true); }
+    ~oa_all_threads() { oa_team_keep(false); }
+
+    oa_all_threads(const oa_all_threads &)             = delete;
+    oa_all_threads & operator=(const oa_all_threads &) = delete;
+};
 #endif

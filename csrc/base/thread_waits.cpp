@@ -3,6 +3,7 @@
 #include "busy_cpus.h"
 #include "clock.h"
 
+#include <algorithm>
 #include <atomic>
 #include <climits>
 #include <linux/futex.h>
@@ -15,12 +16,12 @@ constexpr double wake_s  = 3e-6;  // what waking takes for each thread that slee
 constexpr double look_s  = 50e-6; // how long a thread spins before it asks whether the CPUs are busy
 constexpr int    n_spins = 32;    // about half a microsecond between two looks at the clock
 
-// Of all threads of the process. Mostly nobody sleeps, and then nobody writes here.
-struct alignas(64) State {
-    std::atomic<int>  n_asleep{ 0 };
-    std::atomic<int>  n_wanted{ 0 }; // of these, who waits for others that compute
-    std::atomic<int>  n_idle_spinners{ 0 };
+// Of all threads of the process. Mostly nobody sleeps between two operators, and then nobody writes to the first line.
+struct State {
+    alignas(64) std::atomic<int> n_asleep{ 0 }; // that compute
     std::atomic<bool> busy{ false };
+    alignas(64) std::atomic<int> n_idle_asleep{ 0 };
+    std::atomic<int> n_idle_spinners{ 0 };
 } state;
 
 bool changed(const int32_t * word, int32_t seen) {
@@ -38,7 +39,7 @@ bool changed_soon(const int32_t * word, int32_t seen) {
 }
 
 bool is_busy(double now) {
-    const bool busy = oa_cpus_are_busy(now, state.n_wanted.load(std::memory_order_relaxed));
+    const bool busy = oa_cpus_are_busy(now, state.n_asleep.load(std::memory_order_relaxed));
     if (busy != state.busy.load(std::memory_order_relaxed)) {
         state.busy.store(busy, std::memory_order_relaxed);
     }
@@ -70,28 +71,36 @@ bool spin(const int32_t * word, int32_t seen, double most_s, double busy_s) {
 } // namespace
 
 void oa_wait_while(const int32_t * word, int32_t seen, double spin_us, int n_threads) {
-    const int wanted = n_threads > 0;
-    state.n_idle_spinners.fetch_add(1 - wanted, std::memory_order_relaxed);
-    const bool came = spin(word, seen, spin_us * 1e-6, wake_s * n_threads);
-    state.n_idle_spinners.fetch_sub(1 - wanted, std::memory_order_relaxed);
+    const bool   idle = n_threads == 0;
+    const double busy = wake_s * n_threads, quiet = std::max(spin_us * 1e-6, 4 * busy);
+    if (idle) {
+        state.n_idle_spinners.fetch_add(1, std::memory_order_relaxed);
+    }
+    const bool came = spin(word, seen, quiet, busy);
+    if (idle) {
+        state.n_idle_spinners.fetch_sub(1, std::memory_order_relaxed);
+    }
     if (came) {
         return;
     }
-    state.n_wanted.fetch_add(wanted, std::memory_order_relaxed);
-    state.n_asleep.fetch_add(1);
+    std::atomic<int> & n_asleep = idle ? state.n_idle_asleep : state.n_asleep;
+    n_asleep.fetch_add(1);
     while (!changed(word, seen)) {
         syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
     }
-    state.n_asleep.fetch_sub(1);
-    state.n_wanted.fetch_sub(wanted, std::memory_order_relaxed);
+    n_asleep.fetch_sub(1);
 }
 
-void oa_wake(const int32_t * word) {
-    if (state.n_asleep.load() > 0) {
+void oa_wake(const int32_t * word, bool idle) {
+    if ((idle ? state.n_idle_asleep : state.n_asleep).load() > 0) {
         syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
     }
 }
 
 int oa_n_idle_spinners() {
     return state.n_idle_spinners.load(std::memory_order_relaxed);
+}
+
+void oa_forget_waits() {
+    state.n_asleep = state.n_idle_asleep = state.n_idle_spinners = 0;
 }

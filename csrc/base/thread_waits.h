@@ -12,8 +12,12 @@
 // compute together, the caller among them; 0 if the caller has nothing to do yet.
 void oa_wait_while(const int32_t * word, int32_t seen, double spin_us, int n_threads);
 
-// Call it after `word` has changed, by the thread that changed it, which changed it in sequential consistency.
-void oa_wake(const int32_t * word);
+// Call it after `word` has changed, by the thread that changed it, which changed it in sequential consistency. idle:
+// whether those that may sleep there had nothing to do.
+void oa_wake(const int32_t * word, bool idle);
 
 // How many threads of this process spin because they have nothing to do yet.
 int oa_n_idle_spinners();
+
+// In a process that forked: no other thread waits.
+void oa_forget_waits();

@@ -2,6 +2,7 @@
 
 #include "ggml-alloc.h"
 #include "ggml.h"
+#include "thread_team.h"
 
 #include <algorithm>
 #include <atomic>
@@ -103,7 +104,10 @@ class chain {
         }
     }
 
-    void submit() const { ggml_backend_sched_graph_compute_async(sched_.get(), graph_); }
+    void submit() const {
+        const oa_all_threads all;
+        ggml_backend_sched_graph_compute_async(sched_.get(), graph_);
+    }
 
     void finish() const {
         ggml_backend_sched_synchronize(sched_.get());

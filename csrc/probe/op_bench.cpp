@@ -207,10 +207,8 @@ oa_op_bench::loaded oa_op_bench::load(const oa_bench_case & which, prepared & ma
 }
 
 void oa_op_bench::compute(const loaded & graph) const {
-    oa_team_keep(true);
-    const ggml_status status = ggml_backend_graph_compute(backend_.get(), graph.repeats.graph);
-    oa_team_keep(false);
-    if (status != GGML_STATUS_SUCCESS) {
+    const oa_all_threads all;
+    if (ggml_backend_graph_compute(backend_.get(), graph.repeats.graph) != GGML_STATUS_SUCCESS) {
         throw std::runtime_error(std::string("computing failed on ") + ggml_backend_dev_name(device_));
     }
     ggml_backend_synchronize(backend_.get());

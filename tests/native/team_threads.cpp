@@ -4,7 +4,7 @@
 //   one-cpu   two threads on one CPU; prints how often they slept
 //   fork      a process that has a team forks; both go on
 //   bound     prints the CPUs of each thread
-//   free      prints how many CPUs nobody else has needed in the last 0.3 seconds
+//   free      prints how many CPUs nobody else needs, after a second
 #include "busy_cpus.h"
 #include "clock.h"
 #include "thread_team.h"
@@ -26,14 +26,14 @@
 namespace {
 
 struct Job {
-    int              n_threads;
-    bool             waits;
-    std::vector<int> values;
-    int32_t          n_arrived = 0, n_passed = 0;
-    std::atomic<int> n_wrong{ 0 };
-    std::string      cpus[64];
+    int                      n_threads;
+    bool                     waits;
+    std::vector<int>         values;
+    int32_t                  n_arrived = 0, n_passed = 0;
+    std::atomic<int>         n_wrong{ 0 };
+    std::vector<std::string> cpus;
 
-    Job(int n_threads, bool waits = true) : n_threads(n_threads), waits(waits), values(n_threads) {}
+    Job(int n_threads, bool waits = true) : n_threads(n_threads), waits(waits), values(n_threads), cpus(n_threads) {}
 
     void wait() {
         if (waits) {
@@ -130,8 +130,8 @@ int bound(int n_threads) {
 
 int free_cpus() {
     int found = 0;
-    for (const double begin = oa_now(); oa_now() - begin < 0.3; usleep(2000)) {
-        found = oa_free_cpus(oa_now(), 1);
+    for (const double begin = oa_now(); oa_now() - begin < 1.0; usleep(2000)) {
+        found = oa_free_cpus(oa_now(), 1, 2);
     }
     std::printf("%d\n", found);
     return 0;

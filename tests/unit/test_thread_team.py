@@ -67,7 +67,12 @@ def test_cpus_that_others_need_are_not_free(program: Path) -> None:
 
 
 def test_a_process_on_a_few_cpus_does_not_count_others(program: Path) -> None:
-    few = subprocess.run(["taskset", "-c", "0", program, "free"], capture_output=True, text=True, timeout=60)
+    few = subprocess.run(
+        ["taskset", "-c", str(min(os.sched_getaffinity(0))), program, "free"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert int(few.stdout) > 1000 or os.cpu_count() == 1
 
 

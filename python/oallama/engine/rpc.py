@@ -14,12 +14,13 @@ import time
 from types import TracebackType
 
 from oallama.base.children import die_with_parent, last_words
-from oallama.base.environment import BIND_THREADS
+from oallama.base.environment import BIND_THREADS, THREADS
 from oallama.engine import device_list, runtime
 from oallama.errors import OallamaError
 
 START_TIMEOUT_S = 20.0
-# About 0.3 ms on a 2.3 GHz Xeon: longer than the gaps inside a graph, shorter than a wait for the other side.
+# 0.2 to 0.3 ms: longer than the gaps inside a graph, shorter than a wait for the other side, and than the time in which
+# csrc/base/busy_cpus.cpp looks for other programs.
 SPIN_COUNT = "20000"
 # Of OpenMP. Who says where threads run has OpenMP's.
 _PLACES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
@@ -41,7 +42,8 @@ def server_environment(device: str, threads: int) -> dict[str, str]:
     """
     said = any(map(os.environ.get, (BIND_THREADS.name, *_PLACES)))
     binds = device == "CPU" and threads == len(os.sched_getaffinity(0)) and not said
-    return {**os.environ, **({BIND_THREADS.name: "1"} if binds else {})}
+    bound = {"OMP_PROC_BIND": "true"} if THREADS.get() == "openmp" else {BIND_THREADS.name: "1"}
+    return {**os.environ, **(bound if binds else {})}
 
 
 class LocalRpcServer:
