@@ -37,7 +37,8 @@ int oa_graph_threads(const ggml_cgraph * graph, int n_threads) {
     if (n_threads < 2 || oa_team_keeps()) {
         return n_threads;
     }
-    const int free = oa_free_cpus(oa_now(), 1 + oa_n_idle_spinners(), n_threads);
+    const double now  = oa_now();
+    const int    free = oa_free_cpus(now, now - oa_team_ended(), 1 + oa_n_idle_spinners(), n_threads);
     if (free >= n_threads || std::any_of(graph->nodes, graph->nodes + graph->n_nodes, depends_on_threads)) {
         return n_threads;
     }

@@ -18,6 +18,7 @@ constexpr double fresh_s     = 1e-3;  // how long the number of runnable threads
 constexpr double blink_s     = 75e-6; // what ends within four of them is the kernel's own work, or threads that spin
 constexpr int    n_blinks    = 4;
 constexpr double lately_s    = 50e-3;  // over which others are counted on the average
+constexpr double over_s      = 10e-3;  // after which others that are gone are forgotten
 constexpr double most_weight = 0.5;    // of one look, however long ago the last one was
 constexpr double round_up    = 0.25;   // one that needs a CPU for three quarters of the time needs it
 constexpr double look_s      = 200e-6; // how often a thread looks whether it lost its CPU
@@ -122,7 +123,7 @@ int oa_all_cpus() {
     return n_cpus;
 }
 
-int oa_free_cpus(double now, int n_own, int n_wanted) {
+int oa_free_cpus(double now, double pause, int n_own, int n_wanted) {
     static std::atomic<double> asked{ 0.0 }, average{ 0.0 };
     if (oa_all_cpus() == 0) {
         return INT_MAX;
@@ -132,8 +133,13 @@ int oa_free_cpus(double now, int n_own, int n_wanted) {
     if (since > fresh_s) {
         asked.store(now, std::memory_order_relaxed);
         const int found = others(n_own, n_others, oa_all_cpus() - n_wanted);
-        // What is over is forgotten after a pause, what begins is not believed at once.
-        n_others += std::min(found > n_others ? most_weight : 1.0, since / lately_s) * (found - n_others);
+        if (found < n_others) {
+            n_others += std::min(1.0, since / over_s) * (found - n_others);
+        } else if (pause > lately_s) { // who else has just worked may be about to stop
+            n_others = std::max(n_others, std::min<double>(found, most_weight));
+        } else {
+            n_others += std::min(most_weight, since / lately_s) * (found - n_others);
+        }
         average.store(n_others, std::memory_order_relaxed);
     }
     return oa_all_cpus() - int(n_others + round_up);

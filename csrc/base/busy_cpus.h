@@ -9,9 +9,10 @@
 bool oa_cpus_are_busy(double now, int n_asleep);
 
 // How many CPUs no other thread has needed lately, for threads that compute together; a large number where the kernel
-// does not say it, or this process may not use all CPUs. now: seconds of oa_now(). n_own: threads of this process that
-// run now and are to compute, the caller among them. n_wanted: if so many are free anyway, one look is enough.
-int oa_free_cpus(double now, int n_own, int n_wanted);
+// does not say it, or this process may not use all CPUs. now: seconds of oa_now(). pause: seconds in which the caller
+// computed nothing. n_own: threads of this process that run now and are to compute, the caller among them. n_wanted: if
+// so many are free anyway, one look is enough.
+int oa_free_cpus(double now, double pause, int n_own, int n_wanted);
 
 // Of the machine; 0 if this process may not use all of them. What the thread that asks first may use counts.
 int oa_all_cpus();

@@ -1,6 +1,7 @@
 #include "thread_team.h"
 
 #include "busy_cpus.h"
+#include "clock.h"
 #include "thread_waits.h"
 
 #include <sched.h>
@@ -152,8 +153,9 @@ class Team {
     std::vector<std::unique_ptr<Worker>> workers;
 };
 
-thread_local Team team;
-thread_local bool keeps = false;
+thread_local Team   team;
+thread_local bool   keeps = false;
+thread_local double ended = 0.0;
 
 } // namespace
 
@@ -171,6 +173,11 @@ bool oa_team_keeps() {
 
 void oa_team_run(int n_threads, oa_part part, void * job) {
     team.run(n_threads, part, job);
+    ended = oa_now();
+}
+
+double oa_team_ended() {
+    return ended;
 }
 
 bool oa_barrier(int32_t * n_arrived, int32_t * n_passed, int n_threads) {

@@ -16,6 +16,9 @@ typedef void (*oa_part)(void * job, int ith);
 // Each thread that calls it has threads of its own, which end with it. OALLAMA_BIND_THREADS=1: each stays on one CPU.
 int oa_team_size(int n_threads);
 
+// When this thread's last job ended, in seconds of oa_now(); 0 before the first one.
+double oa_team_ended(void);
+
 // Whether graphs that this thread computes have all of their threads, although other programs need the CPUs: for
 // measurements, which would be of something else.
 void oa_team_keep(bool all);
