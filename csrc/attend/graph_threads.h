@@ -1,4 +1,4 @@
-// How many threads compute a graph. C and C++.
+// How many threads compute a graph. C and C++. It lies here because it asks which attention is ours.
 #pragma once
 
 #include "ggml.h"

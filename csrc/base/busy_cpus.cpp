@@ -24,8 +24,7 @@ constexpr double round_up    = 0.25;   // one that needs a CPU for three quarter
 constexpr double look_s      = 200e-6; // how often a thread looks whether it lost its CPU
 constexpr double lost_s      = 150e-6; // what is called losing it: to have waited for it so long,
 constexpr double lost_share  = 0.02;   // and for such a share of the time since the last look
-constexpr double busy_s      = 20e-3;  // how long the CPUs are called busy after that,
-constexpr double busy_most_s = 0.3;    // and at most, if it happens again and again
+constexpr double busy_s      = 20e-3;  // how long the CPUs are called busy after that
 
 // A short file of /proc that is read again and again.
 class File {
@@ -72,30 +71,24 @@ int runnable_threads() {
 // Whether others had this thread's CPU since the thread last asked. The kernel's own work takes microseconds.
 bool lost(double now) {
     thread_local File   file("/proc/thread-self/schedstat"); // ns on a CPU, ns of waiting for one, turns
-    thread_local double asked = now, waited = 0.0;
+    thread_local double asked = 0.0, waited = 0.0;
     const double        since = now - asked, before = waited;
-    if (since > 0 && since < look_s) {
+    const bool          first = asked == 0.0;
+    if (since < look_s) {
         return false;
     }
     const char * second = std::strchr(file.read(), ' ');
     asked               = now;
     waited              = second ? std::strtod(second, nullptr) * 1e-9 : 0.0;
-    return since > 0 && waited - before > std::max(lost_s, lost_share * since);
+    return !first && waited - before > std::max(lost_s, lost_share * since);
 }
 
 bool by_waiting(double now) {
-    static std::atomic<double> busy_until{ 0.0 }, span{ busy_s };
-    const double               until = busy_until.load(std::memory_order_relaxed);
+    static std::atomic<double> busy_until{ 0.0 };
     if (lost(now)) {
-        double next = span.load(std::memory_order_relaxed);
-        if (now > until) { // soon again: for twice as long
-            next = now < until + next ? std::min(2 * next, busy_most_s) : busy_s;
-            span.store(next, std::memory_order_relaxed);
-        }
-        busy_until.store(now + next, std::memory_order_relaxed);
-        return true;
+        busy_until.store(now + busy_s, std::memory_order_relaxed);
     }
-    return now < until;
+    return now < busy_until.load(std::memory_order_relaxed);
 }
 
 // The least of a few looks. One is enough if it finds no more than are known of, or few.

@@ -25,7 +25,7 @@ void oa_team_keep(bool all);
 bool oa_team_keeps(void);
 
 // Calls part(job, i) for i from 0 to n_threads - 1, each in a thread, 0 in the caller's; returns when all have
-// returned. n_threads: as `oa_team_size` said to this thread last.
+// returned. n_threads: at most what `oa_team_size` said to this thread last.
 void oa_team_run(int n_threads, oa_part part, void * job);
 
 // Returns when n_threads threads are here; false at once if OpenMP's threads are in use. Two words that begin with 0

@@ -10,7 +10,25 @@ import numpy as np
 import pytest
 
 from support.logits import ARCHITECTURES, compute_logits, tokens
-from support.processes import busy_cpus
+from support.processes import busy_cpus, ran_python
+
+N_CPUS = len(os.sched_getaffinity(0))
+# 200 tokens by two threads; prints how long the other threads of the process ran, as a share of the main thread's time.
+GENERATE = """
+import os, sys, threading
+from oallama import Llama
+llm = Llama(sys.argv[1], n_ctx=256, n_gpu_layers=0, n_threads=2, n_threads_batch=2, verbose=False)
+def ran():
+    folder = "/proc/self/task"
+    return {task: int(open(f"{folder}/{task}/schedstat").read().split()[0]) for task in os.listdir(folder)}
+llm.eval([1] * 8)
+before = ran()
+for token in range(200):
+    llm.eval([300 + token])
+spent = {task: ns - before.get(task, 0) for task, ns in ran().items()}
+own = spent.pop(str(threading.get_native_id()))
+print(sum(spent.values()) / own)
+"""
 
 
 @pytest.mark.parametrize("n_threads", [2, 5])
@@ -37,7 +55,7 @@ def test_logits_are_the_same_beside_other_programs(
             {
                 "model": str(tiny(arch, "Q4_K_M")),
                 "n_gpu_layers": 0,
-                "n_threads": len(os.sched_getaffinity(0)),
+                "n_threads": N_CPUS,
                 "n_ctx": 1024,
                 "tokens": tokens(600, seed=3),
                 "flash_attn": flash_attn,
@@ -47,6 +65,12 @@ def test_logits_are_the_same_beside_other_programs(
 
     theirs = compute_logits(lib, jobs(), tmp_path, {"OALLAMA_THREADS": "openmp"})
     (tmp_path / "ours").mkdir()
-    with busy_cpus(len(os.sched_getaffinity(0))):
+    with busy_cpus(N_CPUS):
         ours = compute_logits(lib, jobs(), tmp_path / "ours")
     assert all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.skipif(N_CPUS < 2 or N_CPUS != os.cpu_count(), reason="one CPU, or not all of the machine's")
+def test_one_of_two_threads_computes_where_all_cpus_are_busy(tiny: Callable[..., Path]) -> None:
+    with busy_cpus(N_CPUS):
+        assert float(ran_python(GENERATE, tiny("llama")).stdout) < 0.5

@@ -176,7 +176,8 @@ OTHERS = (
     Variable("OPENAI_API_KEY", "text", "unset", "python/oallama/bench/load/client.py",
         "`oallama bench serve` and `oallama top` send it to servers that ask for a key."),
     Variable("OMP_PROC_BIND, OMP_PLACES, GOMP_CPU_AFFINITY", "OpenMP's", "unset", "csrc/base/thread_team.cpp",
-        "Where threads run. If one is set, but to `false`, graphs are computed by OpenMP's threads."),
+        "Where OpenMP's threads run. These threads compute the graphs if one of the variables is set, unless it is "
+        "`OMP_PROC_BIND=false`."),
     Variable("GOMP_SPINCOUNT", "number", "`20000` beside a loopback RPC server", "python/oallama/engine/rpc.py",
         "How long idle threads spin before they sleep, OpenMP's and ours: 100 are about a microsecond. With long times "
         "two processes on the same cores fight for them at every device change."),

@@ -42,7 +42,9 @@ def server_environment(device: str, threads: int) -> dict[str, str]:
     """
     said = any(map(os.environ.get, (BIND_THREADS.name, *_PLACES)))
     binds = device == "CPU" and threads == len(os.sched_getaffinity(0)) and not said
-    bound = {"OMP_PROC_BIND": "true"} if THREADS.get() == "openmp" else {BIND_THREADS.name: "1"}
+    bound = (
+        {"OMP_PROC_BIND": "true", "OMP_PLACES": "threads"} if THREADS.get() == "openmp" else {BIND_THREADS.name: "1"}
+    )
     return {**os.environ, **(bound if binds else {})}
 
 
