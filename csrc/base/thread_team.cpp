@@ -18,7 +18,7 @@
 
 namespace {
 
-constexpr double barrier_spin_us = 200;
+constexpr double barrier_spin_us = 2000;
 
 // Between graphs threads spin for longer: another device may compute meanwhile. OpenMP's variable counts turns.
 double idle_spin_us() {
