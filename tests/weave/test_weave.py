@@ -122,7 +122,7 @@ def test_the_bias_of_positions_is_kept(tmp_path: Path, path: str) -> None:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_lost_guests_come_home(number: int, at_home: list[np.ndarray], tiny: Callable[..., Path], path: str) -> None:
     model = tiny("llama")
-    with receiver(path) as process, Sequences(model, channels=[path], first_guest=2, **BF16) as hot:
+    with receiver(path) as process, Sequences(model, channels=[path], first_guest=2, deadline_s=2.0, **BF16) as hot:
         found = play(hot, 0, 5, leave=True)
         os.kill(process.pid, number)
         found += play(hot, 5, leave=True)
