@@ -29,7 +29,7 @@ engine: ## as setup, without what `make demo` does not use: llama-server, other 
 	@scripts/setup.sh demo
 
 demo: engine baseline ## every step once, from a model to the TTFT/TPOT table
-	@$(bin)/oallama demo $(if $(MODEL),--model "$(MODEL)") $(options)
+	@$(bin)/oallama demo --out build/demo $(if $(MODEL),--model "$(MODEL)") $(options)
 
 check: lint ## linters, types, tests that need no engine: under a minute
 	@$(pytest) tests/unit tests/planning tests/patches $(beside) -m "not engine and not slow"

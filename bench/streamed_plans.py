@@ -141,7 +141,7 @@ def _row(cells: list[str]) -> str:
 
 def main() -> None:
     parser = arguments(__doc__, "streamed-plans")
-    parser.add_argument("--model", type=Path, default=Path("models/demo-llama-247M-Q8_0.gguf"))
+    parser.add_argument("--model", type=Path, default=Path("build/demo/demo-llama-247M-Q8_0.gguf"))
     parser.add_argument("--device")
     parser.add_argument("--budgets", type=words, default=["25%", "50%", "75%"], help="of the weights")
     parser.add_argument("--prompts", type=numbers, default=(32, 128, 512, 2048))

@@ -166,7 +166,7 @@ def decode(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 def main() -> None:
     parser = arguments(__doc__, "streaming")
     parser.add_argument("what", choices=("memory", "uploads", "decode"))
-    parser.add_argument("--model", type=Path, default=Path("models/demo-llama-247M-Q8_0.gguf"))
+    parser.add_argument("--model", type=Path, default=Path("build/demo/demo-llama-247M-Q8_0.gguf"))
     parser.add_argument("--device")
     parser.add_argument("--prompts", type=numbers, default=(16, 32, 64, 128, 256))
     parser.add_argument("--repeats", type=int, default=9)

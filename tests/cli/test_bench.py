@@ -33,7 +33,7 @@ from oallama.bench import (
     write_plot,
     write_reports,
 )
-from oallama.bench.baselines import baselines
+from oallama.bench.baselines import baselines, what_stands_in
 from oallama.bench.engines import Worker
 from oallama.bench.results import Loaded, Sample
 from oallama.bench.stats import average_for, itl, speedup, summarize, tpot
@@ -267,8 +267,9 @@ def test_plot_without_matplotlib_names_the_extra(results, tmp_path, monkeypatch)
 
 def test_missing_baseline_says_how_to_make_it(monkeypatch, tmp_path):
     monkeypatch.setenv("OALLAMA_BASELINE_DIR", str(tmp_path))
-    with pytest.raises(OallamaError, match="make baseline"):
-        find_baseline_lib()
+    for find in (find_baseline_lib, what_stands_in):
+        with pytest.raises(OallamaError, match="make baseline"):
+            find()
 
 
 def test_baselines_differ_only_in_placement(tmp_path):

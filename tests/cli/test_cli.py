@@ -272,6 +272,28 @@ def test_bench(model: Path, planning: tuple[str | Path, ...], baseline_lib: Path
     assert {p.suffix for p in tmp_path.iterdir()} >= {".md", ".csv", ".jsonl"}
 
 
+AS_IN_A_WHEEL = """
+import sys
+from pathlib import Path
+import oallama.bench
+from oallama.cli import main
+sys.modules["oallama.bench.baselines"].BUILT = Path("nowhere")
+main()
+"""
+
+
+def test_bench_where_unpatched_llama_cpp_is_not_built(model: Path, tmp_path: Path) -> None:
+    env = {name: value for name, value in os.environ.items() if name != "OALLAMA_BASELINE_DIR"}
+    words = ["bench", model, "--prompts", "8", "--gens", "4", "--repeats", "2", "--json"]
+    command = [sys.executable, "-c", AS_IN_A_WHEEL, *map(str, words)]
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stderr.count("llama.cpp is measured as this engine without a plan") == 1
+    lines = json.loads(done.stdout)
+    env_of = {line["engine"]: line["env"] for line in lines}
+    assert env_of["llama.cpp CPU -fa 1"] == {"OALLAMA_THREADS": "openmp"} and "OALLAMA_THREADS" not in env_of["oallama"]
+    assert len({line["lib_dir"] for line in lines}) == 1 and not list(tmp_path.iterdir())
+
+
 def test_bench_of_the_cpu_alone(model: Path, baseline_lib: Path, tmp_path: Path) -> None:
     """Beside llama.cpp's CPU with -fa 1 and 0, with a plan given and with one made on the way."""
     options = ("--device", "CPU", "--ctx", "256", "--batch", "64", "--threads", "1")

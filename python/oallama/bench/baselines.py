@@ -1,4 +1,4 @@
-"""What a plan has to beat: unpatched llama.cpp from the same pin."""
+"""What a plan has to beat: llama.cpp from the same pin, unpatched where it is built."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from oallama.base.environment import BASELINE_DIR
+from oallama.base.environment import BASELINE_DIR, THREADS
 
 from ..data.plan import HOST
+from ..engine import runtime
 from ..errors import OallamaError
 from ..planning.stock import FAMILIES, family
 from ..profiling.workload import UNFUSED_V_TYPES
@@ -17,6 +19,7 @@ from .engines import Engine, LoadParams
 from .machine import REPOSITORY
 
 ALL_LAYERS = -1  # n_gpu_layers as llama.h defines it: negative is all
+BUILT = REPOSITORY / "build/baseline/bin"
 
 
 def find_baseline_lib() -> Path:
@@ -24,10 +27,36 @@ def find_baseline_lib() -> Path:
 
     Raises OallamaError when it is not there.
     """
-    folder = Path(BASELINE_DIR.get() or REPOSITORY / "build/baseline/bin")
+    folder = Path(BASELINE_DIR.get() or BUILT)
     if not (folder / "libllama.so").exists():
         raise OallamaError(f"no unpatched llama.cpp in {folder}; run `make baseline` or set OALLAMA_BASELINE_DIR")
     return folder
+
+
+def is_unpatched_here() -> bool:
+    """Whether there is an unpatched libllama, or $OALLAMA_BASELINE_DIR says so. A wheel has none."""
+    return bool(BASELINE_DIR.get()) or (BUILT / "libllama.so").exists()
+
+
+def what_stands_in() -> str | None:
+    """What readers of a comparison must know about llama.cpp there; None where it is unpatched.
+
+    Raises OallamaError as find_baseline_lib() does where $OALLAMA_BASELINE_DIR has none.
+    """
+    if is_unpatched_here():
+        find_baseline_lib()
+        return None
+    return (
+        "llama.cpp is measured as this engine without a plan, which computes the same bits; unpatched it is not here "
+        "(a checkout builds it: `make baseline`)"
+    )
+
+
+def _stock(name: str, lib_dir: str | os.PathLike[str] | None, params: LoadParams, **more: Any) -> Engine:
+    """llama.cpp in `lib_dir`; by default unpatched, or this engine with upstream's threads where there is none."""
+    if lib_dir or is_unpatched_here():
+        return Engine(name, lib_dir or find_baseline_lib(), params, **more)
+    return Engine(name, runtime.lib_dir(), params, env={THREADS.name: "openmp"}, **more)
 
 
 def layer_split(
@@ -40,10 +69,10 @@ def layer_split(
 
     This is the engine that others are compared with.
     """
-    return Engine(
-        name="llama.cpp",
-        lib_dir=lib_dir or find_baseline_lib(),
-        params=replace(params, n_gpu_layers=n_gpu_layers),
+    return _stock(
+        "llama.cpp",
+        lib_dir,
+        replace(params, n_gpu_layers=n_gpu_layers),
         placement=f"-ngl {n_gpu_layers}",
         predicted_bytes=predicted_bytes,
         baseline=True,
@@ -59,12 +88,10 @@ def fitted(
 ) -> Engine:
     """llama.cpp's --fit for the same bytes: `n_gpu_layers` and `overrides` are what common/fit.cpp answered."""
     tensors = f", {len(overrides)} tensor overrides" if overrides else ""
-    return Engine(
-        name="llama.cpp --fit",
-        lib_dir=lib_dir or find_baseline_lib(),
-        params=replace(
-            params, n_gpu_layers=n_gpu_layers, override_tensor=tuple((pattern, "CPU") for pattern, _ in overrides)
-        ),
+    return _stock(
+        "llama.cpp --fit",
+        lib_dir,
+        replace(params, n_gpu_layers=n_gpu_layers, override_tensor=tuple((pattern, "CPU") for pattern, _ in overrides)),
         placement=f"--fit: -ngl {n_gpu_layers}{tensors}",
         predicted_bytes=predicted_bytes,
     )
@@ -80,10 +107,10 @@ def ffn_on_cpu(
 ) -> Engine:
     """--n-cpu-moe or --n-cpu-ffn n by its planner's name; with "-last" the same of the last n layers, by -ot."""
     overrides = tuple((pattern, HOST) for pattern, _ in family(planner, n, n_layer))
-    return Engine(
-        name=f"llama.cpp {planner}",
-        lib_dir=lib_dir or find_baseline_lib(),
-        params=replace(params, n_gpu_layers=ALL_LAYERS, override_tensor=overrides),
+    return _stock(
+        f"llama.cpp {planner}",
+        lib_dir,
+        replace(params, n_gpu_layers=ALL_LAYERS, override_tensor=overrides),
         placement=f"--n-{planner} {n}" if planner in FAMILIES else f"-ot as --n-{planner} {n} would",
         predicted_bytes=predicted_bytes,
     )
@@ -103,10 +130,10 @@ def cpu_forms(params: LoadParams, lib_dir: str | os.PathLike[str] | None = None)
 
 def cpu_only(params: LoadParams, lib_dir: str | os.PathLike[str] | None = None) -> Engine:
     """No device at all: with a device listed, llama.cpp would still upload weights to it for long prompts."""
-    return Engine(
-        name="llama.cpp CPU",
-        lib_dir=lib_dir or find_baseline_lib(),
-        params=replace(params, n_gpu_layers=0, devices=(), rpc_servers=(), override_tensor=()),
+    return _stock(
+        "llama.cpp CPU",
+        lib_dir,
+        replace(params, n_gpu_layers=0, devices=(), rpc_servers=(), override_tensor=()),
         placement="--device none",
         predicted_bytes={},
     )
@@ -114,10 +141,10 @@ def cpu_only(params: LoadParams, lib_dir: str | os.PathLike[str] | None = None) 
 
 def all_on_device(params: LoadParams, lib_dir: str | os.PathLike[str] | None = None) -> Engine:
     """Every layer on the devices: the upper bound. Where it does not fit the report says so."""
-    return Engine(
-        name="llama.cpp all on device",
-        lib_dir=lib_dir or find_baseline_lib(),
-        params=replace(params, n_gpu_layers=ALL_LAYERS),
+    return _stock(
+        "llama.cpp all on device",
+        lib_dir,
+        replace(params, n_gpu_layers=ALL_LAYERS),
         placement="-ngl all",
         optional=True,
     )
@@ -130,7 +157,6 @@ def baselines(
     lib_dir: str | os.PathLike[str] | None = None,
 ) -> list[Engine]:
     """All three: the layer split at the same device bytes, the CPU alone, and everything on the device."""
-    lib_dir = lib_dir or find_baseline_lib()
     return [
         layer_split(params, n_gpu_layers, predicted_bytes, lib_dir),
         cpu_only(params, lib_dir),

@@ -1,4 +1,4 @@
-"""A plan against unpatched llama.cpp at the same device bytes: the engines of one measured comparison."""
+"""A plan against llama.cpp at the same device bytes: the engines of one measured comparison."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..data.plan import HOST, PlacementPlan
 from ..engine import device_list, runtime
 from ..engine.load_settings import LOAD_MODES, Settings
 from ..engine.rpc import LocalRpcServer
-from .baselines import all_on_device, cpu_forms, cpu_only, find_baseline_lib, fitted, layer_split
+from .baselines import all_on_device, cpu_forms, cpu_only, fitted, layer_split
 from .engines import Engine, LoadParams
 from .planned import planned
 
@@ -37,9 +37,8 @@ class Rivals:
     ) -> list[Engine]:
         """The layer split, --fit, the plan and the CPU alone; with `everything` also all on the device.
 
-        Stock engines are unpatched llama.cpp, so they have its own kernels of attention.
-
-        Stock engines run in the context that was asked for, the plan in its own; all read the file as the plan's does.
+        Stock engines have llama.cpp's own kernels of attention. They run in the context that was asked for, the plan
+        in its own; all read the file as the plan's does.
         endpoints: RPC servers of the user,
         shared by all engines. local_rpc: each engine gets a loopback server of its own, which lives as long as `stack`.
         """
@@ -67,13 +66,13 @@ class Rivals:
             return [*cpu_forms(_asked(settings, LOAD_MODES[self.plan.context.use_mmap])), ours]
         if not self.stock:
             return [ours]
-        lib, layers = find_baseline_lib(), self.stock["layers"]
-        engines = [layer_split(params(layers), _n_gpu_layers(layers), _device_bytes(layers), lib)]
+        layers = self.stock["layers"]
+        engines = [layer_split(params(layers), _n_gpu_layers(layers), _device_bytes(layers))]
         if fit := self.stock.get("fit"):
             overrides = fit.planner["params"]["overrides"]
-            engines.append(fitted(params(fit), _n_gpu_layers(fit), overrides, _device_bytes(fit), lib))
-        engines += [ours, cpu_only(params(layers), lib)]
-        return [*engines, all_on_device(params(layers), lib)] if everything else engines
+            engines.append(fitted(params(fit), _n_gpu_layers(fit), overrides, _device_bytes(fit)))
+        engines += [ours, cpu_only(params(layers))]
+        return [*engines, all_on_device(params(layers))] if everything else engines
 
 
 def _asked(settings: Settings, load_mode: str) -> LoadParams:

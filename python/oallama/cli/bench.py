@@ -15,7 +15,8 @@ import typer
 
 from oallama.base.jsonfile import write_text_atomic
 from oallama.base.printing import print_json, say
-from oallama.bench import Result, Sweep, find_baseline_lib, medians, run_bench, write_plot, write_reports
+from oallama.bench import Result, Sweep, medians, run_bench, write_plot, write_reports
+from oallama.bench.baselines import what_stands_in
 from oallama.bench.html_report import html_report
 from oallama.bench.report import record
 from oallama.bench.rivals import Rivals, interleave_for
@@ -66,7 +67,7 @@ def bench(
     plan: Plan = None,
     planner: Planner = "auto",
     baseline: Annotated[
-        bool, typer.Option(help="Measure unpatched llama.cpp, too (`make baseline` builds it).")
+        bool, typer.Option(help="Measure llama.cpp, too: unpatched where it is built, else this engine without a plan.")
     ] = True,
     rounds: Rounds,
     hardware: Hardware,
@@ -82,8 +83,8 @@ def bench(
 
     A plan without a device is measured beside llama.cpp's CPU with -fa 1 and 0.
     """
-    if baseline:
-        find_baseline_lib()
+    if baseline and (stand_in := what_stands_in()):
+        say(f"note: {stand_in}")
     sweep = rounds.sweep(reload=bool(hardware.rpc))
     connection = hardware.connect()
     wanted = settings(Sizes(ctx or sweep.n_ctx()), kernels)

@@ -14,8 +14,8 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from oallama.bench import Engine, LoadParams, Result, Sweep, find_baseline_lib, medians, run_bench, write_reports
-from oallama.bench.baselines import cpu_only
+from oallama.bench import Engine, LoadParams, Result, Sweep, medians, run_bench, write_reports
+from oallama.bench.baselines import cpu_only, is_unpatched_here, what_stands_in
 from oallama.bench.plain_page import BUDGET, CONTEXT, START, TOKENS, plain_page
 from oallama.bench.rivals import Rivals, interleave_for
 from oallama.bench.verdict import fastest, is_narrow, surprises, verdict
@@ -31,6 +31,7 @@ from oallama.loading.stock_plans import stock_plans
 from oallama.modelmaker import make_model
 from oallama.planning import OperatorGraph, Workload, compare, format_bytes
 from oallama.profiling.other_work import OtherWork
+from oallama.profiling.recorder import cache_dir
 from oallama.storyteller import demo_model
 from oallama.storyteller.exam import PAGE_END, mark
 from oallama.views.plan_table import render_plan
@@ -40,9 +41,8 @@ from .options import Kernels, Rpc, Sizes, Threads, connect, settings
 from .profile import profile_table
 from .terminal import interruptible, out, progress_bar, warn_if_busy
 
-MODEL = Path("models/demo-llama-247M-Q8_0.gguf")
+MODEL = "demo-llama-247M-Q8_0.gguf"
 SHAPE = {"n_layer": 16, "n_embd": 1024, "n_ff": 2816, "n_head": 16, "n_head_kv": 4}
-RESULTS = Path("build/demo")
 PROMPT = "The quick brown fox"
 SWEEP = Sweep(prompts=(64,), gens=(16,), repeats=200, limit_s=60.0, enough=is_narrow)
 WORKLOAD = Workload(n_prompt=SWEEP.prompts[0], n_generate=SWEEP.gens[0])
@@ -64,6 +64,9 @@ RIVALS = {
 
 def demo(
     model: Annotated[Path | None, typer.Option(help="GGUF file; default: one with random weights is built.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="Where plan, reports and that model go; default: in the cache folder.")
+    ] = None,
     vram: Annotated[str, typer.Option(help="Memory budget of the accelerator.")] = "50%",
     ctx: Annotated[int, typer.Option(min=128, help="Tokens of context.")] = 1024,
     rpc: Rpc = None,
@@ -73,7 +76,12 @@ def demo(
     local = not rpc and not _has_accelerator()
     if local:
         share_processor()
-    path = _model(model)
+    results = folder or cache_dir() / "demo"
+    try:
+        results.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise OallamaError(f"cannot write to {results}: {e.strerror}; give another folder with --out") from None
+    path = _model(model, results)
     connection = connect(rpc, False)
     chosen = connection.device or autoplan.find_accelerator()
     _step(2, "Devices")
@@ -84,7 +92,9 @@ def demo(
     out.print(devices_table(device_list.devices()))
     wanted = settings(Sizes(ctx), Kernels(threads=threads))
     graph = autoplan.read_graph(path, wanted)
-    run = _Run(path, graph, autoplan.resolve(wanted, graph.n_ctx_train), Choices(device=chosen, workload=WORKLOAD))
+    run = _Run(
+        path, graph, autoplan.resolve(wanted, graph.n_ctx_train), Choices(device=chosen, workload=WORKLOAD), results
+    )
     _step(3, "Profile")
     warn_if_busy()
     run.profile()
@@ -94,7 +104,7 @@ def demo(
     run.generate(rivals.plan, readable=model is not None)
     if model is None:
         _write_page(run.settings, run.choices)
-    _step(6, "Measure against unpatched llama.cpp at the same device bytes")
+    _step(6, "Measure against llama.cpp at the same device bytes")
     run.measure(rivals, connection.endpoints, local)
 
 
@@ -122,24 +132,20 @@ def _write_page(wanted: Settings, choices: Choices) -> None:
     llm.close()
     marks = mark(START + text)
     out.print(f"{marks.true} of {marks.true + len(marks.faults)} sentences and answers are true.")
-    try:
-        plain = plain_page(wanted.n_threads)
-    except OallamaError as error:
-        out.print(escape(f"left out: {error}"), soft_wrap=True)
-        return
+    plain = plain_page(wanted.n_threads)
+    who = "Unpatched llama.cpp" if is_unpatched_here() else "This engine without a plan"
     other = "the same page." if plain == text else f"another page:\n{START}{plain}"
-    out.print(escape(f"Unpatched llama.cpp on the CPU writes {other}"), soft_wrap=True)
+    out.print(escape(f"{who} writes on the CPU {other}"), soft_wrap=True)
 
 
 def _step(number: int, title: str) -> None:
     out.print(f"\n[bold cyan]{number}/{STEPS}[/] [bold]{escape(title)}[/]")
 
 
-def _model(given: Path | None) -> Path:
+def _model(given: Path | None, folder: Path) -> Path:
     _step(1, "Model")
-    path = given or MODEL
+    path = given or folder / MODEL
     if given is None and not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
         with progress_bar(f"writing {path.name}") as report:
             make_model(
                 path, arch="llama", shape="small", file_type="Q8_0", overrides=SHAPE,
@@ -159,6 +165,7 @@ class _Run:
     graph: OperatorGraph
     settings: Settings
     choices: Choices
+    folder: Path
     predicted_s: dict[str, float] = field(default_factory=dict)  # of the measured request, by engine
 
     def profile(self) -> None:
@@ -172,7 +179,7 @@ class _Run:
         stock = stock_plans(self.model, self.graph, plan, vram, self.settings, self.choices)
         alone = replace(self.choices, planner="stock-cpu")
         cpu = autoplan.plan_graph(self.model, self.graph, None, self.settings, alone)
-        plan.save(RESULTS / "plan.json")
+        plan.save(self.folder / "plan.json")
         out.print(render_plan(plan))
         names = {"layers": "llama.cpp's layer split", "fit": "llama.cpp's --fit"}
         rivals = {names[name]: stock_plan for name, stock_plan in stock.items()}
@@ -197,11 +204,8 @@ class _Run:
         llm.close()
 
     def measure(self, rivals: Rivals, endpoints: tuple[str, ...], local: bool) -> None:
-        try:
-            find_baseline_lib()
-        except OallamaError as error:
-            out.print(f"left out: {error}", soft_wrap=True)
-            return
+        if stand_in := what_stands_in():
+            out.print(f"{stand_in}.", soft_wrap=True)
         with ExitStack() as stack, progress_bar("measuring") as report, OtherWork() as others:
             engines = rivals.engines(self.settings, endpoints, local, stack, everything=False)
             if local:
@@ -213,8 +217,8 @@ class _Run:
         for line in surprises(results, "oallama", self.predicted_s, others.cpus):
             out.print(escape(f"{line}."))
         _keep(results, local)
-        paths = write_reports(results, RESULTS / "results")
-        out.print(f"written: {', '.join(map(str, [RESULTS / 'plan.json', *paths]))}", soft_wrap=True)
+        paths = write_reports(results, self.folder / "results")
+        out.print(f"written: {', '.join(map(str, [self.folder / 'plan.json', *paths]))}", soft_wrap=True)
 
 
 def _all_threads(plan: PlacementPlan) -> Engine:
