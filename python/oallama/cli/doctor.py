@@ -25,6 +25,6 @@ def doctor(json: Json = False) -> None:
     if json:
         print_json([asdict(finding) for finding in findings])
     else:
-        out.print(render_findings(findings))
+        out.print(render_findings(findings), crop=False)  # commands are copied
     if any(finding.state == "broken" for finding in findings):
         raise typer.Exit(BROKEN)

@@ -33,9 +33,9 @@ def print_rows(
 
 
 def medians_table(columns: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str]) -> Group:
-    """A table of few columns that fits 80: engine, test, numbers; the notes below."""
+    """A table of few columns that fits 60: engine, test, numbers; the notes below."""
     view = table(spare=[name for name in columns if name.startswith("device")])
-    view.add_column(columns[0])
+    view.add_column(columns[0], min_width=len("llama.cpp"))
     view.add_column(columns[1], no_wrap=True)
     for name in columns[2:]:
         view.add_column(name, justify="right", no_wrap=True)

@@ -80,7 +80,6 @@ def _table(plans: Sequence[tuple[str, PlacementPlan]]) -> Table:
     _, n_generate = winner.predicted.workload
     title = f"candidates, predicted for {describe_request(winner)}"
     shown = table(title, spare=("micro-batch", HOST, "TTFT", "TPOT"))
-    shown.padding = (0, 1, 0, 0)
     shown.add_column("planner", no_wrap=True)
     for column in ("request", "TTFT", "TPOT", *_devices(plans), "micro-batch"):
         shown.add_column(column, justify="right", no_wrap=True)
