@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -12,7 +13,7 @@ from oallama.cli.profile import profile_table
 from oallama.data.plan import HOST, PlacementPlan, TensorPlacement
 from oallama.data.workload import Workload
 from oallama.planning.planner import Candidates
-from oallama.views.candidates import render_candidates
+from oallama.views.candidates import reason, render_candidates
 from oallama.views.plan_table import (
     render_layers,
     render_plan,
@@ -126,6 +127,23 @@ def test_a_plan_without_a_prompt_or_an_answer_says_what_it_knows():
     assert "TTFT" not in only.plain and only.plain.endswith(" tokens/s")
     (one,) = render_request(plan(workload=Workload(64, 1)))
     assert "tokens/s" not in one.plain and "TTFT " in one.plain
+
+
+def test_the_reason_says_what_the_next_plan_has_more_of() -> None:
+    made = plan()
+
+    def why(**changes: Any) -> str:
+        timed = replace(made.predicted, request_s=changes.pop("request_s"), parts=changes.pop("parts"))
+        other = replace(made, predicted=timed, budgets={}, **changes)
+        return reason(Candidates({"first": made, "next": other}, {}))
+
+    same, faster = made.predicted.parts, made.predicted.request_s * 0.9
+    more = {stage: causes | {"transfers": causes.get("transfers", 0.0) + 1.0} for stage, causes in same.items()}
+    assert why(request_s=faster, parts=more).endswith("less than that may be off, and has more traffic between devices")
+    assert why(request_s=made.predicted.request_s, parts=more).startswith("first: next is within 2%, but has more")
+    assert why(request_s=faster, parts=same, devices=("GPU9", *made.devices)).endswith("needs more devices")
+    assert why(request_s=faster, parts=same).endswith("does not have llama.cpp's own form of attention")
+    assert "1.50x faster than next" in why(request_s=made.predicted.request_s * 1.5, parts=more)
 
 
 @pytest.mark.parametrize("width", [60, 70, 80, 100])

@@ -64,15 +64,30 @@ def reason(found: Candidates) -> str:
         return ""
     (name, winner), (rival, other) = next(iter(found.plans.items())), second
     ratio = other.predicted.request_s / winner.predicted.request_s
-    if winner.predicted.request_s > min(plan.predicted.request_s for plan in found.plans.values()):
-        why = "faster predictions gain less by it than they may be off, with more traffic between devices"
+    fastest = min(found.plans, key=lambda name: found.plans[name].predicted.request_s)
+    if winner.predicted.request_s > found.plans[fastest].predicted.request_s:
+        more = _less_safe(winner, found.plans[fastest])
+        why = f"{fastest} is predicted to be faster by less than that may be off, and {more}"
     elif ratio <= 1 + TIE:
-        why = f"{rival} is within {TIE:.0%}, but has more traffic between devices"
+        why = f"{rival} is within {TIE:.0%}, but {_less_safe(winner, other)}"
     else:
         why = f"{ratio:.2f}x faster than {rival}, the next that differs"
     params = winner.planner["params"]
     proof = f"; no placement is faster by more than {params['gap']:.2%} ({params['status']})" if "gap" in params else ""
     return f"{name}: {why}{proof}"
+
+
+def _less_safe(winner: PlacementPlan, other: PlacementPlan) -> str:
+    """What the other plan has that the winner does without, in the order in which plans are chosen."""
+    if _between_s(other) > _between_s(winner):
+        return "has more traffic between devices"
+    if len(other.devices) > len(winner.devices):
+        return "needs more devices"
+    return "does not have llama.cpp's own form of attention"
+
+
+def _between_s(plan: PlacementPlan) -> float:
+    return sum(parts.get(cause, 0.0) for parts in plan.predicted.parts.values() for cause in ("transfers", "switches"))
 
 
 def _table(plans: Sequence[tuple[str, PlacementPlan]]) -> Table:
