@@ -15,11 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from oallama.netlab import Conditions, NetLab, NetLabError, Probe
+from oallama.netlab import Conditions, NetLab, NetLabError, Probe, relay
 from oallama.netlab import hosts as netlab_hosts
 from oallama.netlab.__main__ import main
 from oallama.netlab.conditions import parse_rate, parse_share, parse_time
 from support.lab import needs_lab
+from support.paths import ROOT
 from support.processes import until
 
 PATIENCE_S = 300.0  # for what happens at once unless the machine is very busy
@@ -296,6 +297,15 @@ def test_what_is_missing_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.setenv("PATH", "/nowhere")
     assert main(["check"]) == 2
     assert capsys.readouterr().err == "netlab: needs the program 'ip': apt-get install iproute2\n"
+
+
+def test_an_installed_package_asks_for_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "_PACKAGE", tmp_path)
+    monkeypatch.chdir(ROOT)
+    assert relay.sources() == ROOT / "csrc/netlab"
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(NetLabError, match="need a checkout of oallama as the current folder"):
+        relay.sources()
 
 
 def test_hosts_may_have_cpus_of_their_own() -> None:

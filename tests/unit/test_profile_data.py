@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oallama.bench.script import RESULTS, read
+from oallama.bench.script import read
 from oallama.data.curves import log_log, per_token, piecewise_linear
 from oallama.data.entries import AttentionTime, DeviceInfo, LinkTime, Note, OperatorTime, SwitchTime
 from oallama.data.profile import RECORDED, Profile
 from oallama.errors import OallamaError
+from support.paths import ROOT
 from support.synthetic import DEVICE, graph, profile
 
 
@@ -179,7 +180,7 @@ def test_many_tokens_cost_the_same_each():
 
 def test_linear_in_many_tokens_is_nearer_than_log_log_to_what_was_recorded():
     curves: dict[tuple[str, str], dict[int, float]] = {}
-    for line in read(RESULTS / "2026-11-25-products.jsonl"):
+    for line in read(ROOT / "bench/results" / "2026-11-25-products.jsonl"):
         for form, ms in line["ms"].items():
             curves.setdefault((line["type"], form), {})[line["rows"]] = ms
     whole = [curve for curve in curves.values() if {32, 128, 512} <= curve.keys()]

@@ -21,7 +21,7 @@ from typing import Any
 from oallama.netlab import hosts
 from oallama.netlab.conditions import Conditions, Network
 from oallama.netlab.hosts import NetLabError
-from oallama.netlab.relay import ROOT, Relay, build
+from oallama.netlab.relay import Relay, build, sources
 
 MAX_HOSTS = 250
 # What `tc` calls the length of a frame lacks the overhead of all but the first packet in it: of the cable's rate a host
@@ -163,7 +163,7 @@ class NetLab:
 
     def ssh_agent(self) -> Path:
         """A script for Open MPI's plm_ssh_agent; mpirun itself must run in a host of the lab."""
-        return ROOT / "csrc" / "netlab" / "ssh_agent.sh"
+        return sources() / "ssh_agent.sh"
 
     def sent(self, host: int) -> int:
         """Bytes that the host has sent on its link so far, with Ethernet, IP and TCP headers (the kernel's counter).

@@ -11,19 +11,29 @@ from pathlib import Path
 
 from oallama.netlab.hosts import NetLabError
 
-ROOT = Path(__file__).resolve().parents[3]
-SOURCE = ROOT / "csrc" / "netlab" / "relay.cpp"
+_PACKAGE = Path(__file__).resolve().parents[3]  # the checkout, if it is one
+_FOLDER = Path("csrc/netlab")
+
+
+def sources() -> Path:
+    """Folder csrc/netlab of the checkout: an installed package has no sources. Raises NetLabError without one."""
+    for checkout in (_PACKAGE, Path.cwd()):
+        if (checkout / _FOLDER).is_dir():
+            return checkout / _FOLDER
+    raise NetLabError(f"no {_FOLDER}: emulated networks need a checkout of oallama as the current folder")
 
 
 def build() -> Path:
     """The program, compiled into build/netlab/ unless it is there. Raises NetLabError with the compiler's text."""
-    sources = [*sorted(SOURCE.parent.glob("*.h")), SOURCE]
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]
-    program = ROOT / "build" / "netlab" / f"relay-{digest}"
+    folder = sources()
+    source = folder / "relay.cpp"
+    content = b"".join(path.read_bytes() for path in [*sorted(folder.glob("*.h")), source])
+    digest = hashlib.sha256(content).hexdigest()[:12]
+    program = folder.parents[1] / "build" / "netlab" / f"relay-{digest}"
     if not program.exists():
         program.parent.mkdir(parents=True, exist_ok=True)
         part = program.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
-        command = ["c++", "-std=c++17", "-O2", "-o", str(part), str(SOURCE)]
+        command = ["c++", "-std=c++17", "-O2", "-o", str(part), str(source)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0:
             raise NetLabError(f"{' '.join(command)}: {done.stderr.strip()}")
