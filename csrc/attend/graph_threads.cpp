@@ -3,23 +3,14 @@
 #include "busy_cpus.h"
 #include "clock.h"
 #include "ggml-impl.h"
-#include "own_attention.h"
 #include "thread_team.h"
 #include "thread_waits.h"
 
 #include <algorithm>
 
-// Upstream's fused attention divides one token's attention to 512 or more by threads, and adds up in f16.
-static bool divides_by_threads(const ggml_tensor * node) {
-    const ggml_tensor *q = node->src[0], *k = node->src[1], *v = node->src[2];
-    return q->ne[1] == 1 && q->ne[3] == 1 && k->ne[1] >= 512 && k->type == v->type &&
-           (k->type == GGML_TYPE_F16 || k->type == GGML_TYPE_F32) && !oa_attend_takes(node);
-}
-
 // Operators of others are told how many threads there are: guests' attention is divided alike at home and elsewhere.
 static bool depends_on_threads(const ggml_tensor * node) {
     switch (node->op) {
-        case GGML_OP_FLASH_ATTN_EXT: return divides_by_threads(node);
         case GGML_OP_MAP_CUSTOM1:
         case GGML_OP_MAP_CUSTOM2:
         case GGML_OP_MAP_CUSTOM3:

@@ -1,4 +1,4 @@
-// How many threads compute a graph. C and C++. It lies here because it asks which attention is ours.
+// How many threads compute a graph. C and C++. It lies here because it asks which instructions a CPU backend has.
 #pragma once
 
 #include "ggml.h"
@@ -11,6 +11,11 @@ extern "C" {
 // all others at every operator. n_threads for graphs whose results depend on it, and where `oa_team_keep` was
 // called.
 int oa_graph_threads(const struct ggml_cgraph * graph, int n_threads);
+
+// Into how many parts upstream's fused attention divides one token's keys and values, which n_threads compute: as many
+// as threads were asked for. Results depend on it.
+struct ggml_threadpool;
+int oa_parts_of(const struct ggml_threadpool * pool, int n_threads);
 
 #ifdef __cplusplus
 }

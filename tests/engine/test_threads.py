@@ -17,11 +17,12 @@ N_CPUS = len(os.sched_getaffinity(0))
 GENERATE = """
 import os, sys, threading
 from oallama import Llama
-llm = Llama(sys.argv[1], n_ctx=256, n_gpu_layers=0, n_threads=2, n_threads_batch=2, verbose=False)
+depth = int(sys.argv[2])
+llm = Llama(sys.argv[1], n_ctx=2048, n_gpu_layers=0, n_threads=2, n_threads_batch=2, flash_attn=True, verbose=False)
 def ran():
     folder = "/proc/self/task"
     return {task: int(open(f"{folder}/{task}/schedstat").read().split()[0]) for task in os.listdir(folder)}
-llm.eval([1] * 8)
+llm.eval([1] * depth)
 before = ran()
 for token in range(200):
     llm.eval([300 + token])
@@ -48,7 +49,7 @@ def test_logits_are_those_of_openmp(n_threads: int, tiny: Callable[..., Path], l
 def test_logits_are_the_same_beside_other_programs(
     flash_attn: int, tiny: Callable[..., Path], lib: Path, tmp_path: Path
 ) -> None:
-    """Fewer threads compute then, but for upstream's fused attention behind 512 tokens, which counts threads."""
+    """Fewer threads compute then, and divide upstream's fused attention behind 512 tokens as all would."""
 
     def jobs() -> list[dict[str, object]]:
         return [
@@ -71,6 +72,7 @@ def test_logits_are_the_same_beside_other_programs(
 
 
 @pytest.mark.skipif(N_CPUS < 2 or os.cpu_count() != N_CPUS, reason="one CPU, or not all of the machine's")
-def test_one_of_two_threads_computes_where_all_cpus_are_busy(tiny: Callable[..., Path]) -> None:
+@pytest.mark.parametrize("depth", [8, 600])
+def test_one_of_two_threads_computes_where_all_cpus_are_busy(depth: int, tiny: Callable[..., Path]) -> None:
     with busy_cpus(N_CPUS):
-        assert float(ran_python(GENERATE, tiny("llama")).stdout) < 0.5
+        assert float(ran_python(GENERATE, tiny("llama"), str(depth)).stdout) < 0.5
