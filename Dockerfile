@@ -41,10 +41,9 @@ ARG PACKAGES=""
 RUN apt-get update && \
     apt-get install -y --no-install-recommends ca-certificates libgomp1 libvulkan1 python3-venv ${PACKAGES} && \
     rm -rf /var/lib/apt/lists/*
-COPY --from=wheel /wheels /wheels
-RUN python3 -m venv /opt/oallama && \
-    /opt/oallama/bin/pip install --no-cache-dir /wheels/*.whl && \
-    rm -rf /wheels
+RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
+    python3 -m venv /opt/oallama && \
+    /opt/oallama/bin/pip install --no-cache-dir /wheels/*.whl
 # Volumes take the owner of these folders.
 RUN useradd --create-home oallama && install -d -o oallama -g oallama /models /home/oallama/.cache
 USER oallama
