@@ -292,7 +292,7 @@ ROWS: list[tuple[str, tuple[str, ...], Callable[..., str]]] = [
     ("the wheel against llama-cpp-python's CPU wheel, and its CUDA wheel's CPU part; CPU alone",
      ("2026-11-26-their-wheel",), partial(against_wheels, setting="CPU")),
     ("the same, half of it by RPC", ("2026-11-26-their-wheel",), partial(against_wheels, setting="50%")),
-    ("fresh clone: `make demo`; again; `make check`; `make test`", ("2026-11-24-fresh-clone",), clone),
+    ("fresh clone: `make demo`; again; `make check`; `make test`", ("2026-11-28-fresh-clone",), clone),
     ("one layer's attention on the CPU, our kernels against the faster of ggml's two forms: f16 cache",
      ("2026-11-24-attention", "2026-11-25-attention-xeon-huge"), partial(attention, cache="f16")),
     ("the same: q8_0 cache", ("2026-11-24-attention", "2026-11-24-attention-xeon"), partial(attention, cache="q8_0")),

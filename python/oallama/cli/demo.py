@@ -133,9 +133,9 @@ def _write_page(wanted: Settings, choices: Choices) -> None:
     marks = mark(START + text)
     out.print(f"{marks.true} of {marks.true + len(marks.faults)} sentences and answers are true.")
     plain = plain_page(wanted.n_threads)
-    who = "Unpatched llama.cpp" if is_unpatched_here() else "This engine without a plan"
+    who = "unpatched llama.cpp" if is_unpatched_here() else "this engine without a plan"
     other = "the same page." if plain == text else f"another page:\n{START}{plain}"
-    out.print(escape(f"{who} writes on the CPU {other}"), soft_wrap=True)
+    out.print(escape(f"On the CPU {who} writes {other}"), soft_wrap=True)
 
 
 def _step(number: int, title: str) -> None:
