@@ -31,7 +31,7 @@ engine: ## as setup, without what `make demo` does not use: llama-server, other 
 demo: engine baseline ## every step once, from a model to the TTFT/TPOT table
 	@$(bin)/oallama demo --out build/demo $(if $(MODEL),--model "$(MODEL)") $(options)
 
-check: lint ## linters, types, tests that need no engine: under a minute
+check: lint ## linters, types, tests that need no engine: two minutes
 	@$(pytest) tests/unit tests/planning tests/patches $(beside) -m "not engine and not slow"
 
 test: setup baseline ## what a change can break on one machine: minutes; ARGS="-k placement" for some

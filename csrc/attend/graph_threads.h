@@ -8,8 +8,7 @@ extern "C" {
 #endif
 
 // As many as CPUs are free, and at least half of n_threads: a thread that shares its CPU with another program holds up
-// all others at every operator. n_threads for graphs whose results depend on it, and where `oa_team_keep` was
-// called.
+// all others at every operator. n_threads for graphs whose results depend on it, and after `oa_team_keep(true)`.
 int oa_graph_threads(const struct ggml_cgraph * graph, int n_threads);
 
 // Into how many parts upstream's fused attention divides one token's keys and values, which n_threads compute: as many

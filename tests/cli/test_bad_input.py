@@ -142,6 +142,12 @@ def test_model_that_cannot_be_loaded(model: Path, profile_file: Path, tmp_path: 
     fails(expected, "run", path, "hello")
 
 
+def test_a_demo_that_cannot_write_its_cache_folder() -> None:
+    result = oallama("demo", env=environment(Path("/proc/nowhere")))
+    assert result.returncode == 2 and not result.stdout
+    assert result.stderr.startswith("error: cannot write to /proc/nowhere/oallama/demo: ") and "--out" in result.stderr
+
+
 @pytest.mark.parametrize("command", ["profile", "chat", "serve", "bench", "demo"])
 def test_missing_model_in_every_command(tmp_path: Path, command: str) -> None:
     option = ["--model"] if command == "demo" else []

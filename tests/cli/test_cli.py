@@ -292,6 +292,7 @@ def test_bench_where_unpatched_llama_cpp_is_not_built(model: Path, tmp_path: Pat
     env_of = {line["engine"]: line["env"] for line in lines}
     assert env_of["llama.cpp CPU -fa 1"] == {"OALLAMA_THREADS": "openmp"} and "OALLAMA_THREADS" not in env_of["oallama"]
     assert len({line["lib_dir"] for line in lines}) == 1 and not list(tmp_path.iterdir())
+    assert [line["placement"].endswith(", this engine") for line in lines] == [True, True, False]
 
 
 def test_bench_of_the_cpu_alone(model: Path, baseline_lib: Path, tmp_path: Path) -> None:

@@ -142,7 +142,11 @@ def test_the_reason_says_what_the_next_plan_has_more_of() -> None:
     assert why(request_s=faster, parts=more).endswith("less than that may be off, and has more traffic between devices")
     assert why(request_s=made.predicted.request_s, parts=more).startswith("first: next is within 2%, but has more")
     assert why(request_s=faster, parts=same, devices=("GPU9", *made.devices)).endswith("needs more devices")
-    assert why(request_s=faster, parts=same).endswith("does not have llama.cpp's own form of attention")
+    own = replace(made.context, attention="oallama")
+    assert why(request_s=faster, parts=same, context=own).endswith(
+        "and does not have llama.cpp's own form of attention"
+    )
+    assert why(request_s=made.predicted.request_s, parts=same).endswith("is within 2%, but is no safer")
     assert "1.50x faster than next" in why(request_s=made.predicted.request_s * 1.5, parts=more)
 
 

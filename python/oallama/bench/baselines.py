@@ -52,11 +52,20 @@ def what_stands_in() -> str | None:
     )
 
 
-def _stock(name: str, lib_dir: str | os.PathLike[str] | None, params: LoadParams, **more: Any) -> Engine:
-    """llama.cpp in `lib_dir`; by default unpatched, or this engine with upstream's threads where there is none."""
-    if lib_dir or is_unpatched_here():
-        return Engine(name, lib_dir or find_baseline_lib(), params, **more)
-    return Engine(name, runtime.lib_dir(), params, env={THREADS.name: "openmp"}, **more)
+def stock_lib() -> tuple[Path, dict[str, str]]:
+    """Folder of the libllama that is llama.cpp in a comparison, and the variables that it needs.
+
+    Unpatched; where there is none this engine with upstream's threads. Raises OallamaError as find_baseline_lib().
+    """
+    return (find_baseline_lib(), {}) if is_unpatched_here() else (runtime.lib_dir(), {THREADS.name: "openmp"})
+
+
+def _stock(
+    name: str, lib_dir: str | os.PathLike[str] | None, params: LoadParams, placement: str, **more: Any
+) -> Engine:
+    """llama.cpp in `lib_dir`, by default as `stock_lib` finds it; reports say in `placement` what stands in."""
+    lib, env = (lib_dir, {}) if lib_dir else stock_lib()
+    return Engine(name, lib, params, placement + (", this engine" if env else ""), env=env, **more)
 
 
 def layer_split(

@@ -6,10 +6,10 @@ import os
 import subprocess
 import sys
 
-from ..engine.runtime import lib_dir, with_bindings
+from ..engine.runtime import with_bindings
 from ..storyteller import demo_model
 from ..storyteller.exam import PAGE_END
-from .baselines import find_baseline_lib, is_unpatched_here
+from .baselines import stock_lib
 
 START = "One sunny day, Anna and Ben were in the garden. Anna found a red ball."
 BUDGET = "50%"
@@ -25,9 +25,11 @@ sys.stdout.write(page["choices"][0]["text"])
 
 def plain_page(n_threads: int) -> str:
     """What follows START without a plan on the CPU, in a process of its own, because a process has one libllama."""
+    lib, variables = stock_lib()
     environment = {
         **os.environ,
-        "LLAMA_CPP_LIB_PATH": str(find_baseline_lib() if is_unpatched_here() else lib_dir()),
+        **variables,
+        "LLAMA_CPP_LIB_PATH": str(lib),
         "PYTHONPATH": with_bindings(os.environ.get("PYTHONPATH")),
         "CUDA_VISIBLE_DEVICES": "",
     }

@@ -7,6 +7,7 @@ from .plan import PlacementPlan
 
 # Predictions this close are equal: taken is the safer plan, with less traffic or with llama.cpp's own attention.
 TIE = 0.02
+CAUSES_BETWEEN = ("transfers", "switches")
 
 
 def predicted_times(
@@ -21,6 +22,16 @@ def predicted_times(
         piecewise_linear(ttft, n_prompt) if ttft else None,
         piecewise_linear(tpot, depth + n_prompt + n_generate / 2) if tpot else None,
     )
+
+
+def traffic(plan: PlacementPlan) -> float:
+    """Predicted seconds of a request that pass between devices."""
+    return sum(parts.get(cause, 0.0) for parts in plan.predicted.parts.values() for cause in CAUSES_BETWEEN)
+
+
+def unusual_form(plan: PlacementPlan) -> tuple[bool, bool]:
+    """Whether attention is unfused, and whether it is not computed by llama.cpp's kernels: its default is (no, no)."""
+    return plan.context.flash_attn == "off", plan.context.attention != "ggml"
 
 
 def describe_request(plan: PlacementPlan) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from ..data.entries import CLEAN, AttentionTime, OperatorTime
 from ..data.plan import PlacementPlan
-from ..data.predicted import TIE
+from ..data.predicted import CAUSES_BETWEEN, TIE, traffic, unusual_form
 from ..data.profile import Profile
 
 # Shares by which a cause of seconds may be off without noise, and what one unit of noise adds. Chosen, not fitted: the
@@ -20,7 +20,6 @@ _COMPUTING = (0.04, 1.0)
 _BETWEEN = (0.25, 10.0)
 # A plan that is so many times slower than another is not worth making.
 HOPELESS = 1.25
-_CAUSES_BETWEEN = ("transfers", "switches")
 # Shares by which matrices take longer than predicted in micro-batches of so many times the largest that was measured:
 # the worst of the cells in EXTRAPOLATED_FROM. Larger ones count as the last.
 EXTRAPOLATED_FROM = "bench/results/2026-11-24-beyond-tiers.jsonl"
@@ -92,19 +91,13 @@ def extrapolation_doubt(n_tokens: int, measured: int) -> float:
     return next(shares, max(_EXTRAPOLATED.values()))
 
 
-def traffic(plan: PlacementPlan) -> float:
-    """Predicted seconds of a request that pass between devices."""
-    return sum(_by_cause(plan).get(cause, 0.0) for cause in _CAUSES_BETWEEN)
-
-
 def risk(plan: PlacementPlan) -> tuple[float, ...]:
     """A key to sort plans by, the safest first: the one that other work delays least."""
-    form = plan.context.flash_attn == "off", plan.context.attention != "ggml"
-    return traffic(plan), len(plan.devices), *form, plan.predicted.request_s
+    return traffic(plan), len(plan.devices), *unusual_form(plan), plan.predicted.request_s
 
 
 def _share(cause: str, noise: float) -> float:
-    quiet, more = _BETWEEN if cause in _CAUSES_BETWEEN else _COMPUTING
+    quiet, more = _BETWEEN if cause in CAUSES_BETWEEN else _COMPUTING
     return quiet + more * noise
 
 

@@ -13,7 +13,7 @@ from ..base.printing import seconds
 from ..data.budget import format_bytes
 from ..data.plan import HOST, PlacementPlan
 from ..data.plan_difference import describe_difference
-from ..data.predicted import TIE, describe_request
+from ..data.predicted import TIE, describe_request, traffic, unusual_form
 from .experts import render_expected
 from .history import describe_learned
 from .style import table
@@ -79,15 +79,13 @@ def reason(found: Candidates) -> str:
 
 def _less_safe(winner: PlacementPlan, other: PlacementPlan) -> str:
     """What the other plan has that the winner does without, in the order in which plans are chosen."""
-    if _between_s(other) > _between_s(winner):
+    if traffic(other) > traffic(winner):
         return "has more traffic between devices"
     if len(other.devices) > len(winner.devices):
         return "needs more devices"
-    return "does not have llama.cpp's own form of attention"
-
-
-def _between_s(plan: PlacementPlan) -> float:
-    return sum(parts.get(cause, 0.0) for parts in plan.predicted.parts.values() for cause in ("transfers", "switches"))
+    if unusual_form(other) > unusual_form(winner):
+        return "does not have llama.cpp's own form of attention"
+    return "is no safer"
 
 
 def _table(plans: Sequence[tuple[str, PlacementPlan]]) -> Table:
