@@ -54,9 +54,13 @@ def considered(model: Path, choices: Choices, cache: Path) -> Considered:
     return consider(model, read_graph(model, SETTINGS), "50%", SETTINGS, choices)
 
 
-def timed(plan: PlacementPlan, request_s: float, rounds: int = 9, steady: bool = True) -> PlacementPlan:
-    found = {"request_s": request_s, "rounds": rounds, "range_s": (request_s, request_s), "steady": steady}
-    return plan.with_measured(found)
+def timed(
+    plan: PlacementPlan, request_s: float, rounds: int = 9, steady: bool = True, noise: float = 0.0
+) -> PlacementPlan:
+    """noise: share by which every second round is slower, and the others are faster."""
+    each = [request_s * (1 + noise * (-1) ** i) for i in range(rounds)]
+    found = {"request_s": request_s, "rounds": rounds, "rounds_s": each, "range_s": (request_s, request_s)}
+    return plan.with_measured({**found, "steady": steady})
 
 
 def fake(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float], others: float = 0.0) -> list[dict[str, Any]]:
@@ -70,7 +74,9 @@ def fake(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float], others: flo
         shape = {"n_prompt": 64, "n_generate": 16, "depth_run": 0, "others_cpus": others, "rounds": 9, "steady": True}
         times = [seconds.get(plan.planner["name"], 1.0) for plan in plans]
         done = [
-            plan.with_measured({**shape, "ttft_s": s / 2, "tpot_s": s / 30, "request_s": s, "range_s": (s, s)})
+            plan.with_measured(
+                {**shape, "ttft_s": s / 2, "tpot_s": s / 30, "request_s": s, "rounds_s": [s] * 9, "range_s": (s, s)}
+            )
             for plan, s in zip(plans, times, strict=True)
         ]
         return sorted(done, key=lambda plan: plan.measured["request_s"])
@@ -124,6 +130,11 @@ def test_noise_does_not_change_the_choice(considered: Considered) -> None:
     assert choose_measured(ours.hash, [timed(other, 0.99), timed(ours, 1.0)]).hash == ours.hash
     assert choose_measured(ours.hash, [timed(other, 0.95), timed(ours, 1.0)]).hash == other.hash
     assert choose_measured(ours.hash, [timed(other, 0.95, 1), timed(ours, 1.0, 1)]).hash == ours.hash
+    noisy = [timed(other, 0.95, 10, noise=0.05), timed(ours, 1.0, 10, noise=-0.05)]
+    assert choose_measured(ours.hash, noisy).hash == ours.hash, "every second round says the opposite"
+    drift = [timed(other, 0.95, 10, noise=0.05), timed(ours, 1.0, 10, noise=0.05)]
+    assert choose_measured(ours.hash, drift).hash == other.hash, "all rounds say the same"
+    assert choose_measured(ours.hash, [timed(other, 0.85, 1), timed(ours, 1.0, 1)]).hash == other.hash
     failed = ours.with_measured({"error": "no memory"})
     assert choose_measured(ours.hash, [timed(other, 9.0), failed]).hash == other.hash
 

@@ -88,6 +88,7 @@ def test_plans_on_cpu_and_rpc_are_measured(model: Path, on_cpu: PlacementPlan, e
     for plan in done:
         m = plan.measured
         assert (m["n_prompt"], m["n_generate"], m["rounds"], m["interleave"]) == (16, 8, 2, "reload")
+        assert len(m["rounds_s"]) == 2 and m["request_s"] == pytest.approx(sum(m["rounds_s"]) / 2, rel=1e-4)
         assert m["request_s"] == pytest.approx(m["ttft_s"] + 7 * m["tpot_s"], rel=max(1e-6, m["spread"]))
         if plan.devices == (HOST,):
             assert m["device_bytes"] == {}

@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from oallama.base.environment import VERIFY
+from oallama.bench.stats import speedup
 from oallama.data.plan import HOST, PlacementPlan
 from oallama.data.predicted import TIE, describe_request, predicted_times
 from oallama.errors import OallamaError
@@ -37,8 +40,8 @@ _REQUESTS = ((128, 16, 2048), (128, 16, 512), (64, 16, 0), (32, 8, 0))
 # A worker's start, and bytes per second of a load from memory: both slow, so that the limit holds.
 _START_S, _LOAD_BYTES_S = 0.5, 1.0e9
 _LEAST_RUNS = 2  # of each plan: a warm-up and one round
-# A rival must be faster by this much to win after a few rounds, and by TIE after more.
-_FEW, _FEW_MARGIN = 3, 0.10
+# Another plan wins when it is faster by _CLEAR, or by TIE with an interval that says so, after more than _FEW rounds.
+_CLEAR, _FEW = 0.10, 3
 
 
 @dataclass(frozen=True)
@@ -105,12 +108,22 @@ def choose_measured(predicted: str, done: Sequence[PlacementPlan]) -> PlacementP
     ran = [plan for plan in done if plan.measured and "error" not in plan.measured]
     times = {plan.hash: plan.measured["request_s"] for plan in ran if plan.measured}
     fastest = min(ran, key=lambda plan: times[plan.hash])
-    measured = fastest.measured or {}
-    margin = TIE if measured["rounds"] > _FEW else _FEW_MARGIN
-    first = [plan for plan in ran if plan.hash == predicted] if measured["steady"] else [min(ran, key=risk)]
-    winner = next((plan for plan in first if times[plan.hash] <= times[fastest.hash] * (1 + margin)), fastest)
+    steady = (fastest.measured or {})["steady"]
+    first = [plan for plan in ran if plan.hash == predicted] if steady else [min(ran, key=risk)]
+    winner = next((plan for plan in first if not _is_faster(fastest, plan)), fastest)
     rivals = {_name(plan): times[plan.hash] for plan in ran if plan is not winner}
     return winner.with_measured({**(winner.measured or {}), "rivals": rivals})
+
+
+def _is_faster(plan: PlacementPlan, other: PlacementPlan) -> bool:
+    """Whether a measured plan is faster than another by more than noise is."""
+    measured, slower = plan.measured or {}, other.measured or {}
+    if slower["request_s"] > measured["request_s"] * (1 + _CLEAR):
+        return True
+    if min(measured["rounds"], slower["rounds"]) <= _FEW:
+        return False
+    ratio = speedup(slower["rounds_s"], measured["rounds_s"], average=np.median if measured["steady"] else np.mean)
+    return ratio is not None and ratio.value > 1 + TIE and ratio.low > 1
 
 
 def describe(winner: PlacementPlan, done: Sequence[PlacementPlan]) -> str:

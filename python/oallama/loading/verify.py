@@ -79,10 +79,11 @@ def verify(
         The plans by measured request time, those that failed last. `measured` holds: ttft_s, tpot_s (medians),
         request_s (TTFT + (n - 1) * TPOT for the plan's own workload, see `request_seconds`: the median, or the mean
         where rounds of a plan are unsteady), steady (whether none is), range_s (what a later request is expected to
-        take, `stats.expected_range`), spread ((max - min) / median of the request's seconds), rounds,
-        n_prompt and n_generate as run, interleave ("loaded" or "reload"), device_bytes (bytes per accelerator, as
-        llama.cpp logged them), depth_run, others_cpus (CPUs that other work kept busy meanwhile) and created; or error
-        in place of all but others_cpus, for a plan that could not be loaded or run.
+        take, `stats.expected_range`), spread ((max - min) / median of the request's seconds), rounds (how many),
+        rounds_s (the request's seconds in each, those of one round at the same place in all plans), n_prompt and
+        n_generate as run, interleave ("loaded" or "reload"), device_bytes (bytes per accelerator, as llama.cpp logged
+        them), depth_run, others_cpus (CPUs that other work kept busy meanwhile) and created; or error in place of all
+        but others_cpus, for a plan that could not be loaded or run.
 
     Raises:
         OallamaError: when all plans fail, for plans of different workloads, no plans, or a bad argument.
@@ -207,6 +208,7 @@ def _measured(plan: PlacementPlan, result: Result, average: Average) -> dict[str
         "range_s": [*expected_range(requests)],
         "spread": (max(requests) - min(requests)) / float(np.median(requests)),
         "rounds": len(requests),
+        "rounds_s": [round(seconds, 6) for seconds in requests],
         "n_prompt": n_prompt,
         "n_generate": n_generate,
         "depth_run": result.cell.depth,
