@@ -314,17 +314,47 @@ def test_a_plan_for_short_prompts_streams_for_long_ones() -> None:
         assert plan.predicted.ttft_s[n] <= without.predicted.ttft_s[n] * 1.001
 
 
-def test_the_slots_of_long_prompts_take_no_room_from_the_request() -> None:
-    """Where they do not fit beside the plan, it is the plan as it was; beside a share of the weights they fit."""
-    memory, tiny = FakeMemory(QWQ, compute=300 << 20), Workload(16, 32)
-    fast = profile(QWQ, link=10e9, overlap=1.0, cpu=Speed(50e9, 20e12))
-    for budget, fits in ((QWQ.weights_bytes // 2 + (2 << 30), False), ("50%", True)):
-        made, without = (
-            make_plans(space(QWQ, budget, machine=fast, memory=memory, workload=tiny, streams=streams), "exact").best
-            for streams in (True, False)
-        )
-        assert ("streams_later" in made.planner["params"]) == fits == ("stream" in modes(made))
-        assert made.predicted.request_s == pytest.approx(without.predicted.request_s)
+TINY_REQUEST = Workload(16, 32)
+FAST_CPU = profile(QWQ, link=10e9, overlap=1.0, concurrency=0.9, cpu=Speed(50e9, 20e12))
+
+
+def with_and_without(budget: str | int, planner: str) -> tuple[PlacementPlan, PlacementPlan]:
+    """Plans that may stream weights and may not."""
+    made, without = (
+        make_plans(
+            space(QWQ, budget, machine=FAST_CPU, memory=QWQ_MEMORY, workload=TINY_REQUEST, streams=streams), planner
+        ).best
+        for streams in (True, False)
+    )
+    return made, without
+
+
+def test_the_slots_of_long_prompts_beside_a_share_of_the_weights_take_nothing_from_the_request() -> None:
+    made, without = with_and_without("50%", "exact")
+    assert "streams_later" in made.planner["params"] and "gave_way" not in made.planner["params"]
+    assert made.predicted.request_s == pytest.approx(without.predicted.request_s)
+
+
+@pytest.mark.parametrize("planner", ["exact", "divided", "oato"])
+def test_weights_give_way_to_the_slots_of_long_prompts(planner: str) -> None:
+    """Of a budget that the plan fills: the request takes hardly longer, a long prompt half as long."""
+    budget = QWQ.weights_bytes // 4 + (2 << 30)
+    made, without = with_and_without(budget, planner)
+    params = made.planner["params"]
+    assert made.predicted.devices[DEVICE].total <= budget
+    assert made.predicted.devices[DEVICE].weights == without.predicted.devices[DEVICE].weights - params["gave_way"]
+    assert 1 < made.predicted.request_s / without.predicted.request_s <= 1.03
+    assert made.predicted.ttft_s[512] < 0.7 * without.predicted.ttft_s[512]
+    assert params["streams_later"] == 64
+    if planner == "exact":
+        bound = made.predicted.request_s * (1 - params["gap"])
+        assert bound == pytest.approx(params["bound_s"]) and bound <= without.predicted.request_s
+
+
+def test_no_weight_gives_way_where_the_request_takes_longer() -> None:
+    made, without = with_and_without(QWQ.weights_bytes // 2 + (6 << 30), "exact")
+    assert "stream" not in modes(made) and "gave_way" not in made.planner["params"]
+    assert made.predicted.request_s == pytest.approx(without.predicted.request_s)
 
 
 def test_a_plan_for_full_micro_batches_and_oato_as_published_stay_as_they_are() -> None:

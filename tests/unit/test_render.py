@@ -148,6 +148,11 @@ def test_the_reason_says_what_the_next_plan_has_more_of() -> None:
     )
     assert why(request_s=made.predicted.request_s, parts=same).endswith("is within 2%, but is no safer")
     assert "1.50x faster than next" in why(request_s=made.predicted.request_s * 1.5, parts=more)
+    params = made.planner["params"] | {"gave_way": 3 << 20, "streams_later": 128}
+    made = replace(made, planner={"name": "exact", "params": params})
+    assert why(request_s=made.predicted.request_s * 1.5, parts=more).endswith(
+        "; 3.0 MiB of weights give way to slots for prompts from 128 tokens on"
+    )
 
 
 @pytest.mark.parametrize("width", [60, 70, 80, 100])

@@ -25,12 +25,12 @@ from .exact import Exact, exact, first_proposals
 from .fitting import Fitted
 from .greedy import oato
 from .largest import largest
-from .plan_builder import HIDES, DryRunPlan, PlanBuilder
+from .longer_prompts import prepared
+from .plan_builder import DryRunPlan, PlanBuilder
 from .pool import pool_bytes
 from .space import Space
 from .stage import Division
 from .stock import StockFlags, family
-from .streams import for_longer_prompts
 from .uncertainty import cannot_win, ranked, request_range
 
 PlannerName = Literal[
@@ -207,25 +207,9 @@ def _computes_beside(space: Space) -> bool:
 def _finish(space: Space, name: str, found: tuple[PlanBuilder, Fitted]) -> PlacementPlan:
     builder, fitted = found
     context = builder.costs.context
-    dry_run, later = _for_longer_prompts(space, builder, fitted)
+    dry_run, later = prepared(space, builder, fitted)
     used = {"n_ubatch": context.n_ubatch, "flash_attn": context.flash_attn, "attention": context.attention, **later}
     return builder.finish(dry_run, name, {**fitted.proposal.params, **used})
-
-
-def _for_longer_prompts(space: Space, builder: PlanBuilder, fitted: Fitted) -> tuple[DryRunPlan, dict[str, int]]:
-    """With weights streamed for prompts above the workload's, if their slots fit beside it; else as it was."""
-    costs, homes = builder.costs, fitted.proposal.homes
-    hides = costs.overlap >= HIDES or not costs.uploader
-    if space.paper or not (space.streams and hides and builder.accelerators) or homes.upload.any():
-        return fitted.dry_run, {}
-    more = for_longer_prompts(builder.predictor, homes, space.workload)
-    if more is homes or more.stream is None:
-        return fitted.dry_run, {}
-    dry_run = builder.dry_run(builder.by_homes(more, fitted.proposal.affinity))
-    if not builder.fits(dry_run) or dry_run.seconds > fitted.dry_run.seconds * (1 + 1e-9):
-        return fitted.dry_run, {}
-    before = 0 if homes.stream is None else homes.stream
-    return dry_run, {"streams_later": int(more.stream[more.stream != before].min())}
 
 
 def _checked(space: Space, plan: PlacementPlan) -> PlacementPlan:

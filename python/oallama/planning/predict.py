@@ -63,7 +63,8 @@ class Predictor:
         """
         return self._of((homes,), n_tokens, logits, decode).at(self.costs, depth)
 
-    def _tables(self, division: Division) -> DividedCosts:
+    def tables(self, division: Division) -> DividedCosts:
+        """Of weights that are divided in this way."""
         if division not in self._divided:
             self._divided[division] = DividedCosts(self.costs, division)
         return self._divided[division]
@@ -95,7 +96,7 @@ class Predictor:
         copies = any(homes.stream_caches for homes in placements)
         caches = np.array([(homes.layers == 0) & homes.stream_caches for homes in placements]) if copies else None
         extra = [
-            self._tables(homes.division).of(homes, at, row) if row.any() else Extra(0.0, 0.0, 0.0)
+            self.tables(homes.division).of(homes, at, row) if row.any() else Extra(0.0, 0.0, 0.0)
             for homes, row in zip(placements, divided, strict=True)
         ]
         return _Stage(block, ids, still, caches, extra if divided.any() else None)

@@ -74,7 +74,11 @@ def reason(found: Candidates) -> str:
         why = f"{ratio:.2f}x faster than {rival}, the next that differs"
     params = winner.planner["params"]
     proof = f"; no placement is faster by more than {params['gap']:.2%} ({params['status']})" if "gap" in params else ""
-    return f"{name}: {why}{proof}"
+    room = ""
+    if nbytes := params.get("gave_way"):
+        slots = f"slots for prompts from {params['streams_later']} tokens on"
+        room = f"; {format_bytes(nbytes)} of weights give way to {slots}"
+    return f"{name}: {why}{proof}{room}"
 
 
 def _less_safe(winner: PlacementPlan, other: PlacementPlan) -> str:
