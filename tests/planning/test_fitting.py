@@ -44,3 +44,28 @@ def test_what_was_not_counted_is_found_in_a_round(size: int, guess: int) -> None
     found = fit(builder, choose, [guess], size)  # type: ignore[arg-type]
     assert found is not None and found.proposal.counted == [(345 - 50) // size * size]
     assert builder.dry_runs <= 2 < MAX_ROUNDS and len(set(proposed)) == len(proposed)
+
+
+class ShareOfWeights(Builder):
+    """Its budget counts weights alone, and is more than the device has."""
+
+    physical = 300
+
+    def used(self, dry_run: Any) -> list[int]:
+        return [dry_run.total - self.more]
+
+    def excess(self, dry_run: Any) -> list[int]:
+        return [max(dry_run.total - self.more - self.limits[0], dry_run.total - self.physical)]
+
+
+@pytest.mark.parametrize("size", [1, 7, 100])
+def test_a_share_of_the_weights_that_the_device_has_no_room_for_gets_what_there_is(size: int) -> None:
+    builder = ShareOfWeights(limit=345, more=50)
+
+    def choose(capacity: list[int]) -> Proposal | None:
+        counted = capacity[0] // size * size
+        return Proposal(counted, [counted], {}) if counted >= 0 else None  # type: ignore[arg-type]
+
+    found = fit(builder, choose, [0], size)  # type: ignore[arg-type]
+    assert found is not None and found.proposal.counted == [(300 - 50) // size * size]
+    assert builder.dry_runs <= MAX_ROUNDS

@@ -50,7 +50,10 @@ def fit(
             continue
         dry_run = builder.dry_run(builder.by_homes(proposal.homes, proposal.affinity))
         over = builder.excess(dry_run)
-        needed = [u - k for u, k in zip(builder.used(dry_run), proposal.counted, strict=True)]
+        # A share of the weights counts no buffers: there the device's own memory may be what is exceeded.
+        needed = [
+            max(u - k, c + o) for u, k, c, o in zip(builder.used(dry_run), proposal.counted, charges, over, strict=True)
+        ]
         if any(o > 0 for o in over):
             if best is not None:
                 break
