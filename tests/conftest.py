@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from oallama.engine import native, runtime
 from oallama.modelmaker import make_model
@@ -26,7 +27,11 @@ def pytest_configure(config: pytest.Config) -> None:
     AMX is off but for tests that ask for it: with it a CPU rounds differently, and more types have two layouts.
 
     A shell's background job (`make test &`) ignores Ctrl-C and hands that on: programs under test must not.
+
+    Hypothesis has no deadline for one example: no test asserts a time.
     """
+    settings.register_profile("oallama", settings.default, deadline=None)
+    settings.load_profile("oallama")
     if config.getoption("-m") != "cuda":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ["OALLAMA_AMX"] = "0"

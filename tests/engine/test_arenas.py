@@ -74,7 +74,7 @@ def optimum(blocks: list[Block]) -> int:
     return min(map(lowest, permutations(range(len(blocks)))))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.lists(block(), max_size=40))
 def test_offsets_keep_blocks_apart(blocks: list[Block]) -> None:
     offsets = native.core().offline_offsets(blocks)
@@ -83,7 +83,7 @@ def test_offsets_keep_blocks_apart(blocks: list[Block]) -> None:
     assert live_bytes(blocks) <= end_of(blocks, offsets) <= sum(n for n, _, _ in blocks)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.lists(block(), min_size=1, max_size=5))
 def test_bound_optimum_greedy_are_in_order(blocks: list[Block]) -> None:
     found = end_of(blocks, native.core().offline_offsets(blocks))

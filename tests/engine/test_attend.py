@@ -194,7 +194,7 @@ def test_every_pair_of_types(type_k: str, type_v: str, n_tokens: int, instructio
     assert error(done["out"], reference(case, given)) < allowed(done["kernel"])
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     n_tokens=st.integers(1, 70),
     n_kv=st.integers(1, 900),

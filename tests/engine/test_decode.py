@@ -58,7 +58,7 @@ def test_all_scales_of_mxfp4(exponents: tuple[int, ...]) -> None:
     assert error(computed(weight, "mxfp4", columns)["out"], reference(weight, "mxfp4", columns)) < 1e-6
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     type=st.sampled_from(sorted(GROUPS)),
     n_rows=st.integers(1, 130),

@@ -53,7 +53,7 @@ def test_columns_of_bytes_are_exact(type: str, instruction_set: str) -> None:
     assert error(computed(weight, type, columns)["out"], reference(weight, type, columns)) < 1e-6
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     type=st.sampled_from(sorted(TYPES)),
     n_rows=st.integers(1, 130),

@@ -89,7 +89,7 @@ def within(choice: TypeAssignment, limits: Limits) -> bool:
     )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(problems(), st.floats(0, 1))
 def test_knapsack_equals_brute_force(problem, share):
     every = all_choices(problem)
@@ -103,7 +103,7 @@ def test_knapsack_equals_brute_force(problem, share):
     assert choose(problem, Limits(min(sizes) - 1)) is None
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(problems(placed=True), st.floats(0, 1), st.floats(0, 1), st.floats(0, 1))
 def test_joint_choice_equals_brute_force(problem, a, b, c):
     every = all_choices(problem)
@@ -132,7 +132,7 @@ def test_joint_choice_equals_brute_force(problem, a, b, c):
         assert not any(within(x, room) for x in every)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(problems(), st.data())
 def test_choice_is_never_worse_than_a_uniform_type(problem, data):
     legal = [t for t in range(problem.kld.shape[1]) if np.isfinite(problem.kld[:, t]).all()]

@@ -177,7 +177,7 @@ def cost(problem: Problem, solver, **options) -> float:
 # ---- optima --------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(problems())
 def test_every_solver_finds_the_optimum(problem):
     expected = pytest.approx(brute_force(problem), rel=CLOSE)
@@ -185,13 +185,13 @@ def test_every_solver_finds_the_optimum(problem):
     assert cost(problem, "grouped") == expected
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(problems(devices=4, layers=5))
 def test_scattered_layers_are_solved_too(problem):
     assert cost(problem, "milp", contiguous=False) == pytest.approx(brute_force(problem, contiguous=False), rel=CLOSE)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(problems(), st.randoms(use_true_random=False))
 def test_dynamic_is_the_optimum_of_its_order(problem, random):
     order = [device.name for device in problem.devices]
@@ -199,7 +199,7 @@ def test_dynamic_is_the_optimum_of_its_order(problem, random):
     assert cost(problem, "dynamic", order=order) == pytest.approx(brute_force(problem, order=order), rel=CLOSE)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(problems(kinds=1, links=("via-client",)))
 def test_scattering_equal_layers_gains_nothing_by_way_of_the_client(problem):
     problem = pinned(problem, None)
@@ -575,7 +575,7 @@ def best_replan(problem: Problem, current, horizon) -> float:
     return best
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.integers(0, 1000), st.sampled_from([1, 30, 10000]), st.sampled_from([None, "client", "d3"]))
 def test_replanning_is_optimal_when_a_device_leaves(seed, horizon, first):
     problem = pinned(make_problem(seed, n_devices=4, n_layers=6, tightness=4.0), first)

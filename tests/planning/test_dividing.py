@@ -95,7 +95,7 @@ def builder_of(model: CostModel):
     return space(MODEL, "50%", machine=model.profile).builder(CONTEXT)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(st.integers(3, 99), st.sampled_from([0.3, 1.0]))
 def test_budgets_hold_and_plans_survive_their_file(percent: int, concurrency: float):
     machine = profile(MODEL, cpu=HOST_SPEED, concurrency=concurrency)

@@ -51,7 +51,7 @@ def run(instance, **options) -> OatoResult:
     )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(instances(), OPTIONS)
 def test_equals_reference(instance, options):
     ours, literal = run(instance, **options), reference_oato(**instance, **options)
@@ -62,7 +62,7 @@ def test_equals_reference(instance, options):
     assert ours.predicted_seconds == literal.predicted_seconds
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(instances(), OPTIONS)
 def test_budget_is_respected(instance, options):
     result = run(instance, **options)
@@ -75,7 +75,7 @@ def test_budget_is_respected(instance, options):
         assert (gain[alone.on_device] > 0).all()
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(instances(), OPTIONS)
 def test_affinity_and_order(instance, options):
     result = run(instance, **options)

@@ -54,7 +54,7 @@ def test_everything_fits():
     assert result.to_backend_map().count("\n") == 1 + 5 + len(MODEL.tensors)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(0, 400_000), st.integers(0, 2**17), st.booleans())
 def test_budget_always_holds(extra, split_extra, paper):
     memory = FakeMemory(MODEL, split_extra=split_extra)

@@ -75,7 +75,7 @@ def test_sampled_means_are_the_papers(name: str) -> None:
     assert tenth.mean(axis=0) == pytest.approx(np.array(PAPER[name]) / 10, rel=0.02)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.sampled_from(sorted(TRACES)), st.floats(0.001, 10), st.integers(0, 2**32), st.integers(0, 40))
 def test_lengths_are_whole_tokens_and_do_not_depend_on_their_number(name: str, scale: float, seed: int, n: int) -> None:
     lengths = parse_lengths(name, scale)
@@ -126,7 +126,7 @@ def test_arrivals_are_a_poisson_process() -> None:
     assert stats.kstest(times, "uniform", args=(0, 400)).pvalue > 1e-4
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.floats(0.01, 100), st.floats(0.1, 20), st.integers(0, 2**32))
 def test_arrivals_scale_with_their_rate(rate: float, duration_s: float, seed: int) -> None:
     times = poisson(rate, duration_s, rng(seed))
@@ -278,7 +278,7 @@ def test_chat_deltas_are_text_and_roles_are_none() -> None:
     assert answer.text_s == [2.0, 3.0] and answer.end_s == 4.0
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.dictionaries(st.text(max_size=3), st.text(max_size=9), max_size=2), max_size=6), st.data())
 def test_events_are_whole_however_they_are_cut(events: list[dict[str, str]], data: st.DataObject) -> None:
     ends = data.draw(st.sampled_from(["\n\n", "\r\n\r\n"]))
@@ -323,7 +323,7 @@ def test_a_run_adds_up() -> None:
     assert anything.attainment == 3 / 4
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=50))
 def test_percentiles_are_numpys(values: list[float]) -> None:
     found = percentiles(values)
@@ -332,7 +332,7 @@ def test_percentiles_are_numpys(values: list[float]) -> None:
     assert percentiles([]) is None
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.floats(0.02, 50), st.integers(8, 14))
 def test_the_search_brackets_the_highest_rate(limit: float, n_runs: int) -> None:
     tried: list[float] = []

@@ -106,7 +106,7 @@ def traces(draw: st.DrawFn, most_experts: int = 9, most_tokens: int = 24) -> tup
 # ---- tests ---------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(traces())
 def test_every_k_is_as_simulated(drawn: tuple[list[list[int]], int]) -> None:
     tokens, n_experts = drawn
@@ -115,7 +115,7 @@ def test_every_k_is_as_simulated(drawn: tuple[list[list[int]], int]) -> None:
         assert rates(tokens, n_experts, policy) == pytest.approx(expected), policy
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(traces(most_experts=5, most_tokens=9))
 def test_foresight_is_the_best_there_is(drawn: tuple[list[list[int]], int]) -> None:
     tokens, n_experts = drawn
@@ -124,7 +124,7 @@ def test_foresight_is_the_best_there_is(drawn: tuple[list[list[int]], int]) -> N
     assert found == pytest.approx([best_of_all(tokens, n_experts, k) / uses for k in range(1, n_experts + 1)])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(traces(most_experts=12, most_tokens=60))
 def test_bounds(drawn: tuple[list[list[int]], int]) -> None:
     tokens, n_experts = drawn

@@ -191,7 +191,7 @@ def homes_by_flags(plan: PlacementPlan, flags: list[str]) -> dict[str, str]:
     return homes
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.sets(st.sampled_from(NAMES)), st.integers(0, 13), st.booleans())
 def test_flags_put_every_tensor_home(on_host, ngl, tied):
     if tied:
@@ -202,7 +202,7 @@ def test_flags_put_every_tensor_home(on_host, ngl, tied):
     assert homes == {name: t.device for name, t in plan.tensors.items()}
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.sets(st.sampled_from(NAMES), min_size=1))
 def test_patterns_match_exactly(names):
     patterns = name_patterns(sorted(names), NAMES)

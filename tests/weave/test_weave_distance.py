@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from oallama.errors import OallamaError
@@ -21,7 +21,6 @@ from support.fake_cuda import needs_headers
 operators = st.lists(st.tuples(st.floats(1e-6, 1e-2), st.booleans()), min_size=1, max_size=40)
 
 
-@settings(deadline=None)
 @given(operators, st.integers(1, 45))
 def test_pieces_are_all_of_a_step(found: list[tuple[float, bool]], distance: int) -> None:
     seconds, is_product = zip(*found, strict=True)
@@ -30,7 +29,6 @@ def test_pieces_are_all_of_a_step(found: list[tuple[float, bool]], distance: int
     assert sum(is_product) // distance <= len(cut) <= sum(is_product) // distance + 1
 
 
-@settings(deadline=None)
 @given(operators, st.floats(1e-7, 1e-2), st.floats(0, 5e-3))
 def test_the_widest_distance_that_waiting_allows(
     found: list[tuple[float, bool]], threshold: float, slack: float

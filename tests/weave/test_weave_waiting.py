@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from oallama.errors import OallamaError
@@ -13,7 +13,6 @@ from oallama.weave.waiting import mean_wait, split
 times = st.lists(st.floats(1e-6, 1e-1), min_size=1, max_size=20)
 
 
-@settings(deadline=None)
 @given(times, st.floats(0, 0.05))
 def test_the_mean_wait_is_a_random_moments(seconds: list[float], slack: float) -> None:
     ends = np.cumsum(seconds)
@@ -23,7 +22,6 @@ def test_the_mean_wait_is_a_random_moments(seconds: list[float], slack: float) -
     assert mean_wait(seconds, slack) == pytest.approx(waits.mean(), rel=0.02, abs=1e-7)
 
 
-@settings(deadline=None)
 @given(times, st.floats(1e-7, 1e-2), st.floats(0, 0.01))
 def test_splitting_reaches_the_threshold_or_the_slack(seconds: list[float], threshold: float, slack: float) -> None:
     found = split(seconds, threshold, slack_s=slack, part_cost_s=1e-6)
