@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oallama.errors import OallamaError
+from oallama.solving.deadline import PATIENCE, Deadline
 from oallama.solving.dominance import nondominated
 from oallama.solving.layered import Infeasible, Instance, LayerClass
 from oallama.solving.solve import solve
@@ -53,7 +53,7 @@ def test_equals_brute_force(method, instances, optima):
     assert outcomes.count("infeasible") >= 5 and outcomes.count("no path") >= 5
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.integers(10_000, 2**32), st.sampled_from(["auto", "dp", "milp"]), st.integers(0, 3))
 def test_equals_brute_force_anywhere(seed, method, accelerators):
     assert_optimal(random_instance(seed, accelerators), method)
@@ -76,7 +76,7 @@ def test_labels_and_program_agree_where_brute_force_cannot_go():
     assert compared >= 10
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(0, 2**32), st.sampled_from([0.5, 0.1, 1e-2]), st.sampled_from(["auto", "dp", "milp"]))
 def test_gap_promise(seed, gap, method):
     instance = random_instance(seed)
@@ -100,8 +100,8 @@ def test_few_labels_never_overstate_the_bound(labels):
             continue
         trellis = Trellis.of(instance)
         least, smallest = trellis.least_bytes()
-        dual = maximise(trellis, smallest, deadline=np.inf)
-        found = search(trellis, dual, least, gap=0.0, labels=labels, deadline=np.inf)
+        dual = maximise(trellis, smallest, deadline=Deadline(np.inf))
+        found = search(trellis, dual, least, gap=0.0, labels=labels, deadline=Deadline(np.inf))
         assert found.bound <= optimum * (1 + CLOSE)
         assert all(path.seconds >= optimum * (1 - CLOSE) for path in found.paths)
         if not found.cut:
@@ -130,6 +130,24 @@ def test_no_time_says_so():
     assert 0 < solution.gap < 1
 
 
+def test_a_deadline_counts_what_the_thread_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside other programs it takes longer on the clock, at most PATIENCE times."""
+    clock = {"thread_time": 100.0, "monotonic": 0.0}
+    for name in clock:
+        monkeypatch.setattr(f"oallama.solving.deadline.time.{name}", lambda name=name: clock[name])
+    deadline = Deadline(2.0)
+    assert deadline.left_s == 2.0 and not deadline.is_passed
+    clock.update(thread_time=101.0, monotonic=2.0)
+    assert deadline.left_s == 2.0, "half of a CPU: what is left takes twice as long"
+    clock.update(thread_time=102.0, monotonic=4.0)
+    assert deadline.is_passed
+    waits = Deadline(2.0)
+    clock.update(monotonic=clock["monotonic"] + PATIENCE * 2.0 - 1.0)
+    assert waits.left_s == 1.0 and not waits.is_passed
+    clock["monotonic"] += 1.0
+    assert waits.is_passed
+
+
 # ---- connectivity --------------------------------------------------------------------------------------------------
 
 
@@ -146,10 +164,10 @@ def trap() -> Instance:
 def test_a_cycle_apart_from_the_walk_is_cut_off():
     trellis = Trellis.of(trap())
     program = _Walks(trellis, 0.0)
-    values = program.model.solve(time.monotonic() + GENEROUS).values
+    values = program.model.solve(Deadline(GENEROUS)).values
     assert values is not None
     assert list(program.disconnected(values)), "without cuts the cheap cycle is used: the trap works"
-    found = solve_milp(trellis, None, gap=0.0, deadline=time.monotonic() + GENEROUS)
+    found = solve_milp(trellis, None, gap=0.0, deadline=Deadline(GENEROUS))
     assert found.path is not None
     assert found.path.seconds == pytest.approx(brute_force(trap()))
     assert found.bound == pytest.approx(found.path.seconds)
@@ -163,7 +181,7 @@ def test_trap(method):
 # ---- dominance -----------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.integers(0, 2**32), st.integers(0, 80), st.integers(0, 3))
 def test_dominance_equals_comparing_all_pairs(seed, n, columns):
     rng = np.random.default_rng(seed)
@@ -274,8 +292,8 @@ def test_bad_options(options):
 def test_the_solver_prints_nothing() -> None:
     """What `--json` prints goes to programs; highspy 1.16.0 wrote a banner to standard output."""
     program = (
-        "import numpy as np; from oallama.solving.highs import Program\n"
-        "Program(np.ones(2), np.ones(2), np.ones(2, bool), 1.0).solve(float('inf'))"
+        "import numpy as np; from oallama.solving.deadline import Deadline; from oallama.solving.highs import Program\n"
+        "Program(np.ones(2), np.ones(2), np.ones(2, bool), 1.0).solve(Deadline(60.0))"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
     assert result.stdout == ""

@@ -186,8 +186,8 @@ def moves_to_try(space: Space, costs: CostModel) -> list[Moves]:
 class Search:
     """One search of the exact planner.
 
-    kv_bytes: KV cache of each layer. forms: contexts with each form of attention to choose from. spent_s: of the
-    solver. Contexts share the time limit, and each may take an eighth of it, should the others have taken all.
+    kv_bytes: KV cache of each layer. forms: contexts with each form of attention to choose from. spent_s: that the
+    solver computed. Contexts share the time limit, and each may take an eighth of it, should the others have taken all.
     """
 
     space: Space
@@ -306,13 +306,13 @@ class Exact:
         return self._chosen[key]
 
     def _solved(self, capacity: list[int]) -> Proposal | None:
-        instance, since = self.layered.instance(capacity), time.monotonic()
+        instance, since = self.layered.instance(capacity), time.thread_time()
         try:
             found = solve(instance, gap=self.space.gap, time_limit_s=self.search.left_s)
         except Infeasible:
             return None
         finally:
-            self.search.spent_s += time.monotonic() - since
+            self.search.spent_s += time.thread_time() - since
         homes = self._elsewhere(self.layered.homes(found.ways.tolist(), self.builder.uniform(0)))
         counted, shares = found.nbytes.tolist(), {}
         if self.search.divides:

@@ -11,13 +11,13 @@ product of both. cut[p]: the device changes before part p.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..solving.deadline import Deadline
 from ..solving.highs import Program
 
 Floats = NDArray[np.float64]
@@ -177,7 +177,7 @@ class _Model:
         self.program.row(columns, values / unit, -np.inf, limit / unit)
 
     def solve(self, time_limit_s: float) -> TypeAssignment | None:
-        values = self.program.solve(time.monotonic() + time_limit_s).values
+        values = self.program.solve(Deadline(time_limit_s)).values
         if values is None:
             return None
         types = np.where(self.legal, values[self.x], -1.0).argmax(axis=1)

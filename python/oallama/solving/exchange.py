@@ -6,11 +6,11 @@ fills it almost to the byte.
 
 from __future__ import annotations
 
-import time
 from itertools import combinations_with_replacement
 
 import numpy as np
 
+from .deadline import Deadline
 from .layered import Bytes, Indices
 from .trellis import Path, Potentials, Trellis
 
@@ -20,7 +20,7 @@ _WORTH = 1e-9  # relative gain below which an exchange is not made, so that roun
 Place = tuple[int, int]  # layers of this class that are run in this way are interchangeable
 
 
-def exchanged(trellis: Trellis, at: Potentials, path: Path, *, deadline: float) -> Path:
+def exchanged(trellis: Trellis, at: Potentials, path: Path, *, deadline: Deadline) -> Path:
     """A path that fits, no slower than `path`, which fits: exchanges until none makes it faster, or until `deadline`.
 
     at: potentials of `trellis` at good prices; they say which ways are worth looking at.
@@ -35,7 +35,7 @@ def exchanged(trellis: Trellis, at: Potentials, path: Path, *, deadline: float) 
     while better:
         better = False
         for one, two in combinations_with_replacement([place for place, layers in places.items() if layers], 2):
-            if time.monotonic() >= deadline:
+            if deadline.is_passed:
                 return trellis.path(ways)
             if not places[one] or not places[two] or (one == two and len(places[one]) < 2):
                 continue

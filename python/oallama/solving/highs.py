@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import highspy
 import numpy as np
 
+from .deadline import Deadline
 from .layered import Floats
 
 _OBJECTIVE = 1e4  # costs are scaled so that the scale given is about this much: HiGHS' tolerances are absolute
@@ -82,10 +82,10 @@ class Program:
         solution.col_value = values.tolist()
         self._model.setSolution(solution)
 
-    def solve(self, deadline: float) -> Solution:
-        """The optimum, or the best at `deadline` (of time.monotonic), and its bound. Rows may be added in between."""
+    def solve(self, deadline: Deadline) -> Solution:
+        """The optimum, or the best at `deadline`, and its bound. Rows may be added in between."""
         self._add_rows()
-        left = deadline - time.monotonic()
+        left = deadline.left_s
         if left <= 0:
             return Solution(None, -math.inf)
         self._model.setOptionValue("time_limit", self._model.getRunTime() + left)

@@ -6,12 +6,12 @@ gap that was asked for has been proven.
 
 from __future__ import annotations
 
-import time
 from typing import Literal
 
 import numpy as np
 
 from ..errors import OallamaError
+from .deadline import Deadline
 from .exchange import exchanged
 from .layered import Bytes, Infeasible, Instance, Solution, check
 from .solve_dp import EXACT, search, worth_finding
@@ -30,8 +30,9 @@ def solve(
 ) -> Solution:
     """The way of every layer that takes the fewest seconds in all and fits into the capacities.
 
-    gap: stop when seconds <= bound * (1 + gap) is proven; 0 asks for the optimum (to 1e-9 relative). time_limit_s: when
-    it is over the best known is returned with its bound. method: "dp" (labels), "milp" (HiGHS), "auto" (labels first).
+    gap: stop when seconds <= bound * (1 + gap) is proven; 0 asks for the optimum (to 1e-9 relative). time_limit_s: of
+    computing (`Deadline`); when it is over the best known is returned with its bound. method: "dp" (labels), "milp"
+    (HiGHS), "auto" (labels first).
 
     Raises Infeasible where nothing fits; OallamaError for an invalid instance, where no path matches states at all, and
     where time is up before anything that fits was found.
@@ -42,7 +43,7 @@ def solve(
         raise OallamaError(f"time_limit_s: expected a number >= 0, not {time_limit_s}")
     if method not in ("auto", "dp", "milp"):
         raise OallamaError(f"method: expected auto, dp or milp, not {method!r}")
-    deadline = time.monotonic() + time_limit_s
+    deadline = Deadline(time_limit_s)
     trellis, least, dual = _priced(instance, deadline)
     return _Solver(trellis, least, dual, gap, deadline).run(method)
 
@@ -53,12 +54,12 @@ def lower_bound(instance: Instance, *, time_limit_s: float = 2.0) -> float:
     Raises OallamaError for an invalid instance, and where no path matches states at all.
     """
     try:
-        return _priced(instance, time.monotonic() + time_limit_s)[2].bound
+        return _priced(instance, Deadline(time_limit_s))[2].bound
     except Infeasible:
         return float("inf")
 
 
-def _priced(instance: Instance, deadline: float) -> tuple[Trellis, Bytes, Dual]:
+def _priced(instance: Instance, deadline: Deadline) -> tuple[Trellis, Bytes, Dual]:
     """The instance's trellis, the fewest bytes to its end, and the best prices."""
     check(instance)
     trellis = Trellis.of(instance)
@@ -75,7 +76,7 @@ def _priced(instance: Instance, deadline: float) -> tuple[Trellis, Bytes, Dual]:
 class _Solver:
     """The best path and bound so far."""
 
-    def __init__(self, trellis: Trellis, least: Bytes, dual: Dual, gap: float, deadline: float) -> None:
+    def __init__(self, trellis: Trellis, least: Bytes, dual: Dual, gap: float, deadline: Deadline) -> None:
         self.trellis, self.least, self.dual, self.gap, self.deadline = trellis, least, dual, gap, deadline
         self.best, self.bound, self.method = dual.incumbent, dual.bound, "dp"
 
@@ -84,9 +85,9 @@ class _Solver:
             self._dp(_LABELS[:_LABELS_FIRST] if method == "auto" else _LABELS)
         if method != "dp" and not self._done():
             self._milp()
-        unproven = "label limit" if method == "dp" and time.monotonic() < self.deadline else "time limit"
+        unproven = "label limit" if method == "dp" and not self.deadline.is_passed else "time limit"
         if self.best is None and np.isfinite(self.bound):
-            self._search(_LABELS[0], np.inf, np.inf)  # some milliseconds late rather than with nothing
+            self._search(_LABELS[0], np.inf, Deadline(np.inf))  # some milliseconds late rather than with nothing
         if self.best is None:
             self._give_up()
         return self._solution(unproven)
@@ -94,7 +95,7 @@ class _Solver:
     def _done(self) -> bool:
         if self.best is None and np.isinf(self.bound):
             return True
-        return self._proven(max(self.gap, 2 * EXACT)) or time.monotonic() >= self.deadline
+        return self._proven(max(self.gap, 2 * EXACT)) or self.deadline.is_passed
 
     def _proven(self, gap: float) -> bool:
         return self.best is not None and self.best.seconds <= self.bound * (1 + gap)
@@ -115,7 +116,7 @@ class _Solver:
                 cut = self._search(labels, self.bound * (1 + guess) if guess < 1 else np.inf, self.deadline)
                 guess = guess if cut else 4 * guess
 
-    def _search(self, labels: int, below: float, deadline: float) -> bool:
+    def _search(self, labels: int, below: float, deadline: Deadline) -> bool:
         cutoff = min(worth_finding(self.best, self.gap), below)
         trellis = self._narrowed(cutoff)
         dual = Dual(trellis.potentials(self.dual.at.prices), self.bound, self.best)

@@ -7,13 +7,13 @@ best path known. Labels over the cap go worst bound first, and the bound that is
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .deadline import Deadline
 from .dominance import nondominated
 from .layered import Bytes, Floats, Indices
 from .solve_dual import Dual
@@ -63,7 +63,7 @@ def worth_finding(best: Path | None, gap: float) -> float:
 
 
 def search(
-    trellis: Trellis, dual: Dual, least: Bytes, *, gap: float, labels: int, deadline: float, below: float = np.inf
+    trellis: Trellis, dual: Dual, least: Bytes, *, gap: float, labels: int, deadline: Deadline, below: float = np.inf
 ) -> Search:
     """Searches for paths faster than `dual.incumbent` by more than `gap` (relative), with at most `labels` per layer.
 
@@ -73,7 +73,7 @@ def search(
     """
     run = _Run(trellis, dual, least, gap, labels, below)
     for at in range(len(trellis.layers)):
-        if time.monotonic() >= deadline:
+        if deadline.is_passed:
             return Search(run.paths(), dual.bound, True)
         run.advance(at)
         if run.best is not None and run.best.seconds <= dual.bound * (1 + run.gap):

@@ -7,12 +7,12 @@ found by intersecting the lines of two paths (Handler & Zang 1980), with more by
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import highspy
 import numpy as np
 
+from .deadline import Deadline
 from .layered import Bytes, Floats
 from .trellis import Path, Potentials, Trellis
 
@@ -30,7 +30,7 @@ class Dual:
     incumbent: Path | None
 
 
-def maximise(trellis: Trellis, smallest: tuple[Path, ...], *, deadline: float) -> Dual:
+def maximise(trellis: Trellis, smallest: tuple[Path, ...], *, deadline: Deadline) -> Dual:
     """The best prices; `smallest` are paths to begin with, the smallest on each accelerator. Stops at `deadline`."""
     found = _Found(trellis)
     fastest = found.visit(np.zeros(len(trellis.capacity)))
@@ -69,7 +69,7 @@ class _Found:
             self.incumbent = path
 
 
-def _intersect(found: _Found, over: Path, within: Path, deadline: float) -> None:
+def _intersect(found: _Found, over: Path, within: Path, deadline: Deadline) -> None:
     """One accelerator: goes to the price at which a path that is too large and one that fits cost the same.
 
     Ends when no path is below them there. `over` is the fastest path, `within` the smallest, which fits.
@@ -77,7 +77,7 @@ def _intersect(found: _Found, over: Path, within: Path, deadline: float) -> None
     capacity = int(found.trellis.capacity[0])
     for _ in range(_ROUNDS):
         price = (within.seconds - over.seconds) / float(over.nbytes[0] - within.nbytes[0])
-        if price <= 0 or time.monotonic() >= deadline:
+        if price <= 0 or deadline.is_passed:
             return
         line = over.seconds + price * float(over.nbytes[0] - capacity)
         path = found.visit(np.array([price]))
@@ -89,7 +89,7 @@ def _intersect(found: _Found, over: Path, within: Path, deadline: float) -> None
             over = path
 
 
-def _cut(found: _Found, paths: tuple[Path, ...], deadline: float) -> None:
+def _cut(found: _Found, paths: tuple[Path, ...], deadline: Deadline) -> None:
     """Several accelerators: every path is a plane above the dual function; go where the lowest of them is highest."""
     trellis = found.trellis
     unit = np.maximum(trellis.capacity, 1).astype(float)
@@ -109,7 +109,7 @@ def _cut(found: _Found, paths: tuple[Path, ...], deadline: float) -> None:
             row = np.r_[1.0, _excess(path, trellis.capacity) / -unit]
             model.addRow(-highspy.kHighsInf, path.seconds / scale, len(row), columns, row)
         model.run()
-        if model.getModelStatus() != highspy.HighsModelStatus.kOptimal or time.monotonic() >= deadline:
+        if model.getModelStatus() != highspy.HighsModelStatus.kOptimal or deadline.is_passed:
             return
         highest, *prices = model.getSolution().col_value
         if highest * scale <= found.bound + _CLOSE * abs(found.bound):

@@ -14,6 +14,7 @@ from itertools import groupby
 
 import numpy as np
 
+from .deadline import Deadline
 from .highs import Program
 from .layered import Bytes, Floats
 from .trellis import Path, Trellis, Ways
@@ -42,8 +43,8 @@ class Run:
     boundary: int
 
 
-def solve_milp(trellis: Trellis, incumbent: Path | None, *, gap: float, deadline: float) -> Outcome:
-    """The optimum to `gap` (relative), or the best and its bound at `deadline` (of time.monotonic)."""
+def solve_milp(trellis: Trellis, incumbent: Path | None, *, gap: float, deadline: Deadline) -> Outcome:
+    """The optimum to `gap` (relative), or the best and its bound at `deadline`."""
     program = _Walks(trellis, gap)
     best, bound, tightened = incumbent, -np.inf, False
     if incumbent is not None:

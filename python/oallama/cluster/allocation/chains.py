@@ -8,12 +8,12 @@ off when they appear. A device is entered once, so that its layers are consecuti
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
+from ...solving.deadline import Deadline
 from ...solving.highs import Program
 from .costs import Assignment, Costs, Floats
 from .dynamic import promising_order, solve_dynamic
@@ -22,7 +22,7 @@ from .outcome import Outcome
 
 def solve_chains(costs: Costs, *, time_limit_s: float = 60.0) -> Outcome:
     """The best contiguous allocation for any links; exact, or the best within `time_limit_s` with its bound."""
-    deadline = time.monotonic() + time_limit_s
+    deadline = Deadline(time_limit_s)
     chains, bound, tightened = _Chains(costs), -math.inf, False
     while True:
         solution = chains.program.solve(deadline)

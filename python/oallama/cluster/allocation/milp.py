@@ -9,10 +9,9 @@ default; every further visit to a device is otherwise paid like the first.
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 
+from ...solving.deadline import Deadline
 from ...solving.highs import Program
 from .costs import Assignment, Costs, Floats
 from .outcome import Outcome
@@ -20,7 +19,7 @@ from .outcome import Outcome
 
 def solve_milp(costs: Costs, *, contiguous: bool = True, time_limit_s: float = 60.0) -> Outcome:
     """The optimum, or the best within `time_limit_s`. contiguous: a device holds one run of consecutive layers."""
-    deadline = time.monotonic() + time_limit_s
+    deadline = Deadline(time_limit_s)
     program = _program(costs, contiguous)
     while True:
         solution = program.solve(deadline)

@@ -8,11 +8,11 @@ the relaxation is tight. Pieces that cannot be on a path better than a known all
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import replace
 
 import numpy as np
 
+from ...solving.deadline import Deadline
 from ...solving.highs import GAP, Program
 from .costs import Assignment, Costs, Floats
 from .dynamic import promising_order, solve_dynamic
@@ -21,7 +21,7 @@ from .outcome import Outcome
 
 def solve_pieces(costs: Costs, *, time_limit_s: float = 60.0) -> Outcome:
     """The best contiguous allocation; needs costs.via_client. Exact, or the best within the limit with its bound."""
-    deadline = time.monotonic() + time_limit_s
+    deadline = Deadline(time_limit_s)
     known = solve_dynamic(costs, promising_order(costs))
     device, begin, end, price = _pieces(costs)
     layers = len(costs.memory)
