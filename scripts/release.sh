@@ -34,6 +34,7 @@ notices() {
 
 build() {
     [ -x .venv/bin/ninja ] || fail "no build tools in .venv; first: make setup"
+    command -v glslc >/dev/null || fail "no glslc, which Vulkan needs; first: make setup" # make demo does without
     say "building for all CPUs"
     rm -rf $raw
     python third_party/llama.cpp/upstream.py prepare >/dev/null

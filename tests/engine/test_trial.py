@@ -158,6 +158,24 @@ def test_nothing_is_measured_that_takes_longer_than_allowed(
     assert Trial(0.0, said.append).choose(model, considered, 1).measured is None and len(said) == 1
 
 
+@pytest.mark.parametrize(
+    ("own", "run"), [((24, 4), (24, 4)), ((200, 48), (128, 16)), ((0, 8), (128, 8)), ((24, 1), (24, 2))]
+)
+def test_no_more_is_run_than_the_plans_own_request(
+    own: tuple[int, int],
+    run: tuple[int, int],
+    model: Path,
+    choices: Choices,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a request without a prompt is run behind does not count; a time per token takes two tokens."""
+    asked = fake(monkeypatch, {})
+    request = replace(choices, workload=Workload(*own))
+    Trial(600.0).choose(model, consider(model, read_graph(model, SETTINGS), "50%", SETTINGS, request), 1)
+    assert asked[0]["workload"] == run
+
+
 def test_the_variable_sets_the_time(model: Path, considered: Considered, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = fake(monkeypatch, {})
     monkeypatch.setenv("OALLAMA_VERIFY", "0")

@@ -35,7 +35,8 @@ _NAMES = {
     "fit": "llama.cpp's --fit",
     "layers": "llama.cpp's layer split",
 }
-# What is run, the most telling first: prompt, answer, and tokens in the cache before, at most.
+# What is run, the most telling first: prompt, answer, and tokens in the cache before, at most. No more than the plan's
+# own request, which leaves time for more rounds.
 _REQUESTS = ((128, 16, 2048), (128, 16, 512), (64, 16, 0), (32, 8, 0))
 # A worker's start, and bytes per second of a load from memory: both slow, so that the limit holds.
 _START_S, _LOAD_BYTES_S = 0.5, 1.0e9
@@ -188,7 +189,9 @@ def _affordable(
     alone = [plan for plan in rivals if _is_alone(plan)][:1]
     sets = [[*rivals[:_RIVALS]]] if fit_together([best, *rivals[:_RIVALS]]) else []
     sets += [alone, [*rivals[:1]]]
-    for request in _REQUESTS:
+    prompt, answer = best.predicted.workload
+    for n_prompt, n_generate, depth in _REQUESTS:
+        request = min(n_prompt, prompt or n_prompt), max(2, min(n_generate, answer)), depth
         for others in sets:
             if others and _estimate([best, *others], request) <= limit_s:
                 return [best, *others], request

@@ -97,6 +97,7 @@ def _parts(builder: PlanBuilder, homes: Homes) -> list[tuple[tuple[int, ...], in
 
 
 def _without(homes: Homes, targets: list[int]) -> Homes:
+    """The homes with these targets on the host as a whole."""
     there = homes.targets.copy()
     there[targets] = 0
     if homes.split is None:

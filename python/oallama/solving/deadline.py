@@ -11,7 +11,8 @@ _TELLING_S = 0.05  # computing for less does not tell how busy the CPUs are
 class Deadline:
     """Passes when the calling thread has computed for `seconds`, at last after PATIENCE times as many on the clock.
 
-    A thread that shares its CPU with other programs computes for a part of the time. What it is asked for is as much.
+    A thread that shares its CPU with other programs computes for a part of the time. It gets as many seconds of
+    computing as one that has its CPU alone.
 
     >>> Deadline(0.0).is_passed
     True
