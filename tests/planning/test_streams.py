@@ -349,6 +349,7 @@ def test_weights_give_way_to_the_slots_of_long_prompts(planner: str) -> None:
     if planner == "exact":
         bound = made.predicted.request_s * (1 - params["gap"])
         assert bound == pytest.approx(params["bound_s"]) and bound <= without.predicted.request_s
+        assert params["status"] == "room for slots"
 
 
 def test_no_weight_gives_way_where_the_request_takes_longer() -> None:

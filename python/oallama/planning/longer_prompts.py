@@ -25,31 +25,41 @@ _MOST_TRIED = 64  # ways of giving way
 
 def prepared(space: Space, builder: PlanBuilder, fitted: Fitted) -> tuple[DryRunPlan, dict[str, Any]]:
     """The plan with weights streamed for longer prompts, and what its parameters then say; else as it was."""
-    costs, homes, before = builder.costs, fitted.proposal.homes, fitted.dry_run
+    costs, homes = builder.costs, fitted.proposal.homes
     hides = costs.overlap >= HIDES or not costs.uploader
-    if space.paper or not (space.streams and hides and builder.accelerators) or homes.upload.any():
-        return before, {}
-    found = _streamed(builder, fitted, homes)
-    if found is None:
-        return before, {}
-    more, dry_run = found
-    if builder.fits(dry_run):
-        return (dry_run, _said(more, homes)) if dry_run.seconds <= before.seconds * (1 + 1e-9) else (before, {})
-    smaller = _giving_way(builder, homes, max(builder.excess(dry_run)))
-    found = None if smaller is None else _streamed(builder, fitted, smaller)
-    if found is None:
-        return before, {}
-    more, dry_run = found
-    if not builder.fits(dry_run) or dry_run.seconds > before.seconds * (1 + _COST):
-        return before, {}
-    n, predictor = costs.context.n_ubatch, builder.predictor
-    if predictor.ttft(more, n) > (1 - _GAIN) * predictor.ttft(homes, n):
-        return before, {}
-    name = builder.accelerators[STREAMER - 1]
-    gave_way = before.on(name).weights - dry_run.on(name).weights
-    params = fitted.proposal.params
-    proof = {"gap": 1 - float(params["bound_s"]) / dry_run.seconds} if "gap" in params else {}  # type: ignore[arg-type]
-    return dry_run, {**_said(more, homes), **proof, "gave_way": gave_way}
+    may_stream = space.streams and hides and builder.accelerators and not space.paper and not homes.upload.any()
+    beside = _streamed(builder, fitted, homes) if may_stream else None
+    if beside is None:
+        return fitted.dry_run, {}
+    more, dry_run = beside
+    if not builder.fits(dry_run):
+        return _in_place_of_weights(builder, fitted, max(builder.excess(dry_run))) or (fitted.dry_run, {})
+    if dry_run.seconds > fitted.dry_run.seconds * (1 + 1e-9):
+        return fitted.dry_run, {}
+    return dry_run, _said(more, homes)
+
+
+def _in_place_of_weights(builder: PlanBuilder, fitted: Fitted, nbytes: int) -> tuple[DryRunPlan, dict[str, Any]] | None:
+    """As `prepared`, with so many bytes of weights less on the accelerator; None where that is not worth it."""
+    homes, before, predictor = fitted.proposal.homes, fitted.dry_run, builder.predictor
+    smaller = _giving_way(builder, homes, nbytes)
+    instead = _streamed(builder, fitted, smaller) if smaller else None
+    if instead is None:
+        return None
+    more, dry_run = instead
+    full = builder.costs.context.n_ubatch
+    gains = predictor.ttft(more, full) <= (1 - _GAIN) * predictor.ttft(homes, full)
+    if not builder.fits(dry_run) or dry_run.seconds > before.seconds * (1 + _COST) or not gains:
+        return None
+    name, params = builder.accelerators[STREAMER - 1], fitted.proposal.params
+    said: dict[str, Any] = {
+        **_said(more, homes),
+        "gave_way": before.on(name).weights - dry_run.on(name).weights,
+    }
+    if "gap" in params:  # to the bound of plans without slots
+        gap = 1 - float(params["bound_s"]) / dry_run.seconds  # type: ignore[arg-type]
+        said |= {"gap": gap, "status": "room for slots"}
+    return dry_run, said
 
 
 def _streamed(builder: PlanBuilder, fitted: Fitted, homes: Homes) -> tuple[Homes, DryRunPlan] | None:
