@@ -13,6 +13,7 @@ set(OALLAMA_BASE_SOURCES
     ${OALLAMA_CSRC}/base/host_memory.cpp
     ${OALLAMA_CSRC}/base/huge_pages.cpp
     ${OALLAMA_CSRC}/base/thread_team.cpp
+    ${OALLAMA_CSRC}/base/thread_trial.cpp
     ${OALLAMA_CSRC}/base/thread_waits.cpp
     ${OALLAMA_CSRC}/map/tuned_limits.cpp
     ${OALLAMA_CSRC}/observe/buffer_ledger.cpp

@@ -8,7 +8,9 @@ extern "C" {
 #endif
 
 // As many as CPUs are free, and at least half of n_threads: a thread that shares its CPU with another program holds up
-// all others at every operator. n_threads for graphs whose results depend on it, and after `oa_team_keep(true)`.
+// all others at every operator. Where another program needs a CPU for a part of the time, one less if that turns out to
+// be faster (thread_trial.h). n_threads for graphs whose results depend on it, and after `oa_team_keep(true)`. The
+// graph must be computed before the next call of this thread.
 int oa_graph_threads(const struct ggml_cgraph * graph, int n_threads);
 
 // Into how many parts upstream's fused attention divides one token's keys and values, which n_threads compute: as many

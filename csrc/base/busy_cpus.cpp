@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <atomic>
 #include <climits>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
@@ -19,6 +20,8 @@ constexpr double blink_s     = 75e-6; // what ends within four of them is the ke
 constexpr int    n_blinks    = 4;
 constexpr double lately_s    = 50e-3;  // over which others are counted on the average
 constexpr double over_s      = 10e-3;  // after which others that are gone are forgotten
+constexpr double long_s      = 0.5;    // over which a part of a CPU is counted,
+constexpr double a_part      = 0.1;    // which is more than this
 constexpr double most_weight = 0.5;    // of one look, however long ago the last one was
 constexpr double round_up    = 0.25;   // one that needs a CPU for three quarters of the time needs it
 constexpr double look_s      = 200e-6; // how often a thread looks whether it lost its CPU
@@ -116,13 +119,13 @@ int oa_all_cpus() {
     return n_cpus;
 }
 
-int oa_free_cpus(double now, double pause, int n_own, int n_wanted) {
-    static std::atomic<double> asked{ 0.0 }, average{ 0.0 };
+oa_free oa_free_cpus(double now, double pause, int n_own, int n_wanted) {
+    static std::atomic<double> asked{ 0.0 }, average{ 0.0 }, long_average{ 0.0 };
     if (oa_all_cpus() == 0) {
-        return INT_MAX;
+        return { INT_MAX, INT_MAX };
     }
-    double       n_others = average.load(std::memory_order_relaxed);
-    const double since    = now - asked.load(std::memory_order_relaxed);
+    double n_others = average.load(std::memory_order_relaxed), n_long = long_average.load(std::memory_order_relaxed);
+    const double since = now - asked.load(std::memory_order_relaxed);
     if (since > fresh_s) {
         asked.store(now, std::memory_order_relaxed);
         const int found = others(n_own, n_others, oa_all_cpus() - n_wanted);
@@ -133,9 +136,12 @@ int oa_free_cpus(double now, double pause, int n_own, int n_wanted) {
         } else {
             n_others += std::min(most_weight, since / lately_s) * (found - n_others);
         }
+        n_long += std::min(most_weight, since / long_s) * (found - n_long);
         average.store(n_others, std::memory_order_relaxed);
+        long_average.store(n_long, std::memory_order_relaxed);
     }
-    return oa_all_cpus() - int(n_others + round_up);
+    const int mostly = oa_all_cpus() - int(n_others + round_up);
+    return { mostly, std::min(mostly, oa_all_cpus() - int(std::ceil(n_long - a_part))) };
 }
 
 bool oa_cpus_are_busy(double now, int n_asleep) {

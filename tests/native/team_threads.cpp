@@ -131,7 +131,7 @@ int bound(int n_threads) {
 int free_cpus() {
     int found = 0;
     for (const double begin = oa_now(); oa_now() - begin < 1.0; usleep(2000)) {
-        found = oa_free_cpus(oa_now(), 0.0, 1, 2);
+        found = oa_free_cpus(oa_now(), 0.0, 1, 2).mostly;
     }
     std::printf("%d\n", found);
     return 0;
