@@ -10,7 +10,7 @@ are medians of the rounds, or means where rounds differ by more than a quarter (
 
 One JSON line per run: planner, seconds of each, rounds, the ratio of the best rival to the plan kept (1 and more: the
 plan kept is as fast), whether the measured request lies within the range that the plan states (measured at its first
-use, or else predicted), and seconds of choosing. A last line per load counts.
+use, or else predicted), the rounds of that use, and seconds of choosing. A last line per load counts.
 
 Loads: half (half of a core in turns of 10 ms), one (a core), memory (a core that copies memory); each steady, or as
 half-bursty and so on, for 1 s in every 2. quiet: none. The accelerator is a loopback RPC server with all threads, and
@@ -161,6 +161,7 @@ class Study:
             "kept_against_best": round(measured[best] / measured["kept"], 4),
             "range_s": [round(least, 4), round(most, 4)],
             "in_range": least <= measured["kept"] <= most,
+            "rounds_s": (kept.measured or {}).get("rounds_s", []),
             "choosing_s": round(seconds, 2),
             "said": said,
         }

@@ -93,7 +93,9 @@ def test_the_first_use_is_really_measured_and_later_starts_are_not(
     monkeypatch.setattr(start, "cpus_of_others", lambda: 1.0)  # else what was measured beside others comes again
     first = start.plan_model(model, "50%", SETTINGS, choices, trial=Trial(10.0, said.append))
     assert first.measured and first.measured["rounds"] >= 1 and first.measured["rivals"]
-    assert len(said) == 1 and "measured at first use" in said[0] and "kept" in said[0]
+    assert (
+        len(said) == 1 and "measured at first use" in said[0] and said[0].endswith("taken, and kept for later starts")
+    )
     monkeypatch.setattr(trial, "verify", None)  # not called again
     again = start.plan_model(model, "50%", SETTINGS, choices, trial=Trial(60.0, said.append))
     assert again == first and len(said) == 1
@@ -125,6 +127,17 @@ def test_the_fastest_by_measurement_is_kept(
     assert start.plan_model(model, "50%", SETTINGS, choices).hash == plan.hash
 
 
+def test_a_plan_that_cannot_be_kept_is_not_called_kept(
+    model: Path, choices: Choices, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake(monkeypatch, {})
+    cache.mkdir(parents=True)
+    (cache / "plans").write_text("a file where the folder would be")
+    said: list[str] = []
+    start.plan_model(model, "50%", SETTINGS, choices, trial=Trial(60.0, said.append))
+    assert len(said) == 1 and said[0].endswith(" is taken")
+
+
 def test_noise_does_not_change_the_choice(considered: Considered) -> None:
     ours, other, *_ = considered.found.plans.values()
     assert choose_measured(ours.hash, [timed(other, 0.99), timed(ours, 1.0)]).hash == ours.hash
@@ -152,10 +165,11 @@ def test_beside_bursts_a_plan_with_more_traffic_must_be_faster(considered: Consi
 def test_nothing_is_measured_that_takes_longer_than_allowed(
     model: Path, considered: Considered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, said = fake(monkeypatch, {}), list[str]()
-    plan = Trial(0.01, said.append).choose(model, considered, 1)
-    assert plan.measured is None and asked == [] and "not measured" in said[0]
-    assert Trial(0.0, said.append).choose(model, considered, 1).measured is None and len(said) == 1
+    asked = fake(monkeypatch, {})
+    plan, said = Trial(0.01).choose(model, considered, 1)
+    assert plan.measured is None and asked == [] and "not measured" in said
+    plan, said = Trial(0.0).choose(model, considered, 1)
+    assert plan.measured is None and not said
 
 
 @pytest.mark.parametrize(
@@ -179,9 +193,9 @@ def test_no_more_is_run_than_the_plans_own_request(
 def test_the_variable_sets_the_time(model: Path, considered: Considered, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = fake(monkeypatch, {})
     monkeypatch.setenv("OALLAMA_VERIFY", "0")
-    assert Trial().choose(model, considered, 1).measured is None
+    assert Trial().choose(model, considered, 1)[0].measured is None
     monkeypatch.setenv("OALLAMA_VERIFY", "33")
-    assert Trial().choose(model, considered, 1).measured and asked[0]["limit_s"] == 33.0
+    assert Trial().choose(model, considered, 1)[0].measured and asked[0]["limit_s"] == 33.0
     monkeypatch.setenv("OALLAMA_VERIFY", "soon")
     with pytest.raises(OallamaError, match="expected seconds"):
         Trial().choose(model, considered, 1)
@@ -205,14 +219,14 @@ def test_our_attention_on_the_cpu_is_measured_beside_llama_cpps(
     request = Choices(device=HOST, profile=times, workload=Workload(8, 32, 200))
     alone = consider(model, read_graph(model, SETTINGS), None, SETTINGS, request)
     asked = fake(monkeypatch, {"stock-cpu": 0.5})
-    kept = Trial(600.0).choose(model, alone, 1)
+    kept, _ = Trial(600.0).choose(model, alone, 1)
     assert asked[0]["plans"] == ["cpu", "stock-cpu"] and alone.found.best.context.attention == "oallama"
     assert kept.planner["name"] == "stock-cpu" and kept.context.attention == "ggml"
     assert [*kept.measured["rivals"]] == ["the CPU alone with oallama's attention"]
-    said: list[str] = []
     plain = replace(request, profile=made_profile(model, None, SETTINGS))
     found = consider(model, read_graph(model, SETTINGS), None, SETTINGS, plain)
-    assert Trial(600.0, said.append).choose(model, found, 1).measured is None and not said and len(asked) == 1
+    plan, said = Trial(600.0).choose(model, found, 1)
+    assert plan.measured is None and not said and len(asked) == 1
 
 
 def raising(error: BaseException) -> Callable[..., None]:

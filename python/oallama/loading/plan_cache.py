@@ -83,20 +83,23 @@ class Question:
                 return plan
         return None
 
-    def keep(self, plan: PlacementPlan) -> None:
-        """Keep the answer, if the cache can be written.
+    def keep(self, plan: PlacementPlan) -> bool:
+        """Keep the answer, if the cache can be written; whether it is kept.
 
         A plan from times that were taken beside other work is not kept, unless it was measured itself: those times are
         measured again on a quiet machine.
         """
         doubtful = not plan.measured and any(BESIDE_OTHERS in note for note in plan.predicted.notes)
         if self._file is None or doubtful:
-            return
-        with suppress(OallamaError):
+            return False
+        try:
             plan.save(self._file)
-            kept = sorted(self._file.parent.glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True)
-            for file in kept[KEPT:]:
-                file.unlink(missing_ok=True)
+        except OallamaError:
+            return False
+        kept = sorted(self._file.parent.glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True)
+        for file in kept[KEPT:]:
+            file.unlink(missing_ok=True)
+        return True
 
 
 def forget(path: str | os.PathLike[str]) -> None:

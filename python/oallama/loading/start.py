@@ -44,16 +44,18 @@ def plan_model(
     if kept and not contradicted and not (trial and _may_be_better_now(kept)):
         return ours(kept, path)
     considered = consider(path, read_graph(path, settings), vram, settings, choices, progress)
-    plan = considered.with_terms(considered.found.best)
+    plan, measured, is_kept = considered.with_terms(considered.found.best), "", False
     try:
         if trial and choices.planner == "auto" and vram != MINIMAL and not choices.elsewhere:
-            plan = trial.choose(path, considered, settings.n_threads, progress)
+            plan, measured = trial.choose(path, considered, settings.n_threads, progress)
     finally:  # Ctrl-C while it measures ends the program, and keeps the plan at hand
         if kept and contradicted:
             note_revised(kept, settings.n_threads)
         # The profile may have grown since: what is kept is the answer to the question of the next start.
         if after := _question(path, vram, settings, choices):
-            after.keep(plan)
+            is_kept = after.keep(plan)
+    if trial and measured:
+        trial.say(f"{measured}, and kept for later starts" if is_kept and plan.measured else measured)
     return ours(plan, path)
 
 

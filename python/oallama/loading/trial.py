@@ -50,8 +50,7 @@ class Trial:
     """How the first use is measured.
 
     limit_s: seconds that all of it may take, `verify.PATIENCE` times as many beside other work that comes and goes;
-    None: DEFAULT_LIMIT_S or LOADING_SHARE of loading, or what OALLAMA_VERIFY says. say: takes the line that tells what
-    was measured, or why nothing was.
+    None: DEFAULT_LIMIT_S or LOADING_SHARE of loading, or what OALLAMA_VERIFY says. say: takes what `choose` tells.
     """
 
     limit_s: float | None = None
@@ -59,25 +58,27 @@ class Trial:
 
     def choose(
         self, path: PathOrText, considered: Considered, n_threads: int, progress: Progress | None = None
-    ) -> PlacementPlan:
-        """The fastest plan by measurement, with `measured` filled in; the predicted one where that takes too long."""
+    ) -> tuple[PlacementPlan, str]:
+        """The fastest plan by measurement, with `measured` filled in; the predicted one where that takes too long.
+
+        The second is a line that tells what was measured, or why nothing was; "" where nothing was to be.
+        """
         best = considered.with_terms(considered.found.best)
         weights = sum(tensor.nbytes for tensor in best.tensors.values())
         limit_s = _limit(self.limit_s, weights)
         if limit_s <= 0:
-            return best
+            return best, ""
         # Times of a noisy profile are too long by about as much, and there a measurement is needed most.
         rivals = _rivals(considered)
         if not rivals:
-            return best
+            return best, ""
         entrants, request = _affordable(best, rivals, limit_s * (1 + min(considered.space.noise, 1.0)))
         if not entrants:
             seconds = _estimate([best, *rivals[:1]], _REQUESTS[-1])
-            self.say(
+            return best, (
                 f"not measured beside llama.cpp's own placement: about {seconds:.0f} s, of {limit_s:.0f} s allowed; "
                 "`oallama plan --verify 3` measures"
             )
-            return best
         plans = [best, *(considered.with_terms(plan) for plan in entrants[1:])]
         n_prompt, n_generate, max_depth = request
         try:
@@ -92,12 +93,10 @@ class Trial:
                 progress=progress,
             )
         except OallamaError as error:
-            self.say(f"not measured: {error}")
-            return best
+            return best, f"not measured: {error}"
         keep_runs(n_threads, [trial_of(plan) for plan in done])
         winner = choose_measured(best.hash, done)
-        self.say(describe(winner, done))
-        return winner
+        return winner, describe(winner, done)
 
 
 def choose_measured(predicted: str, done: Sequence[PlacementPlan]) -> PlacementPlan:
@@ -128,7 +127,7 @@ def _is_faster(plan: PlacementPlan, other: PlacementPlan) -> bool:
 
 
 def describe(winner: PlacementPlan, done: Sequence[PlacementPlan]) -> str:
-    """One line: what was measured at first use, and what is kept."""
+    """One line: what was measured at first use, and what won."""
     measured = winner.measured or {}
     others = [f"{name} {seconds / measured['request_s']:.2f}x of that" for name, seconds in measured["rivals"].items()]
     least, most = measured["range_s"]
@@ -138,8 +137,7 @@ def describe(winner: PlacementPlan, done: Sequence[PlacementPlan]) -> str:
     found = f"{_name(winner)} {measured['request_s']:.3g} s ({least:.3g} to {most:.3g})"
     beside = "; ".join([*others, *failed])
     return (
-        f"measured at first use, {rounds}: {found} for {describe_request(winner)}; {beside}. "
-        f"{_name(winner)} is kept for later starts"
+        f"measured at first use, {rounds}: {found} for {describe_request(winner)}; {beside}. {_name(winner)} is taken"
     )
 
 
