@@ -7,8 +7,10 @@ of --also (oato-paper: Algorithm 1 as published) and the stock rivals of --stock
 of the first and of the last layers, the CPU) run interleaved in processes of their own, the rivals on unpatched
 llama.cpp where it has the device. Every rival is planned and measured twice: with the form of attention of the chosen
 plan, and with the other one, so that what placement gains is told from what the form does. The machine is profiled once
-per model and device, just before. One JSON line per cell; --tables FILE.jsonl prints the tables of a recorded file
-instead. --rounds FILE.jsonl compares the predictions of two commits whose runs took turns on a machine that drifts.
+per model and device, just before its first cell. `drift` says how many times longer each device's heaviest products of
+one token took before and after the cell than in that profile, which may be an hour old. One JSON line per cell;
+--tables FILE.jsonl prints the tables of a recorded file instead. --rounds FILE.jsonl compares the predictions of two
+commits whose runs took turns on a machine that drifts.
 
 All cells, on a quiet machine: about six hours on two cores (the two calls append to one file):
   python bench/cells.py --reload --archs llama,qwen2,minicpm3,qwen3moe --devices CPU,RPC
@@ -44,6 +46,7 @@ from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices
 from oallama.modelmaker import make_model
 from oallama.planning import Space, Workload, make_plans
+from oallama.profiling.drift import check_drift
 from oallama.profiling.profiler import forget
 
 # Larger than twice the last-level cache, as real models are: weights are timed cold.
@@ -122,6 +125,7 @@ def cell(
     """One cell, measured."""
     n_ctx = -(-(depth + N_PROMPT + N_GENERATE + 1) // 256) * 256
     settings = Settings(n_ctx=n_ctx, n_threads=options.threads)
+    n_threads = options.threads or len(os.sched_getaffinity(0))
     name = _rpc_device() if device == "RPC" else device
     graph = autoplan.read_graph(model, settings)
     if (arch, device) not in _profiled:
@@ -171,13 +175,16 @@ def cell(
             interleave="reload" if options.reload else "loaded",
             state_dir=states,
         )
-        start = time.monotonic()
+        profile, devices = considered.space.profile, [*dict.fromkeys((HOST, name))]
+        start, before = time.monotonic(), check_drift(profile, devices, n_threads)
         results = run_bench(model, engines, sweep)
+        after = check_drift(profile, devices, n_threads)
     line: dict[str, Any] = {
         "arch": arch, "device": device, "budget": budget, "vram": vram, "depth": depth, "n_ctx": n_ctx,
-        "n_threads": options.threads or len(os.sched_getaffinity(0)),
+        "n_threads": n_threads,
         "n_prompt": N_PROMPT, "n_generate": N_GENERATE, "chosen": chosen, "flash_attn": forms[0],
         "failed": failed, "engines": {}, "seconds": time.monotonic() - start,
+        "drift": {device: [before[device], after[device]] for device in devices},
     }  # fmt: skip
     for result in results:
         plan = plans.get(result.engine)
@@ -192,6 +199,7 @@ def cell(
             "requests_s": requests,
             "flash_attn": result.params["flash_attn"],
             "predicted": _predicted(plan) if plan else None,
+            "token_by_device": None if plan is None or is_stock(result.engine) else _token(considered.with_terms(plan)),
             "params": dict(plan.planner["params"]) if plan else None,
             "device_bytes": result.device_bytes(),
         }
@@ -222,6 +230,14 @@ def _predicted(plan: PlacementPlan) -> dict[str, float]:
         "tpot_s": sum(parts["decode"].values()) / (n_generate - 1),
         "request_s": plan.predicted.request_s,
     }
+
+
+def _token(plan: PlacementPlan) -> dict[str, float]:
+    """Predicted seconds of a token by device."""
+    seconds = {device: 0.0 for device in plan.devices}
+    for term, each in plan.predicted.terms["decode"].items():
+        seconds[term.partition(" ")[0]] += each / (plan.predicted.workload[1] - 1)
+    return seconds
 
 
 def _alike(plans: dict[str, PlacementPlan] | Any) -> dict[str, str]:

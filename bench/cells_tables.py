@@ -10,6 +10,7 @@ from typing import Any
 N_FIRST = ("layers", "fewer-layers", "fit", "cpu-moe", "cpu-ffn")
 CPU_ALONE = "llama.cpp CPU"
 WHERE = ("model", "device", "host threads", "budget", "depth")
+DRIFTED = "chosen TPOT where the machine's drift was measured"
 Line = dict[str, Any]
 
 
@@ -124,7 +125,8 @@ def _errors(lines: list[Line]) -> list[str]:
     head = (*WHERE, "plan", "TTFT ms", "predicted", "error", "TPOT ms", "predicted", "error")
     out = ["## Prediction error", "", "Predicted against the measured median, in percent of it.", ""]
     out += [_row(head), _row(["---"] * len(head))]
-    every: dict[str, list[float]] = {kind: [] for kind in ("TTFT", "TPOT", "chosen TTFT", "chosen TPOT")}
+    kinds = ("TTFT", "TPOT", "chosen TTFT", "chosen TPOT", DRIFTED, f"{DRIFTED}, less the drift")
+    every: dict[str, list[float]] = {kind: [] for kind in kinds}
     for line in lines:
         for name, e in line["engines"].items():
             if not e["predicted"]:
@@ -137,14 +139,27 @@ def _errors(lines: list[Line]) -> list[str]:
                 every[kind].append(abs(error))
                 if e is chosen_of(line):
                     every[f"chosen {kind}"].append(abs(error))
+            if e is chosen_of(line) and "drift" in line:
+                every[DRIFTED].append(every["chosen TPOT"][-1])
+                every[kinds[-1]].append(abs(100 * (_drifted(line, e) / e["tpot_s"] - 1)))
             out.append(_row((*where(line), name, *cells)))
     out.append("")
     for kind, values in every.items():
+        if not values:
+            continue
         ordered = sorted(values)
         p90 = ordered[min(len(ordered) - 1, int(0.9 * len(ordered)))]
         middle = statistics.median(ordered)
         out.append(f"- {kind}: {len(values)} values, median {middle:.1f} %, p90 {p90:.1f} %, max {ordered[-1]:.1f} %")
     return out
+
+
+def _drifted(line: Line, engine: Line) -> float:
+    """Predicted seconds of a token on devices that are as fast as they were around the cell."""
+    seconds: float = engine["predicted"]["tpot_s"]
+    for device, each in engine["token_by_device"].items():
+        seconds += each * (statistics.mean(line["drift"][device]) - 1)
+    return seconds
 
 
 def rounds(lines: list[Line]) -> str:
