@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -22,7 +24,7 @@ PROFILE = Profile(
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """Ratios that a measurement gives, of an old profile on a machine that is not quick."""
+    """Ratios that a measurement gives, of an old profile that is kept on a machine that is not quick."""
     ratios = {"CPU": 1.0}
 
     def check_drift(profile: Profile, devices: Sequence[str], *_: Any) -> dict[str, float]:
@@ -30,7 +32,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 
     monkeypatch.setattr(recheck, "check_drift", check_drift)
     monkeypatch.setattr(recheck, "is_quick", lambda: False)
-    monkeypatch.setattr(recheck, "_age_s", lambda profile: 1e6)
+    monkeypatch.setattr(recheck, "is_kept", lambda mark: True)
     return ratios
 
 
@@ -53,13 +55,24 @@ def test_times_of_another_machine_are_refused(ratio: float, measured: dict[str, 
         rechecked(PROFILE, ["CPU"], 1)
 
 
-def test_nothing_is_measured_beside_other_work_nor_for_a_new_profile(
-    measured: dict[str, float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_measured_beside_other_work(measured: dict[str, float]) -> None:
     measured["CPU"] = 9.0
     beside = rechecked(PROFILE, ["CPU"], 1, busy=True)
     assert beside.profile is PROFILE and "not checked" in beside.notes[0]
-    monkeypatch.setattr(recheck, "_age_s", lambda profile: 5.0)
+
+
+@pytest.mark.parametrize(("age_s", "checked"), [(1, False), (100, False), (200, True), (-200, True)])
+def test_what_was_begun_just_now_is_not_measured_again(age_s: int, checked: bool, measured: dict[str, float]) -> None:
+    """A profile of the future is checked: the clock was set back since."""
+    measured["CPU"] = 2.0
+    begun = datetime.now(timezone.utc) - timedelta(seconds=age_s)
+    profile = replace(PROFILE, created=begun.isoformat(timespec="seconds"))
+    assert bool(rechecked(profile, ["CPU"], 1).ratios) == checked
+
+
+def test_a_profile_that_is_given_is_taken_as_it_is(measured: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    measured["CPU"] = 2.0
+    monkeypatch.setattr(recheck, "is_kept", lambda mark: False)
     assert rechecked(PROFILE, ["CPU"], 1) == recheck.Checked(PROFILE)
 
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from oallama.data.profile import Profile
 from oallama.errors import OallamaError
 from oallama.profiling.drift import check_drift, describe_drift
 from oallama.profiling.fingerprint import is_quick
-from oallama.profiling.recorder import cached_at
+from oallama.profiling.recorder import is_kept
 
 # A device that differs by more has its times scaled; by more than the second, its times are refused.
 SCALED, REFUSED = 1.3, 4.0
 _ENTRIES, _SECONDS = 2, 0.5
-_FRESH_S = 120.0
+_NEW_S = 120.0
 
 
 class ProfileRefused(OallamaError):
@@ -36,8 +37,9 @@ def rechecked(
 ) -> Checked:
     """Measure the two heaviest operators of each device again, and scale the times of those that differ.
 
-    Nothing is measured for a profile of the last two minutes, nor beside other work: that would say nothing of the
-    profile. thorough: measure longer, in any case, and scale from a difference of 15 % on (`--recheck`).
+    Nothing is measured for a profile that was begun in the last two minutes, for one that is not kept in the cache
+    folder, and beside other work, which would say nothing of the profile. thorough: measure longer, in any case, and
+    scale from a difference of 15 % on (`--recheck`).
 
     Raises ProfileRefused where a device differs by more than REFUSED: its times are of another machine, or damaged.
     """
@@ -47,7 +49,7 @@ def rechecked(
         ratios = check_drift(profile, devices, n_threads)
         lines = describe_drift(ratios, recorded=profile.created)
         return Checked(profile.scaled(ratios), _scaled(lines), ratios) if lines else Checked(profile)
-    if is_quick() or _age_s(profile) < _FRESH_S:
+    if is_quick() or not is_kept(profile.fingerprint) or _is_new(profile):
         return Checked(profile)
     if busy:
         return Checked(profile, ("the profile was not checked, because other programs are busy",))
@@ -67,7 +69,10 @@ def _scaled(lines: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"times scaled: {line}" for line in lines)
 
 
-def _age_s(profile: Profile) -> float:
-    """Seconds since the profile was last added to; 0 for one that is not this machine's cached one."""
-    written = cached_at(profile.fingerprint)
-    return 0.0 if written is None else max(0.0, time.time() - written)
+def _is_new(profile: Profile) -> bool:
+    """Whether none of its times is old. One of the future is not new: the clock was set."""
+    try:
+        age_s = time.time() - datetime.fromisoformat(profile.created).timestamp()
+    except ValueError:  # somebody wrote it
+        return False
+    return 0.0 <= age_s < _NEW_S

@@ -46,10 +46,9 @@ def cache_file(mark: dict[str, Any], cache: Path | None) -> Path:
     return (cache or cache_dir()) / f"profile-{short}.json"
 
 
-def cached_at(mark: Mapping[str, Any]) -> float | None:
-    """When the cached profile of this fingerprint was last written, in seconds as `time.time`; None without one."""
-    path = cache_file(dict(mark), None)
-    return path.stat().st_mtime if path.is_file() else None
+def is_kept(mark: Mapping[str, Any]) -> bool:
+    """Whether there is a cached profile of this fingerprint."""
+    return cache_file(dict(mark), None).is_file()
 
 
 def _saved(path: Path, mark: Mapping[str, Any]) -> Profile | None:
