@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from oallama.data.entries import AttentionTime, DeviceInfo, OperatorTime
-from oallama.data.plan import PlacementPlan
+from oallama.data.entries import AttentionTime, ChainTime, DeviceInfo, LinkTime, OperatorTime, ShapeTime
+from oallama.data.plan import HOST, PlacementPlan
 from oallama.data.predicted import TIE
 from oallama.data.profile import Profile
 from oallama.planning.uncertainty import (
@@ -69,6 +69,14 @@ def test_noise_leaves_plans_without_traffic_in_order() -> None:
     assert ranked(plans)[0] == "fast"
 
 
+def test_noise_is_no_doubt_between_kernels_of_the_host_alone() -> None:
+    """Other work slows both down by the same factor; a device that it does not slow down is another matter."""
+    stock, ours = (replace(timed(seconds), devices=(HOST,)) for seconds in (100.0, 60.0))
+    assert ranked({"stock": stock, "ours": ours}, noise=1.5)[0] == "ours"
+    assert doubt(stock, ours, noise=1.5) == doubt(stock, ours)
+    assert doubt(stock, timed(60.0), noise=1.5) > doubt(stock, timed(60.0))
+
+
 def test_the_noise_of_a_profile_is_what_its_doubtful_times_are_too_long_by() -> None:
     def operator(median_s: float, clean: float, n_tokens: int) -> OperatorTime:
         return OperatorTime("CPU", "MUL_MAT", "q8_0", (64, 64, 1), 1, n_tokens, median_s, best_s=1.0, clean=clean)
@@ -80,6 +88,9 @@ def test_the_noise_of_a_profile_is_what_its_doubtful_times_are_too_long_by() -> 
         devices=(DeviceInfo("CPU", "", "cpu", 0, "CPU"),),
         operators=(operator(1.5, 1.0, 1), operator(3.0, 0.2, 32)),
         attention=(AttentionTime(*heads, 2.0, best_s=1.0, clean=0.0), AttentionTime(*heads[:-1], 512, 1.0)),
+        chains=(ChainTime("CPU", "norm+mul", "f32", (64, 1), 1, 1.0, best_s=0.5),),
+        shapes=(ShapeTime("CPU", "an operator", 1.0),),
+        links=(LinkTime("CPU", "h2d", "pageable", 64, 3.0, best_s=1.0, clean=0.0),),
     )
-    assert noise_of(profile, ["CPU"]) == pytest.approx((2.0 + 1.0) / 4)
+    assert noise_of(profile, ["CPU"]) == pytest.approx((2.0 + 1.0 + 2.0) / 7)
     assert noise_of(profile, ["RPC0"]) == 0.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from ..data.entries import CLEAN, AttentionTime, OperatorTime
+from ..data.entries import CLEAN
 from ..data.plan import PlacementPlan
 from ..data.predicted import CAUSES_BETWEEN, TIE, traffic, unusual_form
 from ..data.profile import Profile
@@ -28,9 +28,9 @@ _EXTRAPOLATED = {2: 0.144, 4: 0.818}
 
 def noise_of(profile: Profile, devices: Collection[str]) -> float:
     """How much too long times may be that were taken beside other work, as a share of all times; 0: all alone."""
-    entries: list[OperatorTime | AttentionTime] = [*profile.operators, *profile.attention]
+    entries = [*profile.operators, *profile.attention, *profile.chains, *profile.shapes, *profile.links]
     timed = [e for e in entries if e.device in devices and e.median_s > 0]
-    excess = [e.median_s / e.best_s - 1 for e in timed if e.clean < CLEAN and e.best_s > 0]
+    excess = [max(0.0, e.median_s / e.best_s - 1) for e in timed if e.clean < CLEAN and e.best_s > 0]
     return sum(excess) / len(timed) if timed else 0.0
 
 
@@ -47,7 +47,12 @@ def request_range(plan: PlacementPlan, noise: float = 0.0) -> tuple[float, float
 
 
 def doubt(plan: PlacementPlan, other: PlacementPlan, noise: float = 0.0) -> float:
-    """Seconds by which the difference of two plans' requests may be off: what both do alike counts for neither."""
+    """Seconds by which the difference of two plans' requests may be off: what both do alike counts for neither.
+
+    Other work makes two plans on the host alone slower by the same factor, so noise does not count between them.
+    """
+    if len(plan.devices) == len(other.devices) == 1:
+        noise = 0.0
     here, there = _by_cause(plan), _by_cause(other)
     return sum(abs(here.get(c, 0.0) - there.get(c, 0.0)) * _share(c, noise) for c in {*here, *there})
 
