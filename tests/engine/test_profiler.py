@@ -96,6 +96,7 @@ def test_a_second_run_measures_nothing_and_another_model_only_what_is_new(
 ) -> None:
     first, measured = measure(graph_of(tiny("llama")), [], tmp_path)
     assert measured
+    assert [load.device for load in first.loads] == ["CPU"] and first.loads[0].cpus >= 0
     again, measured = measure(graph_of(tiny("llama")), [], tmp_path)
     assert measured == [] and again == first
     both, measured = measure(graph_of(tiny("qwen3moe")), [], tmp_path)

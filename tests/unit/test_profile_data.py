@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from oallama.bench.script import read
 from oallama.data.curves import log_log, per_token, piecewise_linear
-from oallama.data.entries import AttentionTime, DeviceInfo, LinkTime, Note, OperatorTime, SwitchTime
+from oallama.data.entries import AttentionTime, DeviceInfo, LinkTime, Note, OperatorTime, OtherLoad, SwitchTime
 from oallama.data.profile import RECORDED, Profile
 from oallama.errors import OallamaError
 from support.paths import ROOT
@@ -212,7 +212,7 @@ def test_curves_stay_positive_and_meet_their_points(curve, x):
 
 
 def test_round_trip(tmp_path):
-    p = profile(graph())
+    p = replace(profile(graph()), loads=(OtherLoad("CPU", 0.25),))
     path = tmp_path / "deep" / "profile.json"
     p.save(path)
     assert Profile.load(path) == p
@@ -292,6 +292,7 @@ def change(section, key, value, i=0):
         (change("switches", "device", "GPU1"), r"switches\[0\] is for the device 'GPU1'"),
         (change("devices", "memory_total", -1), r"devices\[0\] .*memory_total is -1"),
         (lambda c: c.update(source="guessed"), "source is 'guessed'"),
+        (lambda c: c.update(loads=[{"device": "CPU", "cpus": -1}]), r"loads\[0\] .*cpus is -1, expected 0 or more"),
     ],
 )
 def test_a_hand_written_profile_is_checked(tmp_path, spoil, words):

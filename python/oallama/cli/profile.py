@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from oallama.base.printing import print_json, seconds
-from oallama.data.entries import OTHER, OperatorTime
+from oallama.data.entries import OTHER, QUIET_CPUS, OperatorTime
 from oallama.data.profile import Profile as MachineProfile
 from oallama.engine.load_settings import Settings
 from oallama.engine.runtime import quiet
@@ -142,6 +142,9 @@ def _remarks(made: MachineProfile, output: Path | None) -> None:
         out.print(f"computed from a {made.source}, not measured")
     for remark in made.remarks([device.name for device in made.devices]):
         out.print(remark, markup=False)
+    for load in made.loads:
+        if load.cpus > QUIET_CPUS:
+            out.print(f"{load.device}: other programs kept {load.cpus:.1f} CPUs busy while it was last measured")
     if output:
         out.print(f"written to {output}", soft_wrap=True)
 

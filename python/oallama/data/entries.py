@@ -166,6 +166,7 @@ class LinkTime:
     memory: str
     bytes: int
     median_s: float
+    spread_s: float = 0.0
     best_s: float = 0.0
     clean: float = 1.0
 
@@ -192,6 +193,14 @@ class Concurrency:
 
     device: str
     share: float
+
+
+@dataclass(frozen=True)
+class OtherLoad:
+    """CPUs that other programs kept busy while times of `device` were last measured."""
+
+    device: str
+    cpus: float
 
 
 # Kinds of work whose times tend to be off together. Few tokens are bound by memory, prompts by arithmetic.

@@ -29,6 +29,7 @@ from .entries import (
     LinkTime,
     Note,
     OperatorTime,
+    OtherLoad,
     Overlap,
     ShapeTime,
     SwitchTime,
@@ -62,7 +63,7 @@ class Profile:
     """All times of one machine, with the fingerprint (machine, threads, drivers, engine) they hold for.
 
     source: "measured", or "datasheet" when they were computed from one (datasheet.py). notes: of measurements that are
-    missing, or not as good as the others.
+    missing, or not as good as the others. loads: what else the machine did; none in older files.
     """
 
     created: str
@@ -79,6 +80,7 @@ class Profile:
     schema: str = field(default=SCHEMA)
     source: str = "measured"
     notes: tuple[Note, ...] = ()
+    loads: tuple[OtherLoad, ...] = ()
 
     # ---- look-ups -------------------------------------------------------------------------------------------------
 
@@ -374,6 +376,7 @@ class Profile:
                 shapes=entries(ShapeTime, "shapes", content.get("shapes", ())),
                 source=content.get("source", "measured"),
                 notes=entries(Note, "notes", content.get("notes", ())),
+                loads=entries(OtherLoad, "loads", content.get("loads", ())),
             )
             if profile.source not in SOURCES:
                 raise ValueError(f"source is {profile.source!r}, expected one of {', '.join(SOURCES)}")

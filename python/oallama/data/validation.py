@@ -34,7 +34,18 @@ _CHOICES = {
     "realisation": REALISATIONS,
     "kind": CHAINS,
 }
-_SECTIONS = ("operators", "attention", "links", "switches", "overlaps", "concurrency", "chains", "shapes", "notes")
+_SECTIONS = (
+    "operators",
+    "attention",
+    "links",
+    "switches",
+    "overlaps",
+    "concurrency",
+    "chains",
+    "shapes",
+    "notes",
+    "loads",
+)
 
 
 def check_entry(where: str, row: Mapping[str, Any], *, may_be_zero: bool) -> None:
@@ -49,6 +60,8 @@ def check_entry(where: str, row: Mapping[str, Any], *, may_be_zero: bool) -> Non
     for name in ("spread_s", "best_s"):
         if name in row and not _is_time(row[name], True):
             raise ValueError(f"{here}: {name} is {row[name]!r}, expected 0 or more finite seconds")
+    if "cpus" in row and not _is_time(row["cpus"], True):
+        raise ValueError(f"{here}: cpus is {row['cpus']!r}, expected 0 or more")
     for name in ("share", "clean"):
         if name in row and not (_is_time(row[name], True) and row[name] <= 1):
             raise ValueError(f"{here}: {name} is {row[name]!r}, expected a number from 0 to 1")

@@ -23,6 +23,7 @@ from oallama.data.entries import (
     LinkTime,
     Note,
     OperatorTime,
+    OtherLoad,
     Overlap,
     ShapeTime,
     SwitchTime,
@@ -33,7 +34,7 @@ from oallama.engine import device_list, native
 from oallama.engine.device_list import ACCELERATOR_TYPES, Device
 from oallama.errors import OallamaError
 from oallama.profiling.fingerprint import check_threads, cpu_set, fingerprint, is_quick
-from oallama.profiling.other_work import cpus_of_others
+from oallama.profiling.other_work import OtherWork, cpus_of_others
 from oallama.profiling.recorder import BESIDE_OTHERS, Recorder, cache_file, cached
 from oallama.profiling.workload import DEPTHS, LINK_SIZES, UNFUSED_V_TYPES, Task, tasks_for
 
@@ -47,7 +48,7 @@ _QUICK_COLD_BYTES = 1 << 20
 # Four times the second-level cache of the largest GPUs (126 MB on a B200); ggml's interface does not tell its size.
 _GPU_COLD_BYTES = 512 << 20
 DOUBTFUL_AT_ONCE = 20
-_LINK = ("direction", "memory", "bytes", "median_s", "best_s", "clean")
+_LINK = ("direction", "memory", "bytes", "median_s", "spread_s", "best_s", "clean")
 _WARM = "timed partly from caches: memory is too short for copies that exceed them"
 
 
@@ -122,17 +123,20 @@ def profile_machine(
         for name, tasks in work.items():
             probe = Probe(name, n_threads)
             failed: list[OallamaError] = []
-            for task in tasks:
-                if progress:
-                    progress(done, total, f"{name}: {task.describe()}")
-                try:
-                    recorder.add(probe.measure(task))
-                except OallamaError as err:
-                    failed.append(err)
-                    recorder.note(name, task, Note(name, task.describe(), f"not measured: {err.__cause__}"))
-                else:
-                    recorder.note(name, task, *probe.notes)
-                done += task.cost
+            with OtherWork() as others:
+                for task in tasks:
+                    if progress:
+                        progress(done, total, f"{name}: {task.describe()}")
+                    try:
+                        recorder.add(probe.measure(task))
+                    except OallamaError as err:
+                        failed.append(err)
+                        recorder.note(name, task, Note(name, task.describe(), f"not measured: {err.__cause__}"))
+                    else:
+                        recorder.note(name, task, *probe.notes)
+                    done += task.cost
+            if tasks:
+                recorder.add([OtherLoad(name, round(others.cpus, 3))])
             if failed and len(failed) == len(wanted[name]):
                 raise failed[0]
     finally:

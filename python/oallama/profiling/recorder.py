@@ -23,6 +23,7 @@ from oallama.data.entries import (
     LinkTime,
     Note,
     OperatorTime,
+    OtherLoad,
     Overlap,
     ShapeTime,
     SwitchTime,
@@ -79,6 +80,7 @@ _FIELDS: dict[type, str] = {
     Concurrency: "concurrency",
     ChainTime: "chains",
     ShapeTime: "shapes",
+    OtherLoad: "loads",
 }
 
 
