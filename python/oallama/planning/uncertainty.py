@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from ..data.entries import CLEAN
+from ..data.entries import CLEAN, AttentionTime, ChainTime, LinkTime, OperatorTime, ShapeTime
 from ..data.plan import PlacementPlan
 from ..data.predicted import CAUSES_BETWEEN, TIE, traffic, unusual_form
 from ..data.profile import Profile
@@ -28,6 +28,7 @@ _EXTRAPOLATED = {2: 0.144, 4: 0.818}
 
 def noise_of(profile: Profile, devices: Collection[str]) -> float:
     """How much too long times may be that were taken beside other work, as a share of all times; 0: all alone."""
+    entries: list[OperatorTime | AttentionTime | ChainTime | ShapeTime | LinkTime]
     entries = [*profile.operators, *profile.attention, *profile.chains, *profile.shapes, *profile.links]
     timed = [e for e in entries if e.device in devices and e.median_s > 0]
     excess = [max(0.0, e.median_s / e.best_s - 1) for e in timed if e.clean < CLEAN and e.best_s > 0]
