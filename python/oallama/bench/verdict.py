@@ -35,10 +35,10 @@ def fastest(results: Sequence[Result], preferred: str) -> Result:
     return ours if _seconds(ours, average) <= _seconds(best, average) * (1 + TIE) else best
 
 
-def verdict(results: Sequence[Result], engine: str, names: Mapping[str, str]) -> str:
+def verdict(results: Sequence[Result], engine: str, names: Mapping[str, str], who: str = "this plan") -> str:
     """How fast an engine was beside each of the others.
 
-    names: what to call the others, by engine; only they are spoken of.
+    names: what to call the others, by engine; only they are spoken of. who: what to call the engine.
     """
     ours = next(result for result in results if result.engine == engine)
     average = _average(results)
@@ -46,7 +46,7 @@ def verdict(results: Sequence[Result], engine: str, names: Mapping[str, str]) ->
     cell, rounds = ours.cell, len(ours.samples)
     parts = [f"{r.value:.2f}x ({r.low:.2f} to {r.high:.2f}) as fast as {name}" for name, r in others if r]
     request = f"{_seconds(ours, average):.3g} s for {cell.prompt} + {cell.gen} tokens"
-    return f"measured in {rounds} rounds, this plan takes {request}: {', '.join(parts)}"
+    return f"measured in {rounds} rounds, {who} takes {request}: {', '.join(parts)}"
 
 
 def surprises(

@@ -14,8 +14,8 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from oallama.bench import Engine, LoadParams, Result, Sweep, medians, run_bench, write_reports
-from oallama.bench.baselines import cpu_only, is_unpatched_here, what_stands_in
+from oallama.bench import Result, Sweep, medians, run_bench, write_reports
+from oallama.bench.baselines import is_unpatched_here, what_stands_in
 from oallama.bench.plain_page import BUDGET, CONTEXT, START, TOKENS, plain_page
 from oallama.bench.rivals import Rivals, interleave_for
 from oallama.bench.verdict import fastest, is_narrow, surprises, verdict
@@ -36,6 +36,7 @@ from oallama.storyteller import demo_model
 from oallama.storyteller.exam import PAGE_END, mark
 from oallama.views.plan_table import render_plan
 
+from .demo_alone import NO_GPU, Alone
 from .devices import devices_table
 from .options import Kernels, Rpc, Sizes, Threads, connect, settings
 from .profile import profile_table
@@ -47,18 +48,10 @@ PROMPT = "The quick brown fox"
 SWEEP = Sweep(prompts=(64,), gens=(16,), repeats=200, limit_s=60.0, enough=is_narrow)
 WORKLOAD = Workload(n_prompt=SWEEP.prompts[0], n_generate=SWEEP.gens[0])
 STEPS = 6
-NO_GPU = (
-    "There is no GPU on this machine. Without one, the CPU alone with all its threads is the plan to beat: it is "
-    "measured at the end. To show what a plan does, a loopback RPC server stands in for a GPU: a second device with "
-    "memory of its own, but with the same processor behind it. The host gets half of the threads beside it, so that "
-    "the device is the faster side, as a GPU would be; so it is for all engines but the CPU with all threads."
-)
-ALL_THREADS = "CPU, all threads"
 RIVALS = {
     "llama.cpp": "llama.cpp's layer split",
     "llama.cpp --fit": "llama.cpp's --fit",
     "llama.cpp CPU": "the CPU alone",
-    ALL_THREADS: "the CPU alone with all threads",
 }
 
 
@@ -86,15 +79,15 @@ def demo(
     chosen = connection.device or autoplan.find_accelerator()
     _step(2, "Devices")
     if local:
-        out.print(NO_GPU)
+        out.print(NO_GPU, markup=False)
         chosen = connect(None, True).device
         threads = threads or max(1, len(os.sched_getaffinity(0)) // 2)
     out.print(devices_table(device_list.devices()))
     wanted = settings(Sizes(ctx), Kernels(threads=threads))
     graph = autoplan.read_graph(path, wanted)
-    run = _Run(
-        path, graph, autoplan.resolve(wanted, graph.n_ctx_train), Choices(device=chosen, workload=WORKLOAD), results
-    )
+    resolved = autoplan.resolve(wanted, graph.n_ctx_train)
+    alone = Alone.of(path, graph, resolved, WORKLOAD) if local else None
+    run = _Run(path, graph, resolved, Choices(device=chosen, workload=WORKLOAD), results, alone)
     _step(3, "Profile")
     warn_if_busy()
     run.profile()
@@ -105,7 +98,7 @@ def demo(
     if model is None:
         _write_page(run.settings, run.choices)
     _step(6, "Measure against llama.cpp at the same device bytes")
-    run.measure(rivals, connection.endpoints, local)
+    run.measure(rivals, connection.endpoints)
 
 
 def _has_accelerator() -> bool:
@@ -159,22 +152,27 @@ def _model(given: Path | None, folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class _Run:
-    """The steps after the model and the device are known."""
+    """The steps after the model and the device are known. alone: where a device only stands in for one."""
 
     model: Path
     graph: OperatorGraph
     settings: Settings
     choices: Choices
     folder: Path
+    alone: Alone | None
     predicted_s: dict[str, float] = field(default_factory=dict)  # of the measured request, by engine
 
     def profile(self) -> None:
+        if self.alone:
+            self.alone.profile()
         with progress_bar("profiling") as report:
             measured = autoplan.profile_for(self.graph, self.choices, self.settings, report)
         out.print(profile_table(measured, self.graph))
 
     def plan(self, vram: str) -> Rivals:
         """The fastest plan and what stock llama.cpp does in the same bytes; prints the plan and what is predicted."""
+        if self.alone:
+            self.alone.show_plan()
         plan = autoplan.plan_graph(self.model, self.graph, vram, self.settings, self.choices)
         stock = stock_plans(self.model, self.graph, plan, vram, self.settings, self.choices)
         alone = replace(self.choices, planner="stock-cpu")
@@ -203,37 +201,35 @@ class _Run:
         out.print(llm.placement())
         llm.close()
 
-    def measure(self, rivals: Rivals, endpoints: tuple[str, ...], local: bool) -> None:
+    def measure(self, rivals: Rivals, endpoints: tuple[str, ...]) -> None:
         if stand_in := what_stands_in():
             out.print(f"{stand_in}.", soft_wrap=True)
         with ExitStack() as stack, progress_bar("measuring") as report, OtherWork() as others:
-            engines = rivals.engines(self.settings, endpoints, local, stack, everything=False)
-            if local:
-                engines.append(_all_threads(rivals.plan))
+            engines = rivals.engines(self.settings, endpoints, self.alone is not None, stack, everything=False)
+            if self.alone:
+                engines += self.alone.engines()
+                self.predicted_s[self.alone.ours] = self.alone.candidates.best.predicted.request_s
             wanted = interleave_for("reload" if endpoints else "loaded", engines, rivals.plan)
             results = run_bench(self.model, engines, replace(SWEEP, interleave=wanted), report, argv=sys.argv)
         out.print(medians.table(results))
-        out.print(f"[bold]Verdict:[/] {escape(verdict(results, 'oallama', RIVALS))}.")
+        if self.alone:
+            self.alone.conclude(results)
+        label = "With the stand-in:" if self.alone else "Verdict:"
+        out.print(f"[bold]{label}[/] {escape(verdict(results, 'oallama', RIVALS))}.")
         for line in surprises(results, "oallama", self.predicted_s, others.cpus):
             out.print(escape(f"{line}."))
-        _keep(results, local)
+        if self.alone:
+            self.alone.keep(results)
+        else:
+            _keep(results)
         paths = write_reports(results, self.folder / "results")
         out.print(f"written: {', '.join(map(str, [self.folder / 'plan.json', *paths]))}", soft_wrap=True)
 
 
-def _all_threads(plan: PlacementPlan) -> Engine:
-    """llama.cpp without a device: what this machine does without a GPU."""
-    context = plan.context
-    sizes = LoadParams(n_ctx=context.n_ctx, n_batch=context.n_batch, n_ubatch=context.n_ubatch)
-    return replace(cpu_only(sizes), name=ALL_THREADS)
-
-
-def _keep(results: Sequence[Result], local: bool) -> None:
+def _keep(results: Sequence[Result]) -> None:
     """Say what this machine should run, by what was measured."""
     best = fastest(results, "oallama").engine
     if best == "oallama":
         out.print("[bold]Kept:[/] this plan.")
-    elif local:
-        out.print(f"[bold]Kept:[/] {RIVALS[best]}. The stand-in device has no processor of its own to add.")
     else:
         out.print(f"[bold]Kept:[/] {RIVALS[best]}; `oallama run` and `oallama serve` measure before they choose.")

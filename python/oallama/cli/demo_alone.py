@@ -1,0 +1,92 @@
+"""What `oallama demo` shows of a machine without a GPU: the CPU alone with all its threads, ours and llama.cpp's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from rich.markup import escape
+
+from oallama.bench import Engine, LoadParams, Result
+from oallama.bench.baselines import cpu_only
+from oallama.bench.planned import planned
+from oallama.bench.verdict import fastest, verdict
+from oallama.data.plan import HOST
+from oallama.engine import runtime
+from oallama.engine.load_settings import Settings
+from oallama.loading import autoplan
+from oallama.loading.autoplan import Choices
+from oallama.planning import Candidates, OperatorGraph, Workload, compare
+from oallama.profiling.fingerprint import cpu_set
+
+from .profile import profile_table
+from .terminal import out, progress_bar
+
+NO_GPU = (
+    "There is no GPU on this machine. So `oallama run` plans for the CPU alone with all its threads, and that plan "
+    "comes first below. Then a loopback RPC server stands in for a GPU, to show what a plan does with one: a second "
+    "device with memory of its own, but with the same processor behind it. The host gets half of the threads beside "
+    "it, so that the device is the faster side, as a GPU would be."
+)
+
+
+@dataclass(frozen=True)
+class Alone:
+    """This machine without the stand-in. ours, theirs: names of its two engines."""
+
+    model: Path
+    graph: OperatorGraph
+    settings: Settings
+    choices: Choices
+
+    @classmethod
+    def of(cls, model: Path, graph: OperatorGraph, settings: Settings, workload: Workload) -> Alone:
+        """settings: of the plan with the stand-in; only the threads differ."""
+        return cls(model, graph, replace(settings, n_threads=len(cpu_set())), Choices(device=HOST, workload=workload))
+
+    @property
+    def ours(self) -> str:
+        return f"oallama, {self.settings.n_threads} threads"
+
+    @property
+    def theirs(self) -> str:
+        return f"llama.cpp, {self.settings.n_threads} threads"
+
+    def profile(self) -> None:
+        with progress_bar("profiling") as report:
+            measured = autoplan.profile_for(self.graph, self.choices, self.settings, report)
+        out.print(profile_table(measured, self.graph))
+
+    @cached_property
+    def candidates(self) -> Candidates:
+        """The best is what `oallama run` measures first here."""
+        return autoplan.candidates(self.model, self.graph, None, self.settings, self.choices)
+
+    def show_plan(self) -> None:
+        best = self.candidates.best
+        predicted = compare({"oallama": best, "llama.cpp": self.candidates.plans.get("stock-cpu", best)})
+        out.print(f"[bold]The CPU alone, {self.settings.n_threads} threads:[/] {escape(predicted.sentence)}.")
+
+    def engines(self) -> list[Engine]:
+        plan, threads = self.candidates.best, LoadParams(n_threads=self.settings.n_threads)
+        sizes = {name: getattr(plan.context, name) for name in ("n_ctx", "n_batch", "n_ubatch")}
+        ours = planned(plan, runtime.lib_dir(), threads, name=self.ours)
+        return [ours, replace(cpu_only(replace(threads, **sizes)), name=self.theirs)]
+
+    def conclude(self, results: Sequence[Result]) -> None:
+        """Say how fast this machine is, before the stand-in is spoken of."""
+        said = verdict(results, self.ours, {self.theirs: "llama.cpp with as many threads"}, "the CPU alone")
+        out.print(f"[bold]Verdict:[/] {escape(said)}.")
+
+    def keep(self, results: Sequence[Result]) -> None:
+        """Say what this machine should run."""
+        best = fastest(results, self.ours).engine
+        if best == self.ours:
+            kept = f"the plan for the CPU alone with {self.settings.n_threads} threads, which `oallama run` takes"
+        elif best == self.theirs:
+            kept = "llama.cpp's CPU alone; `oallama run` measures it before it chooses"
+        else:
+            kept = f"what {best} does with the stand-in, which is faster than none even on the same processor"
+        out.print(f"[bold]Kept:[/] {escape(kept)}.")
