@@ -65,12 +65,16 @@ def test_rounds_beside_bursts_are_compared_by_their_means() -> None:
 
 
 def test_one_more_value_is_expected_in_a_range_as_wide_as_the_values_differ() -> None:
-    many = expected_range([1.0] * 100)
-    assert many == pytest.approx((1 / 1.1, 1.1))
-    assert expected_range([2.0]) == pytest.approx((2 / 1.627, 2 * 1.627), rel=1e-3)
+    assert expected_range([1.0] * 100) == pytest.approx((1 / 1.1, 1.1), rel=0.01)
+    assert expected_range([2.0]) == pytest.approx((2 / 1.643, 2 * 1.643), rel=1e-3)
     few, many = expected_range([1.0, 1.2]), expected_range([1.0, 1.2] * 10)
     assert few[0] < many[0] < 1.0 < 1.2 < many[1] < few[1]
-    assert few[1] / few[0] < 2.2, "two values say something"
+    assert few[1] / few[0] < 2.3, "two values say something"
+
+
+def test_rounds_beside_other_work_tell_less_of_later() -> None:
+    quiet, busy = expected_range([1.0] * 100), expected_range([1.0] * 100, beside_others=True)
+    assert busy == pytest.approx((1 / 1.4, 1.4), rel=0.01) and busy[0] < quiet[0] < quiet[1] < busy[1]
 
 
 @pytest.mark.parametrize(("n", "spread", "share"), [(1, 0.1, 0.95), (2, 0.1, 0.95), (5, 0.1, 0.93), (5, 0.3, 0.87)])

@@ -56,25 +56,27 @@ def summarize(values: Sequence[float]) -> Summary | None:
 
 # Student's t at 97.5 % by degrees of freedom; more have the last.
 _T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.13, 2.09, 2.04)
-# How far values lie apart, where they are too few to tell: as if so many more degrees of freedom had told of this
-# standard deviation of logarithms.
+_NORMAL = 1.96
+# Standard deviations of logarithms (bench/results/2026-11-29-busy-plans.jsonl). How far values lie apart, where they
+# are too few to tell: as if so many more degrees of freedom had told of it.
 _BEFORE, _APART = 2, 0.08
-# A machine is faster or slower by that from one minute to the next (bench/results/2026-11-24-busy-plans.jsonl.gz).
-_LEAST_WIDTH = 1.10
+# How far the same request lies from their mean minutes later, on a quiet machine and beside other work.
+_LATER, _LATER_BESIDE_OTHERS = 0.05, 0.17
 
 
-def expected_range(values: Sequence[float]) -> tuple[float, float]:
+def expected_range(values: Sequence[float], beside_others: bool = False) -> tuple[float, float]:
     """The interval in which one more value is expected with 95 % probability, if their logarithms are normal.
 
-    At least 10 % to both sides; of a single value a factor of 1.63, of two that are equal 1.29. Where values lie far
-    apart, it is too narrow: of five with a standard deviation of 30 % it holds nine in ten. values: above 0, one at
-    least.
+    At least 10 % to both sides, 40 % where the values were taken beside other work: seconds of measuring do not tell
+    how fast the machine is minutes later. Of a single value a factor of 1.64. Where values lie far apart, it is too
+    narrow: of five with a standard deviation of 30 % it holds nine in ten. values: above 0, one at least.
     """
     x = np.log(np.asarray(values, dtype=float))
     degrees = _BEFORE + len(x) - 1
     variance = (_BEFORE * _APART**2 + float(((x - x.mean()) ** 2).sum())) / degrees
     t = _T[min(degrees, len(_T)) - 1]
-    factor = max(_LEAST_WIDTH, math.exp(t * math.sqrt(variance * (1 + 1 / len(x)))))
+    later = _LATER_BESIDE_OTHERS if beside_others else _LATER
+    factor = math.exp(math.hypot(t * math.sqrt(variance * (1 + 1 / len(x))), _NORMAL * later))
     middle = math.exp(float(x.mean()))
     return middle / factor, middle * factor
 

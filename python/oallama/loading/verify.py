@@ -21,6 +21,7 @@ from oallama.bench.planned import planned
 from oallama.bench.results import Result
 from oallama.bench.stats import Average, average_for, expected_range, speedup
 from oallama.bench.sweep import Progress, Sweep, run_bench
+from oallama.data.entries import QUIET_CPUS
 from oallama.data.plan import HOST, PlacementPlan
 from oallama.data.predicted import TIE, predicted_times
 from oallama.data.workload import context_of_each
@@ -123,7 +124,7 @@ def verify(
             results = run_bench(path, [*engines.values()], sweep, progress, load_timeout_s=wait_s, run_timeout_s=wait_s)
         average = _average(results)
         for i, result in zip(engines, results, strict=True):
-            entry = {"error": result.error} if result.error else _measured(plans[i], result, average)
+            entry = {"error": result.error} if result.error else _measured(plans[i], result, average, others.cpus)
             entry |= {} if result.error else {"interleave": sweep.interleave}
             measured[i] = {**entry, "others_cpus": round(others.cpus, 3)}
     done = [plan.with_measured(entry) for plan, entry in zip(plans, measured, strict=True)]
@@ -193,7 +194,7 @@ def _room(plans: Sequence[PlacementPlan]) -> int:
     return min(context_of_each(plan.context.n_ctx, plan.context.n_seq_max) for plan in plans)
 
 
-def _measured(plan: PlacementPlan, result: Result, average: Average) -> dict[str, Any]:
+def _measured(plan: PlacementPlan, result: Result, average: Average, others_cpus: float) -> dict[str, Any]:
     assert result.loaded is not None
     n_prompt, n_generate = result.cell.prompt, result.cell.gen
     ttft, tpot = result.values("ttft_s"), result.values("tpot_s")
@@ -205,7 +206,7 @@ def _measured(plan: PlacementPlan, result: Result, average: Average) -> dict[str
         "tpot_s": float(np.median(tpot)),
         "request_s": float(average(requests)),
         "steady": average is np.median,
-        "range_s": [*expected_range(requests)],
+        "range_s": [*expected_range(requests, others_cpus > QUIET_CPUS)],
         "spread": (max(requests) - min(requests)) / float(np.median(requests)),
         "rounds": len(requests),
         "rounds_s": [round(seconds, 6) for seconds in requests],
