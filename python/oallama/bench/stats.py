@@ -57,7 +57,7 @@ def summarize(values: Sequence[float]) -> Summary | None:
 # Student's t at 97.5 % by degrees of freedom; more have the last.
 _T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.13, 2.09, 2.04)
 _NORMAL = 1.96
-# Standard deviations of logarithms (bench/results/2026-11-29-busy-plans.jsonl). How far values lie apart, where they
+# Standard deviations of logarithms (bench/results/2026-11-29-busy-plans.jsonl.gz). How far values lie apart, where they
 # are too few to tell: as if so many more degrees of freedom had told of it.
 _BEFORE, _APART = 2, 0.08
 # How far the same request lies from their mean minutes later, on a quiet machine and beside other work.
