@@ -22,7 +22,7 @@ from oallama.loading import autoplan
 from oallama.planning import OperatorGraph
 from oallama.profiling import profiler
 from oallama.profiling.fingerprint import cpu_set, fingerprint
-from oallama.profiling.recorder import BESIDE_OTHERS, Recorder
+from oallama.profiling.recorder import BESIDE_OTHERS, DISTURBED_AGAIN, Recorder
 from oallama.profiling.workload import Task, depths_for, tasks_for
 from support.processes import process_of
 
@@ -197,6 +197,27 @@ def test_doubtful_times_are_replaced_when_the_machine_is_quiet(
     again, measured = measure(graph, [], tmp_path)
     assert measured == ["CPU: attention n=1 depth=1024", "CPU: attention n=1 depth=256"]  # the longest first
     assert len(again.attention) == len(profile.attention)
+
+
+def test_what_is_disturbed_on_a_quiet_machine_too_is_measured_twice_and_no_more(
+    tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hypervisor may take CPUs away whenever they are used, and a link may never be still."""
+    graph, measures = graph_of(tiny("llama")), profiler.Probe.measure
+
+    def measured(probe: profiler.Probe, task: Task) -> list[Any]:
+        entries = measures(probe, task)
+        probe.notes = (Note("CPU", task.describe(), BESIDE_OTHERS),) if task.kind == "attention" else ()
+        return entries
+
+    monkeypatch.setattr(profiler.Probe, "measure", measured)
+    monkeypatch.setattr(profiler, "DOUBTFUL_AT_ONCE", 100)
+    monkeypatch.setattr(profiler, "cpus_of_others", lambda: 0.0)
+    first, _ = measure(graph, [], tmp_path)
+    assert {note.text for note in first.notes} == {BESIDE_OTHERS}
+    second, again = measure(graph, [], tmp_path)
+    assert len(again) == len(first.notes) and {note.text for note in second.notes} == {DISTURBED_AGAIN}
+    assert measure(graph, [], tmp_path)[1] == []
 
 
 def test_an_unknown_device_is_named(tiny: Callable[..., Path], tmp_path: Path) -> None:

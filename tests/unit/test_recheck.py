@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,6 +35,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     monkeypatch.setattr(recheck, "check_drift", check_drift)
     monkeypatch.setattr(recheck, "is_quick", lambda: False)
     monkeypatch.setattr(recheck, "is_kept", lambda mark: True)
+    monkeypatch.setattr(recheck, "_last", {})
     return ratios
 
 
@@ -55,6 +58,12 @@ def test_times_of_another_machine_are_refused(ratio: float, measured: dict[str, 
         rechecked(PROFILE, ["CPU"], 1)
 
 
+def test_one_wrong_check_refuses_nothing(measured: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    checks = iter([{"CPU": 9.0}, {"CPU": 1.0}])
+    monkeypatch.setattr(recheck, "check_drift", lambda *_: next(checks))
+    assert rechecked(PROFILE, ["CPU"], 1) == recheck.Checked(PROFILE)
+
+
 def test_nothing_is_measured_beside_other_work(measured: dict[str, float]) -> None:
     measured["CPU"] = 9.0
     beside = rechecked(PROFILE, ["CPU"], 1, busy=True)
@@ -68,6 +77,18 @@ def test_what_was_begun_just_now_is_not_measured_again(age_s: int, checked: bool
     begun = datetime.now(timezone.utc) - timedelta(seconds=age_s)
     profile = replace(PROFILE, created=begun.isoformat(timespec="seconds"))
     assert bool(rechecked(profile, ["CPU"], 1).ratios) == checked
+
+
+def test_plans_that_are_made_one_after_the_other_check_once(
+    measured: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured["CPU"] = 2.0
+    first = rechecked(PROFILE, ["CPU"], 1)
+    measured["CPU"] = 3.0
+    assert rechecked(PROFILE, ["CPU"], 1) == first and first.ratios == {"CPU": 2.0}
+    later = time.monotonic() + 121
+    monkeypatch.setattr(recheck, "time", SimpleNamespace(monotonic=lambda: later, time=time.time))
+    assert rechecked(PROFILE, ["CPU"], 1).ratios == {"CPU": 3.0}
 
 
 def test_a_profile_that_is_given_is_taken_as_it_is(measured: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:

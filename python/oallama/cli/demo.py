@@ -51,7 +51,7 @@ STEPS = 6
 RIVALS = {
     "llama.cpp": "llama.cpp's layer split",
     "llama.cpp --fit": "llama.cpp's --fit",
-    "llama.cpp CPU": "the CPU alone",
+    "llama.cpp CPU": "llama.cpp's CPU alone",
 }
 
 
@@ -181,7 +181,7 @@ class _Run:
         out.print(render_plan(plan))
         names = {"layers": "llama.cpp's layer split", "fit": "llama.cpp's --fit"}
         rivals = {names[name]: stock_plan for name, stock_plan in stock.items()}
-        predicted = compare({"this plan": plan, **rivals, "the CPU alone": cpu})
+        predicted = compare({"this plan": plan, **rivals, "llama.cpp's CPU alone": cpu})
         out.print(f"[bold]Predicted:[/] {escape(predicted.sentence)}.")
         self.predicted_s.update({"oallama": plan.predicted.request_s, "llama.cpp CPU": cpu.predicted.request_s})
         of_stock = {"layers": "llama.cpp", "fit": "llama.cpp --fit"}

@@ -77,7 +77,7 @@ class Alone:
 
     def conclude(self, results: Sequence[Result]) -> None:
         """Say how fast this machine is, before the stand-in is spoken of."""
-        said = verdict(results, self.ours, {self.theirs: "llama.cpp with as many threads"}, "the CPU alone")
+        said = verdict(results, self.ours, {self.theirs: "llama.cpp with as many threads"}, "oallama on the CPU alone")
         out.print(f"[bold]Verdict:[/] {escape(said)}.")
 
     def keep(self, results: Sequence[Result]) -> None:

@@ -35,7 +35,7 @@ from oallama.engine.device_list import ACCELERATOR_TYPES, Device
 from oallama.errors import OallamaError
 from oallama.profiling.fingerprint import check_threads, cpu_set, fingerprint, is_quick
 from oallama.profiling.other_work import OtherWork, cpus_of_others
-from oallama.profiling.recorder import BESIDE_OTHERS, Recorder, cache_file, cached
+from oallama.profiling.recorder import BESIDE_OTHERS, DISTURBED_AGAIN, Recorder, cache_file, cached
 from oallama.profiling.workload import DEPTHS, LINK_SIZES, UNFUSED_V_TYPES, Task, tasks_for
 
 Progress = Callable[[float, float, str], None]  # done, total (arbitrary units), what comes next
@@ -115,8 +115,10 @@ def profile_machine(
     }
     work = {name: recorder.missing(name, tasks) for name, tasks in wanted.items()}
     doubtful = {name: recorder.doubtful(name, tasks) for name, tasks in wanted.items()}
+    again: dict[str, list[Task]] = {name: [] for name in names}
     if any(doubtful.values()) and cpus_of_others() < QUIET_CPUS:
-        work = {name: work[name] + doubtful[name][:DOUBTFUL_AT_ONCE] for name in names}
+        again = {name: doubtful[name][:DOUBTFUL_AT_ONCE] for name in names}
+        work = {name: work[name] + again[name] for name in names}
     total = sum(task.cost for tasks in work.values() for task in tasks)
     done = 0.0
     try:
@@ -133,7 +135,7 @@ def profile_machine(
                         failed.append(err)
                         recorder.note(name, task, Note(name, task.describe(), f"not measured: {err.__cause__}"))
                     else:
-                        recorder.note(name, task, *probe.notes)
+                        recorder.note(name, task, *_notes(probe, task in again[name]))
                     done += task.cost
             if tasks:
                 recorder.add([OtherLoad(name, round(others.cpus, 3))])
@@ -146,6 +148,13 @@ def profile_machine(
     about = {(name, task.describe()) for name, tasks in wanted.items() for task in tasks}
     notes = tuple(note for note in recorder.profile.notes if (note.device, note.task) in about)
     return replace(recorder.profile, notes=notes)
+
+
+def _notes(probe: Probe, again: bool) -> list[Note]:
+    """On the last measurement. again: it was disturbed before. If it was again, a third time is no help."""
+    if not again:
+        return [*probe.notes]
+    return [replace(note, text=DISTURBED_AGAIN) if note.text == BESIDE_OTHERS else note for note in probe.notes]
 
 
 def forget(devices: Sequence[str], n_threads: int = 0, cache: Path | None = None) -> None:

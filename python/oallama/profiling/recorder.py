@@ -35,6 +35,7 @@ from oallama.profiling.workload import LINK_SIZES, Task
 
 _SAVE_EVERY = 8
 BESIDE_OTHERS = "timed while other work had its CPUs, perhaps too long; measured again when the machine is quiet"
+DISTURBED_AGAIN = "timed twice while other work had its CPUs, the second time on a machine that looked quiet"
 
 
 def cache_dir() -> Path:
