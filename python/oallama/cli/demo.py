@@ -103,9 +103,12 @@ def demo(
 
 def _has_accelerator() -> bool:
     """Asked in another process: what follows from the answer must be set before this one loads the engine."""
-    program = "from oallama.loading import autoplan; print(autoplan.find_accelerator() or '')"
+    program = (
+        "from oallama.engine.device_list import ACCELERATOR_TYPES as types, devices\n"
+        "print(any(device.type in types for device in devices()))"
+    )
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    return bool(answer.stdout.strip())
+    return answer.stdout.strip() == "True"
 
 
 def _write_page(wanted: Settings, choices: Choices) -> None:
@@ -219,7 +222,9 @@ class _Run:
         for line in surprises(results, "oallama", self.predicted_s, others.cpus):
             out.print(escape(f"{line}."))
         if self.alone:
-            self.alone.keep(results)
+            fewer = f"the CPU alone with {self.settings.n_threads} of its threads"
+            own = "the plan with the stand-in" if len(rivals.plan.devices) > 1 else fewer
+            self.alone.keep(results, {**RIVALS, "oallama": own})
         else:
             _keep(results)
         paths = write_reports(results, self.folder / "results")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -80,13 +80,13 @@ class Alone:
         said = verdict(results, self.ours, {self.theirs: "llama.cpp with as many threads"}, "oallama on the CPU alone")
         out.print(f"[bold]Verdict:[/] {escape(said)}.")
 
-    def keep(self, results: Sequence[Result]) -> None:
-        """Say what this machine should run."""
+    def keep(self, results: Sequence[Result], names: Mapping[str, str]) -> None:
+        """Say what this machine should run. names: what to call engines with the stand-in, or with fewer threads."""
         best = fastest(results, self.ours).engine
         if best == self.ours:
             kept = f"the plan for the CPU alone with {self.settings.n_threads} threads, which `oallama run` takes"
         elif best == self.theirs:
             kept = "llama.cpp's CPU alone; `oallama run` measures it before it chooses"
         else:
-            kept = f"what {best} does with the stand-in, which is faster than none even on the same processor"
+            kept = f"{names[best]}, which was the fastest beside what else runs now"
         out.print(f"[bold]Kept:[/] {escape(kept)}.")
