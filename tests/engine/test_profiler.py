@@ -215,6 +215,9 @@ def test_what_is_disturbed_on_a_quiet_machine_too_is_measured_twice_and_no_more(
     monkeypatch.setattr(profiler, "cpus_of_others", lambda: 0.0)
     first, _ = measure(graph, [], tmp_path)
     assert {note.text for note in first.notes} == {BESIDE_OTHERS}
+    monkeypatch.setattr(profiler, "_HYPERVISOR_CPUS", -1.0)  # another program had begun meanwhile
+    assert {*measure(graph, [], tmp_path)[0].notes} == {*first.notes}
+    monkeypatch.setattr(profiler, "_HYPERVISOR_CPUS", 1e9)
     second, again = measure(graph, [], tmp_path)
     assert len(again) == len(first.notes) and {note.text for note in second.notes} == {DISTURBED_AGAIN}
     assert measure(graph, [], tmp_path)[1] == []

@@ -57,10 +57,11 @@ def summarize(values: Sequence[float]) -> Summary | None:
 # Student's t at 97.5 % by degrees of freedom; more have the last.
 _T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.13, 2.09, 2.04)
 _NORMAL = 1.96
-# Standard deviations of logarithms (bench/results/2026-11-29-busy-plans.jsonl.gz). How far values lie apart, where they
-# are too few to tell: as if so many more degrees of freedom had told of it.
+# Standard deviations of logarithms. How far values lie apart, where they are too few to tell: as if so many more
+# degrees of freedom had told of it. In bench/results/2026-11-29-busy-plans.jsonl.gz it is 0.09 to 0.14 by load.
 _BEFORE, _APART = 2, 0.08
-# How far the same request lies from their mean minutes later, on a quiet machine and beside other work.
+# How far the same request lies from their mean minutes later. On a quiet machine 0.05 (2026-11-24-busy-plans.jsonl.gz,
+# an EPYC) and 0.10 (2026-11-29, a Xeon; its rounds were few, so its ranges held). Beside memory copies 0.18 (the Xeon).
 _LATER, _LATER_BESIDE_OTHERS = 0.05, 0.17
 
 

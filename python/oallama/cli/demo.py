@@ -36,10 +36,9 @@ from oallama.storyteller import demo_model
 from oallama.storyteller.exam import PAGE_END, mark
 from oallama.views.plan_table import render_plan
 
-from .demo_alone import NO_GPU, Alone
+from .demo_alone import NO_GPU, Alone, show_profile
 from .devices import devices_table
 from .options import Kernels, Rpc, Sizes, Threads, connect, settings
-from .profile import profile_table
 from .terminal import interruptible, out, progress_bar, warn_if_busy
 
 MODEL = "demo-llama-247M-Q8_0.gguf"
@@ -167,10 +166,8 @@ class _Run:
 
     def profile(self) -> None:
         if self.alone:
-            self.alone.profile()
-        with progress_bar("profiling") as report:
-            measured = autoplan.profile_for(self.graph, self.choices, self.settings, report)
-        out.print(profile_table(measured, self.graph))
+            show_profile(self.graph, self.alone.choices, self.alone.settings)
+        show_profile(self.graph, self.choices, self.settings)
 
     def plan(self, vram: str) -> Rivals:
         """The fastest plan and what stock llama.cpp does in the same bytes; prints the plan and what is predicted."""

@@ -32,6 +32,12 @@ NO_GPU = (
 )
 
 
+def show_profile(graph: OperatorGraph, choices: Choices, settings: Settings) -> None:
+    with progress_bar("profiling") as report:
+        measured = autoplan.profile_for(graph, choices, settings, report)
+    out.print(profile_table(measured, graph, f"profile, CPU threads: {settings.n_threads}"))
+
+
 @dataclass(frozen=True)
 class Alone:
     """This machine without the stand-in. ours, theirs: names of its two engines."""
@@ -53,11 +59,6 @@ class Alone:
     @property
     def theirs(self) -> str:
         return f"llama.cpp, {self.settings.n_threads} threads"
-
-    def profile(self) -> None:
-        with progress_bar("profiling") as report:
-            measured = autoplan.profile_for(self.graph, self.choices, self.settings, report)
-        out.print(profile_table(measured, self.graph))
 
     @cached_property
     def candidates(self) -> Candidates:

@@ -149,9 +149,9 @@ def _remarks(made: MachineProfile, output: Path | None) -> None:
         out.print(f"written to {output}", soft_wrap=True)
 
 
-def profile_table(measured: MachineProfile, graph: OperatorGraph) -> Table:
+def profile_table(measured: MachineProfile, graph: OperatorGraph, title: str = "profile") -> Table:
     """Per device: the speed of the model's largest weight in decode and prefill, the links, the cost of a change."""
-    view = table("profile")
+    view = table(title)
     view.add_column("device", no_wrap=True)
     for column in ("operators", "decode GB/s", "prefill GFLOP/s", "to device GB/s", "latency", "change"):
         view.add_column(column, justify="right")

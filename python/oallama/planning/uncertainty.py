@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from ..data.entries import CLEAN, AttentionTime, ChainTime, LinkTime, OperatorTime, ShapeTime
-from ..data.plan import PlacementPlan
+from ..data.plan import HOST, PlacementPlan
 from ..data.predicted import CAUSES_BETWEEN, TIE, traffic, unusual_form
 from ..data.profile import Profile
 
@@ -52,7 +52,7 @@ def doubt(plan: PlacementPlan, other: PlacementPlan, noise: float = 0.0) -> floa
 
     Other work makes two plans on the host alone slower by the same factor, so noise does not count between them.
     """
-    if len(plan.devices) == len(other.devices) == 1:
+    if {*plan.devices, *other.devices} == {HOST}:
         noise = 0.0
     here, there = _by_cause(plan), _by_cause(other)
     return sum(abs(here.get(c, 0.0) - there.get(c, 0.0)) * _share(c, noise) for c in {*here, *there})

@@ -48,6 +48,8 @@ _QUICK_COLD_BYTES = 1 << 20
 # Four times the second-level cache of the largest GPUs (126 MB on a B200); ggml's interface does not tell its size.
 _GPU_COLD_BYTES = 512 << 20
 DOUBTFUL_AT_ONCE = 20
+# What a hypervisor may take of the CPUs of a machine on which nothing else runs; another program takes more.
+_HYPERVISOR_CPUS = 0.3
 _LINK = ("direction", "memory", "bytes", "median_s", "spread_s", "best_s", "clean")
 _WARM = "timed partly from caches: memory is too short for copies that exceed them"
 
@@ -135,7 +137,8 @@ def profile_machine(
                         failed.append(err)
                         recorder.note(name, task, Note(name, task.describe(), f"not measured: {err.__cause__}"))
                     else:
-                        recorder.note(name, task, *_notes(probe, task in again[name]))
+                        was_still = others.so_far() < _HYPERVISOR_CPUS
+                        recorder.note(name, task, *_notes(probe, task in again[name] and was_still))
                     done += task.cost
             if tasks:
                 recorder.add([OtherLoad(name, round(others.cpus, 3))])
@@ -151,7 +154,7 @@ def profile_machine(
 
 
 def _notes(probe: Probe, again: bool) -> list[Note]:
-    """On the last measurement. again: it was disturbed before. If it was again, a third time is no help."""
+    """On the last measurement. again: it was disturbed before, and nothing else runs. A third time would be no help."""
     if not again:
         return [*probe.notes]
     return [replace(note, text=DISTURBED_AGAIN) if note.text == BESIDE_OTHERS else note for note in probe.notes]
