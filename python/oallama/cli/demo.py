@@ -173,7 +173,8 @@ class _Run:
         """The fastest plan and what stock llama.cpp does in the same bytes; prints the plan and what is predicted."""
         if self.alone:
             self.alone.show_plan()
-        plan = autoplan.plan_graph(self.model, self.graph, vram, self.settings, self.choices)
+        considered = autoplan.consider(self.model, self.graph, vram, self.settings, self.choices)
+        plan = considered.found.best
         stock = stock_plans(self.model, self.graph, plan, vram, self.settings, self.choices)
         alone = replace(self.choices, planner="stock-cpu")
         cpu = autoplan.plan_graph(self.model, self.graph, None, self.settings, alone)
@@ -181,7 +182,8 @@ class _Run:
         out.print(render_plan(plan))
         names = {"layers": "llama.cpp's layer split", "fit": "llama.cpp's --fit"}
         rivals = {names[name]: stock_plan for name, stock_plan in stock.items()}
-        predicted = compare({"this plan": plan, **rivals, "llama.cpp's CPU alone": cpu})
+        compared = {"this plan": plan, **rivals, "llama.cpp's CPU alone": cpu}
+        predicted = compare(compared, considered.space.doubted_noise)
         out.print(f"[bold]Predicted:[/] {escape(predicted.sentence)}.")
         self.predicted_s.update({"oallama": plan.predicted.request_s, "llama.cpp CPU": cpu.predicted.request_s})
         of_stock = {"layers": "llama.cpp", "fit": "llama.cpp --fit"}

@@ -158,7 +158,7 @@ def _slower_division(bound: float, plans: Mapping[str, PlacementPlan]) -> bool:
 
 
 def _with_range(space: Space, plan: PlacementPlan) -> PlacementPlan:
-    expected = request_range(plan, max(space.noise, space.least_noise))
+    expected = request_range(plan, space.doubted_noise)
     return replace(plan, predicted=replace(plan.predicted, range_s=expected))
 
 

@@ -88,6 +88,11 @@ class Space:
     _whole: dict[tuple[ContextSettings, int, bool, bytes], DryRunPlan] = field(default_factory=dict)
 
     @property
+    def doubted_noise(self) -> float:
+        """What predicted ranges take the noise to be."""
+        return max(self.noise, self.least_noise)
+
+    @property
     def graph(self) -> OperatorGraph:
         return self.graphs[self.context.flash_attn]
 
