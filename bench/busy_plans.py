@@ -3,14 +3,16 @@
 python bench/busy_plans.py [--out FILE.jsonl] [--runs 20] [--loads quiet,half,..] [--model FILE] [--vram 50%]
 
 Each run, beside one load: a plan is chosen as `oallama run --vram` does at the first use of a model, with a profile
-from the quiet machine (in odd runs with one that was taken beside the load "one"). Then the plan that was kept and
-llama.cpp's own placements (layer split, --fit, the CPU alone) are measured in interleaved rounds beside the load, until
-the intervals of their ratios are below 5 %, or for 20 s. A plan that two of them stand for is measured once. Seconds
-are medians of the rounds, or means where rounds differ by more than a quarter (`bench/stats.py`: beside bursts).
+from the quiet machine (in odd runs with one that was taken beside the load "one"). Then the plan that was kept, the CPU
+alone with our kernels and llama.cpp's own placements (layer split, --fit, the CPU alone) are measured in interleaved
+rounds beside the load, until the intervals of their ratios are below 5 %, or for 20 s. A plan that two of them stand
+for is measured once. Seconds are medians of the rounds, or means where rounds differ by more than a quarter
+(`bench/stats.py`: beside bursts).
 
 One JSON line per run: planner, seconds of each, rounds, the ratio of the best rival to the plan kept (1 and more: the
-plan kept is as fast), whether the measured request lies within the range that the plan states (measured at its first
-use, or else predicted), the rounds of that use, and seconds of choosing. A last line per load counts.
+plan kept is as fast), the same of the best of llama.cpp's placements, whether the measured request lies within the
+range that the plan states (measured at its first use, or else predicted), the rounds of that use, and seconds of
+choosing. A last line per load counts.
 
 Loads: half (half of a core in turns of 10 ms), one (a core), memory (a core that copies memory); each steady, or as
 half-bursty and so on, for 1 s in every 2. quiet: none. The accelerator is a loopback RPC server with all threads, and
@@ -53,6 +55,7 @@ from oallama.planning import Workload
 SHAPE = {"n_layer": 16, "n_embd": 1024, "n_ff": 2816, "n_head": 16, "n_head_kv": 4}
 REQUEST = Workload(n_prompt=64, n_generate=16)
 RIVALS = ("layers", "fit", "cpu", "stock-cpu")
+OURS = "cpu"  # where llama.cpp's kernels are not the fastest, so that there is a "stock-cpu" beside it
 MEASURED_S = 20.0
 KEPT_AT_LEAST = 0.95
 
@@ -122,6 +125,8 @@ class Study:
                 "in_range": sum(line["in_range"] for line in found),
                 "worst": min(line["kept_against_best"] for line in found),
                 "median": median(line["kept_against_best"] for line in found),
+                "worst_against_stock": min(line["kept_against_stock"] for line in found),
+                "width": round(median(line["range_s"][1] / line["range_s"][0] for line in found), 3),
             }
 
     def profile(self, load: str) -> Profile:
@@ -144,10 +149,10 @@ class Study:
             kept = start.plan_model(self.model, self.vram, self.settings, choices, trial=Trial(say=said.append))
             seconds = time.perf_counter() - begin
             plans = considered.found.plans
-            made = {name: plans[name] for name in RIVALS if name in plans}
-            rivals = {name: plan for name, plan in made.items() if plan.context.attention == "ggml"}
+            rivals = {name: plans[name] for name in RIVALS if name in plans}
             measured, rounds, steady = self.measure({"kept": kept, **rivals}, stack)
         best = min(rivals, key=lambda name: measured[name])
+        stock = min(measured[name] for name in rivals if name != OURS or "stock-cpu" not in rivals)
         promised = (kept.measured or {}).get("range_s") or kept.predicted.range_s or (0.0, 0.0)
         least, most = promised
         return {
@@ -159,6 +164,7 @@ class Study:
             "steady": steady,
             "best_rival": best,
             "kept_against_best": round(measured[best] / measured["kept"], 4),
+            "kept_against_stock": round(stock / measured["kept"], 4),
             "range_s": [round(least, 4), round(most, 4)],
             "in_range": least <= measured["kept"] <= most,
             "rounds_s": (kept.measured or {}).get("rounds_s", []),
