@@ -21,7 +21,8 @@ from oallama.loading import autoplan, dry_run, given_plan, plan_cache, start
 from oallama.loading.autoplan import Choices, Considered
 from oallama.profiling import fingerprint as marks
 from oallama.profiling.fingerprint import cpu_set, engine_version, nvidia_driver
-from oallama.profiling.recorder import BESIDE_OTHERS
+from oallama.profiling.recorder import DOUBTS
+from support.cli import oallama
 from support.made_profile import made_profile
 
 SETTINGS = Settings(n_ctx=256)
@@ -70,6 +71,29 @@ def test_the_second_start_reads_the_first_ones_plan(
     assert first.hash == second.hash and len(made) == 1
     (file,) = plans(tmp_path)
     assert PlacementPlan.load(file).hash == first.hash
+
+
+def test_the_plan_that_is_shown_is_the_one_that_a_start_takes(model: Path, made: list[str], profile: Path) -> None:
+    made_profile(model, None, replace(SETTINGS, n_threads=len(cpu_set()))).save(profile)
+
+    def shown(*more: str) -> tuple[PlacementPlan, bool]:
+        of_model = ["plan", model, "--device", "CPU", "--ctx", "256", "--profile", profile]
+        said = oallama(*of_model, "--json", *more)
+        assert said.returncode == 0, said.stderr
+        return PlacementPlan.from_json(said.stdout), "kept at an earlier start" in said.stderr
+
+    assert not shown()[1]
+    choices = Choices(device="CPU", profile=profile)
+    measured = {"request_s": 1.0, "rounds": 3}
+    kept = start.plan_model(model, None, SETTINGS, replace(choices, planner="stock-cpu")).with_measured(measured)
+    question = start._question(model, None, SETTINGS, choices)
+    assert question and question.keep(kept)  # as after a first use that found it to be the fastest
+
+    found, is_kept = shown()
+    assert is_kept and found.hash == kept.hash and found.measured == measured
+    assert shown("--n-generate", "128")[1]
+    for anew in (["--explain"], ["--recheck"], ["--n-generate", "64"], ["--no-streams"]):
+        assert not shown(*anew)[1], anew
 
 
 def test_what_a_plan_depends_on_makes_another(model: Path, made: list[str], profile: Path, rpc: Any) -> None:
@@ -147,7 +171,7 @@ def test_a_plan_of_this_machines_profile_is_kept_once_it_is_whole(
     model: Path, made: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first plan measures; what it is kept for is the profile as it was left."""
-    monkeypatch.setattr(plan_cache, "BESIDE_OTHERS", "other tests run beside this one")
+    monkeypatch.setattr(plan_cache, "DOUBTS", {})  # other tests run beside this one
     for _ in range(2):
         start.plan_model(model, None, SETTINGS, Choices(device="CPU"))
     assert len(made) == 1
@@ -158,9 +182,10 @@ def test_a_missing_model_is_said(made: list[str], profile: Path, tmp_path: Path)
         start.plan_model(tmp_path / "none.gguf", None, SETTINGS, Choices(device="CPU", profile=profile))
 
 
-def test_a_plan_from_doubtful_times_is_not_kept(model: Path, made: list[str], profile: Path) -> None:
+@pytest.mark.parametrize("doubt", DOUBTS)
+def test_a_plan_from_doubtful_times_is_not_kept(model: Path, made: list[str], profile: Path, doubt: str) -> None:
     times = Profile.load(profile)
-    replace(times, notes=(Note("CPU", "links", BESIDE_OTHERS),)).save(profile)
+    replace(times, notes=(Note("CPU", "links", doubt),)).save(profile)
     for _ in range(2):
         start.plan_model(model, None, SETTINGS, Choices(device="CPU", profile=profile))
     assert len(made) == 2

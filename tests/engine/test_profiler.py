@@ -22,7 +22,8 @@ from oallama.loading import autoplan
 from oallama.planning import OperatorGraph
 from oallama.profiling import profiler
 from oallama.profiling.fingerprint import cpu_set, fingerprint
-from oallama.profiling.recorder import BESIDE_OTHERS, DISTURBED_AGAIN, Recorder
+from oallama.profiling.recorder import BESIDE_OTHERS, DOUBTS, MEMORY_SHORT, THROTTLED, Recorder
+from oallama.profiling.slowdowns import Slowdowns
 from oallama.profiling.workload import Task, depths_for, tasks_for
 from support.processes import process_of
 
@@ -170,6 +171,22 @@ def test_a_repeat_that_waits_for_its_cpu_is_not_clean() -> None:
     assert [note.text for note in probe.notes] == [BESIDE_OTHERS]
 
 
+def test_a_measurement_in_which_the_machine_was_slowed_is_doubted(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = {"type": "f16", "k": 256, "m": 256, "n_tokens": 1, "n_expert": 0, "n_used": 0, "realisation": ""}
+    task = Task("mul_mat", tuple(sorted(weight.items())), 1.0)
+    probe = profiler.Probe("CPU", 1, max_s=0.01)
+
+    def doubts(before: Slowdowns, after: Slowdowns) -> set[str]:
+        states = iter([before, after])
+        monkeypatch.setattr(profiler.Slowdowns, "now", lambda: next(states))
+        probe.measure(task)
+        return {note.text for note in probe.notes} - {BESIDE_OTHERS}
+
+    assert doubts(Slowdowns(5, 1.0, 10.0), Slowdowns(5, 1.04, 11.0)) == set()
+    assert doubts(Slowdowns(5, 1.0, 10.0), Slowdowns(6, 1.04, 11.0)) == {THROTTLED}
+    assert doubts(Slowdowns(5, 1.0, 10.0), Slowdowns(5, 1.06, 11.0)) == {MEMORY_SHORT}
+
+
 @pytest.mark.alone
 def test_what_a_child_takes_can_be_ours() -> None:
     """A device's server is a child that works for this process; any other child's work is other work."""
@@ -199,27 +216,28 @@ def test_doubtful_times_are_replaced_when_the_machine_is_quiet(
     assert len(again.attention) == len(profile.attention)
 
 
+@pytest.mark.parametrize("doubt", DOUBTS)
 def test_what_is_disturbed_on_a_quiet_machine_too_is_measured_twice_and_no_more(
-    tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, doubt: str
 ) -> None:
     """A hypervisor may take CPUs away whenever they are used, and a link may never be still."""
     graph, measures = graph_of(tiny("llama")), profiler.Probe.measure
 
     def measured(probe: profiler.Probe, task: Task) -> list[Any]:
         entries = measures(probe, task)
-        probe.notes = (Note("CPU", task.describe(), BESIDE_OTHERS),) if task.kind == "attention" else ()
+        probe.notes = (Note("CPU", task.describe(), doubt),) if task.kind == "attention" else ()
         return entries
 
     monkeypatch.setattr(profiler.Probe, "measure", measured)
     monkeypatch.setattr(profiler, "DOUBTFUL_AT_ONCE", 100)
     monkeypatch.setattr(profiler, "cpus_of_others", lambda: 0.0)
     first, _ = measure(graph, [], tmp_path)
-    assert {note.text for note in first.notes} == {BESIDE_OTHERS}
+    assert {note.text for note in first.notes} == {doubt}
     monkeypatch.setattr(profiler, "_HYPERVISOR_CPUS", -1.0)  # another program had begun meanwhile
     assert {*measure(graph, [], tmp_path)[0].notes} == {*first.notes}
     monkeypatch.setattr(profiler, "_HYPERVISOR_CPUS", 1e9)
     second, again = measure(graph, [], tmp_path)
-    assert len(again) == len(first.notes) and {note.text for note in second.notes} == {DISTURBED_AGAIN}
+    assert len(again) == len(first.notes) and {note.text for note in second.notes} == {DOUBTS[doubt]}
     assert measure(graph, [], tmp_path)[1] == []
 
 

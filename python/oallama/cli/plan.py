@@ -13,7 +13,7 @@ import typer
 from oallama.base.jsonfile import write_text_atomic
 from oallama.data.plan import PlacementPlan
 from oallama.errors import OallamaError
-from oallama.loading import autoplan
+from oallama.loading import autoplan, start
 from oallama.loading.autoplan import Considered
 from oallama.loading.verify import verify as run_verify
 from oallama.planning import Workload
@@ -32,6 +32,10 @@ from .groups import grouped
 from .options import Drafts, Hardware, Kernels, Model, Planner, Sizes, Vram, settings
 from .terminal import err, out, progress_bar, warn_if_busy
 
+KEPT = (
+    "oallama: the plan that was kept at an earlier start, as `oallama run` takes it; --explain plans anew and shows "
+    "all candidates"
+)
 FORMATS = ("table", "json", "llama.cpp", "llama-bench", "map")
 
 
@@ -119,6 +123,11 @@ class Shown:
         return [path for path in (self.output, self.html, self.svg) if path]
 
     @property
+    def needs_candidates(self) -> bool:
+        """Whether more than the plan itself is wanted."""
+        return bool(self.explain or self.verify or self.memory or self.html or self.svg)
+
+    @property
     def printed(self) -> str:
         """One of FORMATS.
 
@@ -157,7 +166,7 @@ def plan(
     elsewhere = elsewhere or sheet is not None
     if shown.verify and elsewhere:
         raise OallamaError("--verify measures on this machine; a plan for elsewhere is verified there")
-    wanted = settings(sizes, kernels, parallel)
+    asked = wanted = settings(sizes, kernels, parallel)
     connection = hardware.connect(elsewhere)
     graph = autoplan.read_graph(model, wanted)
     if sheet:
@@ -180,6 +189,12 @@ def plan(
         joint = plan_pair(model, drafts, vram, wanted, choices, connection, measures=shown.verify > 0)
         show_pair(joint, printed, shown.explain, shown.output)
         return
+    usual = choices.workload == autoplan.default_workload(wanted.n_ctx, parallel)
+    of_start = replace(choices, workload=None) if usual else choices
+    if not shown.needs_candidates and (kept := start.kept_plan(model, vram, asked, of_start)):
+        err.print(KEPT, soft_wrap=True)
+        _write(kept, shown, printed)
+        return
     with progress_bar("profiling") as report:
         considered = autoplan.consider(model, graph, vram, wanted, choices, report)
     found = considered.found
@@ -193,10 +208,14 @@ def plan(
     if shown.memory:
         arenas = autoplan.read_arenas(model, made, wanted, choices)
         beside.print(render_arenas(arenas, offline=made.offline_arenas))
-    if shown.output:
-        made.save(shown.output)
     if shown.html or shown.svg:
         _draw(made, considered, shown)
+    _write(made, shown, printed)
+
+
+def _write(made: PlacementPlan, shown: Shown, printed: str) -> None:
+    if shown.output:
+        made.save(shown.output)
     show(made, printed)
     if shown.written and printed == "table":
         out.print(f"written to {', '.join(map(str, shown.written))}", soft_wrap=True)

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from oallama.base.printing import print_json, seconds
-from oallama.data.entries import OTHER, QUIET_CPUS, OperatorTime
+from oallama.data.entries import OTHER, QUIET_CPUS, OperatorTime, OtherLoad
 from oallama.data.profile import Profile as MachineProfile
 from oallama.engine.load_settings import Settings
 from oallama.engine.runtime import quiet
@@ -21,6 +21,7 @@ from oallama.loading.autoplan import Choices
 from oallama.planning import OperatorGraph
 from oallama.profiling.datasheet import Datasheet, make_profile
 from oallama.profiling.profiler import forget
+from oallama.profiling.slowdowns import MEMORY_STALL
 from oallama.views.style import table
 
 from .groups import grouped
@@ -143,10 +144,21 @@ def _remarks(made: MachineProfile, output: Path | None) -> None:
     for remark in made.remarks([device.name for device in made.devices]):
         out.print(remark, markup=False)
     for load in made.loads:
-        if load.cpus > QUIET_CPUS:
-            out.print(f"{load.device}: other programs kept {load.cpus:.1f} CPUs busy while it was last measured")
+        if said := _slowed_by(load):
+            out.print(f"{load.device}, when it was last measured: {', '.join(said)}")
     if output:
         out.print(f"written to {output}", soft_wrap=True)
+
+
+def _slowed_by(load: OtherLoad) -> list[str]:
+    said = [f"other programs kept {load.cpus:.1f} CPUs busy"] if load.cpus > QUIET_CPUS else []
+    if load.memory_stall > MEMORY_STALL:
+        said.append(f"programs waited for memory {100 * load.memory_stall:.0f} % of the time")
+    if load.throttled:
+        said.append(f"heat or power limits slowed the CPUs {load.throttled} times")
+    if load.frequency is not None:
+        said.append(f"the CPUs' clocks ran at {100 * load.frequency:.0f} % of their highest")
+    return said
 
 
 def profile_table(measured: MachineProfile, graph: OperatorGraph, title: str = "profile") -> Table:

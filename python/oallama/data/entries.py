@@ -197,10 +197,18 @@ class Concurrency:
 
 @dataclass(frozen=True)
 class OtherLoad:
-    """CPUs that other programs kept busy while times of `device` were last measured."""
+    """What slowed the machine down while times of `device` were last measured.
+
+    cpus: that other programs kept busy. memory_stall: share of the time in which a program waited for memory.
+    throttled: times that heat or power limits slowed a CPU. frequency: of the CPUs at the end, as a share of their
+    highest; None where the machine does not tell.
+    """
 
     device: str
     cpus: float
+    memory_stall: float = 0.0
+    throttled: int = 0
+    frequency: float | None = None
 
 
 # Kinds of work whose times tend to be off together. Few tokens are bound by memory, prompts by arithmetic.

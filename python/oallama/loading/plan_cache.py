@@ -22,7 +22,7 @@ from oallama.data.plan import HOST, PlacementPlan
 from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
 from oallama.profiling.fingerprint import cpu_set, fingerprint
-from oallama.profiling.recorder import BESIDE_OTHERS, cache_dir, cache_file
+from oallama.profiling.recorder import DOUBTS, cache_dir, cache_file
 
 if TYPE_CHECKING:
     from oallama.loading.autoplan import Choices
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 KEPT = 100  # files; the oldest go
 # The budget "auto" is what is free: a plan for a little less than that is still the plan.
 _LEAST_OF_FREE = 0.95
+_SAID_ABOVE = ("profile", "device")
 _SOURCES = ("data", "planning", "solving", "loading")
 
 
@@ -68,7 +69,7 @@ class Question:
             "devices": names,
             "vram": vram,
             "settings": asdict(settings),
-            "choices": {f.name: repr(getattr(choices, f.name)) for f in fields(choices) if f.name != "profile"},
+            "choices": {f.name: repr(getattr(choices, f.name)) for f in fields(choices) if f.name not in _SAID_ABOVE},
         }
         digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:12]
         self._file = cache_dir() / "plans" / f"{file.stem}-{digest}.json"
@@ -86,10 +87,9 @@ class Question:
     def keep(self, plan: PlacementPlan) -> bool:
         """Keep the answer, if the cache can be written; whether it is kept.
 
-        A plan from times that were taken beside other work is not kept, unless it was measured itself: those times are
-        measured again on a quiet machine.
+        A plan from doubtful times is not kept, unless it was measured itself: those times are measured again.
         """
-        doubtful = not plan.measured and any(BESIDE_OTHERS in note for note in plan.predicted.notes)
+        doubtful = not plan.measured and any(doubt in note for note in plan.predicted.notes for doubt in DOUBTS)
         if self._file is None or doubtful:
             return False
         try:

@@ -59,6 +59,15 @@ def plan_model(
     return ours(plan, path)
 
 
+def kept_plan(
+    path: PathOrText, vram: str | int | None, settings: Settings, choices: Choices = DEFAULT_CHOICES
+) -> PlacementPlan | None:
+    """The plan that a start with these arguments would read from its file; None where it would make one."""
+    question = _question(path, vram, settings, choices)
+    kept = question.answer() if question else None
+    return None if kept is None or is_contradicted(kept, history_of(settings.n_threads)) else kept
+
+
 def _may_be_better_now(kept: PlacementPlan) -> bool:
     """Whether the plan was measured beside other work, which is gone."""
     then = (kept.measured or {}).get("others_cpus", 0.0)

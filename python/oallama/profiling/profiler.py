@@ -35,7 +35,16 @@ from oallama.engine.device_list import ACCELERATOR_TYPES, Device
 from oallama.errors import OallamaError
 from oallama.profiling.fingerprint import check_threads, cpu_set, fingerprint, is_quick
 from oallama.profiling.other_work import OtherWork, cpus_of_others
-from oallama.profiling.recorder import BESIDE_OTHERS, DISTURBED_AGAIN, Recorder, cache_file, cached
+from oallama.profiling.recorder import (
+    BESIDE_OTHERS,
+    DOUBTS,
+    MEMORY_SHORT,
+    THROTTLED,
+    Recorder,
+    cache_file,
+    cached,
+)
+from oallama.profiling.slowdowns import MEMORY_STALL, Slowdowns, frequency
 from oallama.profiling.workload import DEPTHS, LINK_SIZES, UNFUSED_V_TYPES, Task, tasks_for
 
 Progress = Callable[[float, float, str], None]  # done, total (arbitrary units), what comes next
@@ -127,6 +136,7 @@ def profile_machine(
         for name, tasks in work.items():
             probe = Probe(name, n_threads)
             failed: list[OallamaError] = []
+            before = Slowdowns.now()
             with OtherWork() as others:
                 for task in tasks:
                     if progress:
@@ -141,7 +151,7 @@ def profile_machine(
                         recorder.note(name, task, *_notes(probe, task in again[name] and was_still))
                     done += task.cost
             if tasks:
-                recorder.add([OtherLoad(name, round(others.cpus, 3))])
+                recorder.add([_load(name, others.cpus, before)])
             if failed and len(failed) == len(wanted[name]):
                 raise failed[0]
     finally:
@@ -157,7 +167,19 @@ def _notes(probe: Probe, again: bool) -> list[Note]:
     """On the last measurement. again: it was disturbed before, and nothing else runs. A third time would be no help."""
     if not again:
         return [*probe.notes]
-    return [replace(note, text=DISTURBED_AGAIN) if note.text == BESIDE_OTHERS else note for note in probe.notes]
+    return [replace(note, text=DOUBTS.get(note.text, note.text)) for note in probe.notes]
+
+
+def _load(device: str, cpus: float, before: Slowdowns) -> OtherLoad:
+    """What slowed the machine down while a device was measured."""
+    now, share = Slowdowns.now(), frequency()
+    return OtherLoad(
+        device,
+        round(cpus, 3),
+        round(now.memory_stall(before), 3),
+        now.throttled - before.throttled,
+        None if share is None else round(share, 3),
+    )
 
 
 def forget(devices: Sequence[str], n_threads: int = 0, cache: Path | None = None) -> None:
@@ -218,12 +240,14 @@ class Probe:
 
     def measure(self, task: Task) -> list[Any]:
         self.notes = ()
+        before = Slowdowns.now()
         try:
             measured = self._measure(task)
             if task.kind in ("mul_mat", "attention") and self._bench.warm:
                 self.notes = (Note(self._device, task.describe(), _WARM),)
             if any(getattr(entry, "clean", 1.0) < CLEAN for entry in measured):
                 self.notes += (Note(self._device, task.describe(), BESIDE_OTHERS),)
+            self.notes += tuple(Note(self._device, task.describe(), text) for text in _slowed_by(before))
             return measured
         except (RuntimeError, ValueError, MemoryError) as err:
             raise OallamaError(f"profiling {self._device}, {task.describe()}: {err}") from err
@@ -267,6 +291,13 @@ class Probe:
         kind = "pinned" if "pinned" in kinds else "pageable"  # as in the chain that was timed
         copies = [float(row["median_s"]) for row in rows if row["memory"] == kind]
         return max(0.0, float(whole) - sum(copies) / len(copies))
+
+
+def _slowed_by(before: Slowdowns) -> list[str]:
+    """Of the DOUBTS what the machine's state since then gives reason for."""
+    now = Slowdowns.now()
+    throttled = [THROTTLED] if now.throttled > before.throttled else []
+    return throttled + ([MEMORY_SHORT] if now.memory_stall(before) > MEMORY_STALL else [])
 
 
 def cold_bytes(device: Device) -> int:

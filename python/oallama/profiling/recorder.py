@@ -36,6 +36,12 @@ from oallama.profiling.workload import LINK_SIZES, Task
 _SAVE_EVERY = 8
 BESIDE_OTHERS = "timed while other work had its CPUs, perhaps too long; measured again when the machine is quiet"
 DISTURBED_AGAIN = "timed twice while other work had its CPUs, the second time on a machine that looked quiet"
+THROTTLED = "timed while heat or power limits slowed the CPUs, perhaps too long; measured again at a later start"
+THROTTLED_AGAIN = "timed twice while heat or power limits slowed the CPUs"
+MEMORY_SHORT = "timed while memory was short, perhaps too long; measured again at a later start"
+MEMORY_SHORT_AGAIN = "timed twice while memory was short"
+# What a measurement is noted with that is to be taken once more, and what is said when that was no better.
+DOUBTS = {BESIDE_OTHERS: DISTURBED_AGAIN, THROTTLED: THROTTLED_AGAIN, MEMORY_SHORT: MEMORY_SHORT_AGAIN}
 
 
 def cache_dir() -> Path:
@@ -99,8 +105,8 @@ class Recorder:
         return [task for task in tasks if _task_key(device, task) not in self._keys]
 
     def doubtful(self, device: str, tasks: Sequence[Task]) -> list[Task]:
-        """Tasks that were measured beside other work, the longest first."""
-        noted = {note.task for note in self.profile.notes if (note.device, note.text) == (device, BESIDE_OTHERS)}
+        """Tasks that are to be measured once more (DOUBTS), the longest first."""
+        noted = {note.task for note in self.profile.notes if note.device == device and note.text in DOUBTS}
         return sorted((task for task in tasks if task.describe() in noted), key=lambda task: -task.cost)
 
     def add(self, entries: Sequence[Any]) -> None:
