@@ -48,14 +48,18 @@ void fill_copies(const std::vector<oa_operands> & copies) {
         }
         const auto data = make_data(first);
         // The CPU's buffers that repack want a whole weight. RPC reads what is longer than 10 MiB twice, for a
-        // checksum.
+        // checksum; a device copies within its own memory faster.
         ggml_backend_dev_t device = ggml_backend_buft_get_device(ggml_backend_buffer_get_type(first->buffer));
-        const bool         pieces = device && ggml_backend_dev_type(device) != GGML_BACKEND_DEVICE_TYPE_CPU;
-        const size_t       piece  = pieces ? largest_piece : data.size();
-        for (const oa_operands & copy : copies) {
+        const bool         own    = device && ggml_backend_dev_type(device) != GGML_BACKEND_DEVICE_TYPE_CPU;
+        const size_t       piece  = own ? largest_piece : data.size();
+        for (size_t copy = 0; copy < (own ? 1 : copies.size()); ++copy) {
             for (size_t begin = 0; begin < data.size(); begin += piece) {
-                ggml_backend_tensor_set(copy[i], data.data() + begin, begin, std::min(piece, data.size() - begin));
+                ggml_backend_tensor_set(copies[copy][i], data.data() + begin, begin,
+                                        std::min(piece, data.size() - begin));
             }
+        }
+        for (size_t copy = 1; own && copy < copies.size(); ++copy) {
+            ggml_backend_tensor_copy(first, copies[copy][i]);
         }
     }
 }
@@ -93,6 +97,8 @@ class mul_mat_case : public oa_bench_case {
     explicit mul_mat_case(const oa_mul_mat_spec & spec) : spec_(spec), type_(oa_parse_type(spec.type)) {}
 
     bool reads_weights() const override { return true; }
+
+    bool only_reads_cold() const override { return true; }
 
     int64_t n_tokens() const override { return spec_.n_tokens; }
 
@@ -171,6 +177,8 @@ class attention_case : public oa_bench_case {
     explicit attention_case(const oa_attention_spec & spec) :
         spec_(spec), type_k_(oa_parse_type(spec.type_k)), type_v_(oa_parse_type(spec.type_v)) {}
 
+    bool only_reads_cold() const override { return true; }
+
     int64_t n_tokens() const override { return spec_.n_tokens; }
 
     // Rows of all heads together, as in llama.cpp's cache; without flash attention V is transposed.
@@ -204,6 +212,10 @@ class attention_case : public oa_bench_case {
         ggml_prec_set_acc(kq, GGML_PREC_F32); // another kernel on CUDA
         v = ggml_reshape_3d(ctx, v, spec_.depth, spec_.head_dim_v, spec_.n_head_kv);
         return ggml_mul_mat(ctx, v, ggml_soft_max_ext(ctx, kq, mask, scale, 0.0f));
+    }
+
+    void fill_cold(const std::vector<oa_operands> & copies, ggml_backend_buffer_t /* buffer */) const override {
+        fill_copies(copies);
     }
 
     void fill_inputs(const oa_operands & inputs, int /* n_copies */) const override {

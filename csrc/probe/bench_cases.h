@@ -103,6 +103,9 @@ class oa_bench_case {
     // Whether a repeat reads the result of the one before, so that its memory is free again.
     virtual bool chained() const { return false; }
 
+    // Whether a repeat leaves its cold operands as they are, so that other cases may read them.
+    virtual bool only_reads_cold() const { return false; }
+
     // Whether its cold operands are weights, which a model on the CPU reads from its mapped file where they are plain.
     virtual bool reads_weights() const { return false; }
 };

@@ -22,7 +22,7 @@ constexpr size_t max_result_bytes = 64u << 20; // of all repeats of one graph to
 constexpr int    max_repeats      = 4096;      // in one graph
 constexpr int    max_cold_tokens  = 32;
 constexpr double graph_s          = 0.03;  // a graph this long makes launch and synchronisation negligible
-constexpr double longest_graph_s  = 0.2;   // even if that leaves some copies warm
+constexpr double longest_graph_s  = 0.06;  // even if that does not read every copy
 constexpr double short_graph_s    = 0.004; // beside other work: short enough to find its pauses
 constexpr double mostly           = 0.5;
 constexpr double min_measured_s   = 0.1;
@@ -52,6 +52,33 @@ size_t usable_bytes(ggml_backend_dev_t dev) {
         free = SIZE_MAX;
     }
     return size_t(double(free) * usable_memory);
+}
+
+// Of one copy of a case's cold operands.
+size_t bytes_of(const oa_bench_case & which) {
+    const auto context = oa_bench_context(oa_bench_max_tensors);
+    size_t     bytes   = 0;
+    for (const ggml_tensor * t : which.new_cold(context.get())) {
+        bytes += ggml_nbytes(t);
+    }
+    return bytes;
+}
+
+// Equal for cases that may read the same cold operands; "" where no other case may.
+std::string name_of_cold(const oa_bench_case & which, ggml_backend_buffer_type_t cold_type) {
+    if (!which.only_reads_cold()) {
+        return "";
+    }
+    std::string name =
+        std::string(ggml_backend_buft_name(cold_type)) + (which.reads_weights() ? " weights" : " caches");
+    const auto context = oa_bench_context(oa_bench_max_tensors);
+    for (const ggml_tensor * t : which.new_cold(context.get())) {
+        name += std::string(" ") + ggml_type_name(t->type);
+        for (const int64_t n : t->ne) {
+            name += " " + std::to_string(n);
+        }
+    }
+    return name;
 }
 
 bool supports(ggml_backend_dev_t dev, ggml_cgraph * graph) {
@@ -111,8 +138,8 @@ oa_op_bench::oa_op_bench(const std::string & device, int n_threads, bool use_ext
     use_extra_bufts_(use_extra_bufts), cold_bytes_(cold_bytes), patience_(oa_patience_for(device_, patience_s)) {}
 
 struct oa_op_bench::prepared {
-    ggml_context_ptr         cold_context, inputs_context;
-    ggml_backend_buffer_ptr  cold_buffer, inputs_buffer;
+    ggml_context_ptr         inputs_context;
+    ggml_backend_buffer_ptr  inputs_buffer;
     std::vector<oa_operands> copies;
     oa_operands              inputs;
     int                      max_ops;  // that one graph may hold: their results take memory
@@ -125,6 +152,22 @@ struct oa_op_bench::loaded {
     ggml_tensor *    last;
 };
 
+void oa_op_bench::make_cold(const oa_bench_case & which, ggml_backend_buffer_type_t cold_type, int n_copies) {
+    cold_.context = oa_bench_context(size_t(n_copies) * oa_bench_max_tensors);
+    for (int i = 0; i < n_copies; ++i) {
+        cold_.copies.push_back(which.new_cold(cold_.context.get()));
+    }
+    if (cold_.copies[0].empty()) {
+        return;
+    }
+    cold_.buffer = allocate(cold_.context.get(), cold_type);
+    if (which.reads_weights() && cold_type == ggml_backend_cpu_buffer_type()) {
+        oa_small_pages(ggml_backend_buffer_get_base(cold_.buffer.get()),
+                       ggml_backend_buffer_get_size(cold_.buffer.get()));
+    }
+    which.fill_cold(cold_.copies, cold_.buffer.get());
+}
+
 oa_op_bench::prepared oa_op_bench::prepare(const oa_bench_case & which, ggml_backend_buffer_type_t cold_type) {
     const auto          buft  = ggml_backend_get_default_buffer_type(backend_.get());
     const oa_built_case built = oa_build_case(which);
@@ -134,6 +177,15 @@ oa_op_bench::prepared oa_op_bench::prepare(const oa_bench_case & which, ggml_bac
             throw std::runtime_error(std::string(ggml_backend_dev_name(device_)) + " does not support " +
                                      ggml_op_name(op->op) + " of " + ggml_type_name(op->src[0]->type));
         }
+    }
+    // Many tokens are bound by arithmetic: whether the operand is cold hardly matters, but filling copies takes time.
+    const size_t cold     = which.n_tokens() <= max_cold_tokens ? cold_bytes_ : cold_bytes_ / 8;
+    const size_t one_copy = bytes_of(which);
+    const size_t wish     = one_copy == 0 ? 1 : std::clamp<size_t>((cold + one_copy - 1) / one_copy, 1, max_repeats);
+    const auto   of       = name_of_cold(which, cold_type);
+    const bool   is_there = !of.empty() && of == cold_.of && cold_.copies.size() >= wish;
+    if (!is_there) {
+        cold_ = {};
     }
     prepared     made;
     const size_t result = ggml_nbytes(ggml_graph_node(built.repeats.graph, -1));
@@ -152,35 +204,16 @@ oa_op_bench::prepared oa_op_bench::prepare(const oa_bench_case & which, ggml_bac
         made.max_ops         = int(std::clamp<size_t>(results / result, 1, max_repeats));
         needed += result * size_t(made.max_ops);
     }
-
-    size_t one_copy = 0;
-    {
-        const auto ctx = oa_bench_context(oa_bench_max_tensors);
-        for (const ggml_tensor * t : which.new_cold(ctx.get())) {
-            one_copy += ggml_nbytes(t);
-        }
+    warm_ = false;
+    if (!is_there) {
+        const size_t room     = one_copy == 0 ? 0 : (usable - std::min(usable, needed)) / one_copy;
+        const int    n_copies = int(std::min(wish, 1 + room));
+        warm_                 = one_copy > 0 && size_t(n_copies) < wish;
+        make_cold(which, cold_type, n_copies);
+        cold_.of = of;
     }
-    int n_copies = 1;
-    if (one_copy > 0) {
-        // Many tokens are bound by arithmetic: whether the operand is cold hardly matters, but filling copies takes
-        // time.
-        const size_t cold = which.n_tokens() <= max_cold_tokens ? cold_bytes_ : cold_bytes_ / 8;
-        const size_t wish = std::clamp<size_t>((cold + one_copy - 1) / one_copy, 1, max_repeats);
-        n_copies          = int(std::min(wish, 1 + (usable - std::min(usable, needed)) / one_copy));
-        warm_             = size_t(n_copies) < wish;
-    }
-    made.cold_context = oa_bench_context(size_t(n_copies) * oa_bench_max_tensors);
-    for (int i = 0; i < n_copies; ++i) {
-        made.copies.push_back(which.new_cold(made.cold_context.get()));
-    }
-    if (one_copy > 0) {
-        made.cold_buffer = allocate(made.cold_context.get(), cold_type);
-        if (which.reads_weights() && cold_type == ggml_backend_cpu_buffer_type()) {
-            oa_small_pages(ggml_backend_buffer_get_base(made.cold_buffer.get()),
-                           ggml_backend_buffer_get_size(made.cold_buffer.get()));
-        }
-        which.fill_cold(made.copies, made.cold_buffer.get());
-    }
+    const int n_copies = int(std::min(wish, cold_.copies.size()));
+    made.copies.assign(cold_.copies.begin(), cold_.copies.begin() + n_copies);
     made.inputs_context = oa_bench_context(size_t(n_copies) * size_t(std::max<int64_t>(which.n_visits(), 4)) + 16);
     made.inputs         = which.new_inputs(made.inputs_context.get(), n_copies);
     if (!made.inputs.empty()) {

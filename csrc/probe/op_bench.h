@@ -33,7 +33,7 @@ bool oa_attends(const std::string & device, const oa_attention_spec & spec);
 
 class oa_op_bench {
   public:
-    // `cold_bytes`: size the rotating copies must exceed together (twice the last-level cache is a good choice).
+    // `cold_bytes`: size the rotating copies must exceed together (16 times the last-level cache is a good choice).
     oa_op_bench(const std::string & device, int n_threads, bool use_extra_bufts, size_t cold_bytes);
 
     // Throw std::invalid_argument for an unknown type, oa_no_room, and std::runtime_error if the device lacks the
@@ -51,6 +51,14 @@ class oa_op_bench {
     bool warm() const { return warm_; }
 
   private:
+    // Copies of the operands that a case reads from cold memory.
+    struct cold_copies {
+        std::string      of; // types and shapes of the operands, and where they lie; "": other cases may not read them
+        ggml_context_ptr context;
+        ggml_backend_buffer_ptr  buffer;
+        std::vector<oa_operands> copies;
+    };
+
     // The parts of a case that all its graphs use.
     struct prepared;
     // A graph with its tensors in memory.
@@ -58,6 +66,7 @@ class oa_op_bench {
 
     oa_timing measure(const oa_bench_case & which, ggml_backend_buffer_type_t cold_type, double max_s);
     prepared  prepare(const oa_bench_case & which, ggml_backend_buffer_type_t cold_type);
+    void      make_cold(const oa_bench_case & which, ggml_backend_buffer_type_t cold_type, int n_copies);
     loaded    load(const oa_bench_case & which, prepared & made, int n_ops) const;
     double    one_repeat_s(const oa_bench_case & which, prepared & made) const;
     void      compute(const loaded & graph) const;
@@ -66,6 +75,7 @@ class oa_op_bench {
     ggml_backend_ptr   backend_;
     bool               use_extra_bufts_;
     size_t             cold_bytes_;
+    cold_copies        cold_; // of the last case
     std::string        buffer_type_;
     bool               warm_ = false;
     oa_patience        patience_;

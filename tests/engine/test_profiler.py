@@ -349,5 +349,7 @@ def test_weights_are_colder_than_a_gpus_cache(monkeypatch: pytest.MonkeyPatch) -
     bench.mul_mat(**weight, max_s=0.01)
     assert not bench.warm
     monkeypatch.setenv("OALLAMA_HOST_MEMORY", str(64 << 20))
-    bench.mul_mat(**weight, max_s=0.01)
+    bench.mul_mat(**{**weight, "n_tokens": 2}, max_s=0.01)
+    assert not bench.warm  # the copies are there already
+    bench.mul_mat(**{**weight, "k": 2048}, max_s=0.01)
     assert bench.warm

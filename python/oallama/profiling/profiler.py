@@ -51,6 +51,7 @@ Progress = Callable[[float, float, str], None]  # done, total (arbitrary units),
 
 _MAX_SECONDS, _QUICK_SECONDS = 0.45, 0.02  # per task, warm-up excluded
 _PAIR_SECONDS = 0.6  # of two devices in turn or at once
+_COLD_TIMES = 16  # the last-level cache
 _MIN_COLD_BYTES = 64 << 20
 _MAX_COLD_BYTES = 1 << 30
 _QUICK_COLD_BYTES = 1 << 20
@@ -303,17 +304,23 @@ def _slowed_by(before: Slowdowns) -> list[str]:
 def cold_bytes(device: Device) -> int:
     """Bytes the rotating copies of a weight must exceed so that decode's cold reads are what is timed.
 
-    Four times the largest cache of a GPU. Twice the last-level cache of the host for the CPU and for devices that
-    compute on it (RPC on loopback, lavapipe); bounded, because a virtual machine reports the cache of the whole socket.
+    Four times the largest cache of a GPU. 16 times the last-level cache of the host for the CPU and for devices that
+    compute on it (RPC on loopback, lavapipe): of copies of twice its size a part is still there when their turn comes
+    again, and tables of pages are (bench/cold_copies.py). Bounded, because a virtual machine reports the cache of the whole socket.
     """
     if is_quick():
         return _QUICK_COLD_BYTES
     hosted = device.backend.startswith("RPC") or "llvmpipe" in device.description
     if device.type in ACCELERATOR_TYPES and not hosted:
         return _GPU_COLD_BYTES
-    largest = 0
+    return min(max(_COLD_TIMES * largest_cache(), _MIN_COLD_BYTES), _MAX_COLD_BYTES)
+
+
+def largest_cache() -> int:
+    """Bytes of the host's last-level cache, as Linux tells; 0 where it does not."""
+    sizes = [0]
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         text = path.read_text().strip()
         unit = {"K": 1 << 10, "M": 1 << 20}.get(text[-1:], 1)
-        largest = max(largest, int(text.rstrip("KM")) * unit)
-    return min(max(2 * largest, _MIN_COLD_BYTES), _MAX_COLD_BYTES)
+        sizes.append(int(text.rstrip("KM")) * unit)
+    return max(sizes)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -92,7 +93,8 @@ def tasks_for(
     tiles: Takes = lambda weight: False,
     attends: Attends = lambda attention: True,
 ) -> list[Task]:
-    """The tasks of one device in the order they are best measured: cheap and decisive ones first.
+    """The tasks of one device in the order they are best measured: those that read the same operands one after another,
+    and of these the cheap and decisive ones first.
 
     Token counts are those of the graph's tiers. Operators that see one row of a prompt (the output head, and the last
     layer's feed-forward) are measured for one row and for as many as sequences may generate at once. `depths` are KV
@@ -134,8 +136,20 @@ def tasks_for(
     links = [_task("links", 1e9), *(_task(kind, 1e8) for kind in ("switch", "overlap", "concurrency"))]
     rest = small + _shaped(graph)
     if not accelerator:
-        return sorted(shapes, key=lambda t: t.cost) + rest
-    return sorted(shapes, key=lambda t: t.cost) + rest + _chains(graph, type_k) + links
+        return _by_operands(shapes) + rest
+    return _by_operands(shapes) + rest + _chains(graph, type_k) + links
+
+
+def _by_operands(tasks: Collection[Task]) -> list[Task]:
+    """Tasks that read the same weight or cache together, the cheapest first: a probe fills memory for them once."""
+    groups: dict[Any, list[Task]] = defaultdict(list)
+    for task in sorted(tasks, key=lambda task: task.cost):
+        a = task.args
+        layout = a["realisation"] if task.kind == "mul_mat" else (a["depth"], a["flash"])
+        varies = ("n_tokens", "n_used", "realisation", "depth", "flash", "kernel")
+        same = tuple((name, value) for name, value in task.arguments if name not in varies)
+        groups[task.kind, same, layout].append(task)
+    return [task for group in groups.values() for task in group]
 
 
 def token_counts(graph: OperatorGraph, op: Operator, tier: int) -> list[int]:
