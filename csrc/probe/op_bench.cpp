@@ -90,6 +90,17 @@ bool supports(ggml_backend_dev_t dev, ggml_cgraph * graph) {
     return true;
 }
 
+// Throws std::runtime_error if the device lacks an operator of the graph.
+void require_operators(ggml_backend_dev_t dev, ggml_cgraph * graph) {
+    for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
+        const ggml_tensor * op = ggml_graph_node(graph, i);
+        if (!ggml_backend_dev_supports_op(dev, op)) {
+            throw std::runtime_error(std::string(ggml_backend_dev_name(dev)) + " does not support " +
+                                     ggml_op_name(op->op) + " of " + ggml_type_name(op->src[0]->type));
+        }
+    }
+}
+
 ggml_backend_buffer_type_t weight_type(ggml_backend_dev_t dev, const oa_mul_mat_spec & spec, bool use_extra_bufts) {
     const oa_built_case built = oa_build_case(*oa_mul_mat_case(spec));
     ggml_tensor *       op    = ggml_graph_node(built.repeats.graph, 0);
@@ -171,19 +182,13 @@ void oa_op_bench::make_cold(const oa_bench_case & which, ggml_backend_buffer_typ
 oa_op_bench::prepared oa_op_bench::prepare(const oa_bench_case & which, ggml_backend_buffer_type_t cold_type) {
     const auto          buft  = ggml_backend_get_default_buffer_type(backend_.get());
     const oa_built_case built = oa_build_case(which);
-    for (int i = 0; i < ggml_graph_n_nodes(built.repeats.graph); ++i) {
-        const ggml_tensor * op = ggml_graph_node(built.repeats.graph, i);
-        if (!ggml_backend_dev_supports_op(device_, op)) {
-            throw std::runtime_error(std::string(ggml_backend_dev_name(device_)) + " does not support " +
-                                     ggml_op_name(op->op) + " of " + ggml_type_name(op->src[0]->type));
-        }
-    }
+    require_operators(device_, built.repeats.graph);
     // Many tokens are bound by arithmetic: whether the operand is cold hardly matters, but filling copies takes time.
     const size_t cold     = which.n_tokens() <= max_cold_tokens ? cold_bytes_ : cold_bytes_ / 8;
     const size_t one_copy = bytes_of(which);
     const size_t wish     = one_copy == 0 ? 1 : std::clamp<size_t>((cold + one_copy - 1) / one_copy, 1, max_repeats);
     const auto   of       = name_of_cold(which, cold_type);
-    const bool   is_there = !of.empty() && of == cold_.of && cold_.copies.size() >= wish;
+    bool         is_there = !of.empty() && of == cold_.of && cold_.copies.size() >= wish;
     if (!is_there) {
         cold_ = {};
     }
@@ -193,8 +198,13 @@ oa_op_bench::prepared oa_op_bench::prepare(const oa_bench_case & which, ggml_bac
     size_t                 needed = 0;
     const ggml_gallocr_ptr trial(ggml_gallocr_new(buft));
     ggml_gallocr_reserve_n_size(trial.get(), built.repeats.graph, nullptr, nullptr, &needed);
-    needed              = size_t(double(needed) * (1.0 + converted));
-    const size_t usable = usable_bytes(device_);
+    needed        = size_t(double(needed) * (1.0 + converted));
+    size_t usable = usable_bytes(device_);
+    if (needed > usable && is_there) {
+        cold_    = {};
+        is_there = false;
+        usable   = usable_bytes(device_);
+    }
     if (needed > usable) {
         throw oa_no_room("it needs " + mebibytes(needed) + " of memory, " + mebibytes(usable) + " can be used");
     }
