@@ -7,12 +7,15 @@ from typing import Any
 
 from oallama.engine import runtime
 from oallama.engine.load_settings import FLASH_ATTN
+from oallama.engine.piece_tokenizer import PieceTokenizer
 
 UPSTREAM = runtime.llama_cpp().Llama
 
 
 class PlacedLlama(UPSTREAM):  # type: ignore[misc, valid-type]
     """`llama_cpp.Llama` 0.3.36 and four arguments more; None leaves a field to upstream.
+
+    Tokens are turned into text by a PieceTokenizer, unless `tokenizer=` is given.
 
     Args:
         devices: addresses of the devices to use, as `device_list.device_array` makes them.
@@ -34,6 +37,8 @@ class PlacedLlama(UPSTREAM):  # type: ignore[misc, valid-type]
         self._devices, self._n_outputs_max, self._flash_attn_type = devices, n_outputs_max, flash_attn_type
         self._eval_callback = eval_callback
         super().__init__(model_path, **kwargs)
+        if kwargs.get("tokenizer") is None:
+            self.tokenizer_: Any = PieceTokenizer(self)
 
     # Upstream assigns each structure before it fills it, and reads it through `self` every time.
 
