@@ -306,7 +306,8 @@ def cold_bytes(device: Device) -> int:
 
     Four times the largest cache of a GPU. 16 times the last-level cache of the host for the CPU and for devices that
     compute on it (RPC on loopback, lavapipe): of copies of twice its size a part is still there when their turn comes
-    again, and tables of pages are (bench/cold_copies.py). Bounded, because a virtual machine reports the cache of the whole socket.
+    again, and tables of pages are (bench/cold_copies.py). Bounded, because a virtual machine reports the cache of the
+    whole socket.
     """
     if is_quick():
         return _QUICK_COLD_BYTES
