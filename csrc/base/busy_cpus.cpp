@@ -1,6 +1,7 @@
 #include "busy_cpus.h"
 
 #include "clock.h"
+#include "lasting_load.h"
 
 #include <sched.h>
 #include <unistd.h>
@@ -20,8 +21,7 @@ constexpr double blink_s     = 75e-6; // what ends within four of them is the ke
 constexpr int    n_blinks    = 4;
 constexpr double lately_s    = 50e-3;  // over which others are counted on the average
 constexpr double over_s      = 10e-3;  // after which others that are gone are forgotten
-constexpr double long_s      = 0.5;    // over which a part of a CPU is counted,
-constexpr double a_part      = 0.1;    // which is more than this
+constexpr double a_part      = 0.1;    // of a CPU that others need lastingly: more than this counts
 constexpr double most_weight = 0.5;    // of one look, however long ago the last one was
 constexpr double round_up    = 0.25;   // one that needs a CPU for three quarters of the time needs it
 constexpr double look_s      = 200e-6; // how often a thread looks whether it lost its CPU
@@ -136,7 +136,7 @@ oa_free oa_free_cpus(double now, double pause, int n_own, int n_wanted) {
         } else {
             n_others += std::min(most_weight, since / lately_s) * (found - n_others);
         }
-        n_long += std::min(most_weight, since / long_s) * (found - n_long);
+        n_long = oa_lasting_load(n_long, since, found);
         average.store(n_others, std::memory_order_relaxed);
         long_average.store(n_long, std::memory_order_relaxed);
     }
