@@ -1,11 +1,12 @@
 """Threads that wait where other programs need the CPUs: ours, against those of unpatched llama.cpp (OpenMP's).
 
 python bench/busy_threads.py [--out FILE.jsonl] [--rounds 5] [--loads none,half,one,bursty,memory,all,twice]
+                             [--tokens 16]
 
 A model of 126M parameters in Q8_0 on all CPUs, without a plan. Loads are those of bench/busy.py; all and twice are one
 and two busy loops for every CPU. Rounds are interleaved, both engines are loaded once per load. One JSON line per load
-and for prompts of 128 and generation of 16 tokens: ms of each round, and how many times faster ours are, with an
-interval, than llama.cpp with as many threads and with one less.
+and for prompts of 128 tokens and the generation of `--tokens`: ms of each round, and how many times faster ours are,
+with an interval, than llama.cpp with as many threads and with one less.
 """
 
 from __future__ import annotations
@@ -36,14 +37,17 @@ def main() -> None:
     parser = arguments(__doc__, "busy-threads")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--loads", type=words, default=list(BESIDE))
+    parser.add_argument("--tokens", type=int, default=16, help="generated at a time")
     options = parser.parse_args()
     runtime.quiet()
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(Path(folder) / "small.gguf", shape="small", file_type="Q8_0")
-        record(measured(model, options.rounds, options.loads), options.out, each={"machine": describe()})
+        record(
+            measured(model, options.rounds, options.loads, options.tokens), options.out, each={"machine": describe()}
+        )
 
 
-def measured(model: Path, rounds: int, loads: list[str]) -> Iterator[dict[str, Any]]:
+def measured(model: Path, rounds: int, loads: list[str], n_tokens: int) -> Iterator[dict[str, Any]]:
     cpu = LoadParams(n_ctx=512, devices=(), n_threads=N_CPUS)
     engines = [
         Engine(THEIRS, find_baseline_lib(), cpu, placement="CPU", baseline=True),
@@ -55,15 +59,15 @@ def measured(model: Path, rounds: int, loads: list[str]) -> Iterator[dict[str, A
         with ExitStack() as stack:
             for one in BESIDE[load]:
                 stack.enter_context(running(one))
-            results = {
-                result.engine: result for result in run_bench(model, engines, Sweep((128,), (0,), (17,), rounds))
-            }
+            sweep = Sweep((128,), (0,), (n_tokens + 1,), rounds)
+            results = {result.engine: result for result in run_bench(model, engines, sweep)}
         for what in ("ttft", "tpot"):
             seconds = {name: result.values(f"{what}_s") for name, result in results.items()}
             gained = {name: speedup(seconds[name], seconds[OURS]) for name in (THEIRS, ONE_LESS)}
             ms = {name: [round(1e3 * s, 3) for s in each] for name, each in seconds.items()}
             faster = {name: ratio.to_json() for name, ratio in gained.items() if ratio}
-            yield {"load": load, "n_threads": N_CPUS, "what": what, "ms": ms, "ours_faster": faster}
+            run = {"load": load, "n_threads": N_CPUS, "n_tokens": n_tokens, "what": what}
+            yield {**run, "ms": ms, "ours_faster": faster}
 
 
 if __name__ == "__main__":

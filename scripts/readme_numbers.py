@@ -220,8 +220,9 @@ BUSY = {
 }
 
 
-def beside_loads(lines: Lines, what: str, rival: str) -> str:
-    by_load = {line["load"]: line["ours_faster"][rival]["value"] for line in lines if line["what"] == what}
+def beside_loads(*files: Lines, what: str, rival: str) -> str:
+    """The newest measurement beside each load."""
+    by_load = {line["load"]: line["ours_faster"][rival]["value"] for line in chain(*files) if line["what"] == what}
     return "; ".join(f"{words} {by_load[load]:.{2 if by_load[load] < 10 else 0}f}x" for load, words in BUSY.items())
 
 
@@ -230,7 +231,9 @@ def bare_root(lines: Lines) -> str:
     return f"{lines[-1]['wheel_bytes'] / 1e6:.0f} MB; {of['install']:.0f} s; {of['first token']:.1f} s"
 
 
-CELLS = ("2026-11-21-cells", "2026-11-27-cells")  # the newer ones have every rival with both -fa
+CELLS = ("2026-11-21-cells", "2026-11-27-cells", "2026-11-29-cells-rpc")  # the newer have rivals with both -fa
+CPU_CELLS = ("2026-11-25-cells-cpu", "2026-11-26-cells-cpu", "2026-11-29-cells-cpu-epyc")
+BUSY_THREADS = ("2026-11-28-busy-threads", "2026-11-29-busy-threads")
 FASTER = "request time against llama.cpp's fastest way"
 BUFFER = "compute buffer of a 128k-vocabulary llama at a micro-batch of 512: llama.cpp's, ours"
 # Words of a row, its files in bench/results (without .jsonl), and what makes a text of their lines.
@@ -244,17 +247,16 @@ ROWS: list[tuple[str, tuple[str, ...], Callable[..., str]]] = [
      lambda *files: errors([chosen(line) for line in latest(*files)])),
     ("the same, all measured plans", CELLS, lambda *files: all_errors(latest(*files))),
     (f"{FASTER}, CPU alone, both `-fa`, depths 0 to 8192",
-     ("2026-11-25-cells-cpu", "2026-11-26-cells-cpu"), lambda *files: faster([*chain(*files)], device="CPU")),
+     CPU_CELLS, lambda *files: faster(latest(*files), device="CPU")),
     ("error of predictions there, chosen plans: median (90th percentile)",
-     ("2026-11-25-cells-cpu", "2026-11-26-cells-cpu"),
-     lambda *files: errors([chosen(line) for line in chain(*files)])),
+     CPU_CELLS, lambda *files: errors([chosen(line) for line in latest(*files)])),
     ("engine without a plan against unpatched llama.cpp, interleaved rounds",
      ("2026-11-21-off-overhead", "2026-11-28-off-overhead"), lambda *files: off([*chain(*files)])),
     ("a token by our threads against llama.cpp's beside programs that keep CPUs busy; two cores, no plan",
-     ("2026-11-28-busy-threads",), partial(beside_loads, what="tpot", rival="llama.cpp unpatched")),
-    ("the same: a prompt of 128 tokens", ("2026-11-28-busy-threads",),
+     BUSY_THREADS, partial(beside_loads, what="tpot", rival="llama.cpp unpatched")),
+    ("the same: a prompt of 128 tokens", BUSY_THREADS,
      partial(beside_loads, what="ttft", rival="llama.cpp unpatched")),
-    ("the same token against llama.cpp with one thread", ("2026-11-28-busy-threads",),
+    ("the same token against llama.cpp with one thread", BUSY_THREADS,
      partial(beside_loads, what="tpot", rival="llama.cpp unpatched, a thread less")),
     ("random placements over CPU, Vulkan (lavapipe) and RPC, NMSE against the CPU", ("2026-11-21-promises",),
      placements),
@@ -322,9 +324,9 @@ def by_machine() -> Iterator[str]:
 def by_cell() -> Iterator[str]:
     """The cells of the loopback server with one host thread; the newest measurement of each."""
     cells = {
-        (line["arch"], line["budget"], line["depth"]): f"{ratio(line):.2f}x" + mark
-        for file, mark in zip(CELLS, (" (older)", ""), strict=True)
-        for line in read(file)
+        (line["arch"], line["budget"], line["depth"]): f"{ratio(line):.2f}x"
+        for file in CELLS
+        for line in of_machine(read(file), "EPYC")
         if line["device"] == "RPC" and line["n_threads"] == 1
     }
     columns = [(budget, depth) for depth in (0, 2048) for budget in ("40%", "80%")]

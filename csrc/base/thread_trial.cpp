@@ -8,15 +8,16 @@ constexpr double turn_s        = 40e-3; // of computing; what others do in turns
 constexpr int    turn_graphs   = 4;
 constexpr double longest_s     = 0.1; // graphs that take longer are not tried: prompts, of which no two are alike
 constexpr double first_pause_s = 0.25, most_pause_s = 2.0;
-constexpr double forgotten_s = 0.5;  // what others did before a longer pause says nothing
-constexpr double gain        = 0.03; // less is noise
+constexpr double rest_s = 0.5;  // after a longer pause both are tried again, the last answer first
+constexpr double gain   = 0.03; // less is noise
 
 } // namespace
 
 bool ThreadTrial::takes_fewer(uint64_t kind, double now) {
-    Kind & found = find(kind, now);
-    found.used   = now;
-    if (!found.trying && now >= found.next) {
+    Kind &     found  = find(kind);
+    const bool rested = now - found.used > rest_s;
+    found.used        = now;
+    if (rested || (!found.trying && now >= found.next)) {
         found.trying = true;
         found.turns  = {};
         found.fewer  = found.best;
@@ -63,9 +64,8 @@ void ThreadTrial::decide(Kind & kind) {
 }
 
 // Its record, or in place of the one that was used longest ago a new one, which begins with all threads.
-ThreadTrial::Kind & ThreadTrial::find(uint64_t kind, double now) {
-    const auto is_it = [&](const Kind & each) { return each.kind == kind && now - each.used < forgotten_s; };
-    auto       found = std::find_if(kinds.begin(), kinds.end(), is_it);
+ThreadTrial::Kind & ThreadTrial::find(uint64_t kind) {
+    auto found = std::find_if(kinds.begin(), kinds.end(), [&](const Kind & each) { return each.kind == kind; });
     if (found == kinds.end()) {
         const auto is_older = [&](const Kind & a, const Kind & b) { return a.used < b.used; };
         found               = std::min_element(kinds.begin(), kinds.end(), is_older);

@@ -3,6 +3,7 @@
 // Beside a program that needs a CPU for a part of the time, all threads are best where computing is what takes time,
 // and one less where memory is, or where there are many. No number says which. Graphs of a kind are computed again and
 // again, once a token. So both are tried for some graphs each, and again later, less often while the answer stays.
+// After a pause the last answer goes first.
 #pragma once
 
 #include <array>
@@ -36,7 +37,7 @@ class ThreadTrial {
         std::array<Turn, 2> turns;
     };
 
-    Kind & find(uint64_t kind, double now);
+    Kind & find(uint64_t kind);
     void   decide(Kind & kind);
 
     std::array<Kind, 16> kinds;

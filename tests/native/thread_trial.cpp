@@ -1,7 +1,7 @@
 // Fewer threads or more, by simulated times (csrc/base/thread_trial.h): thread_trial [N_KINDS] MORE FEWER [MORE
 // FEWER]... Each pair: milliseconds of a graph by more threads and by fewer, for ten seconds. Odd kinds have them
 // exchanged. More than one kind take turns. Prints a line per pair: for each kind the share of its graphs that fewer
-// threads computed.
+// threads computed. A pair of 0 and MS is a pause; its line says who computes a graph of 1 ms after it, fewer being 1.
 #include "thread_trial.h"
 
 #include <cstdio>
@@ -16,6 +16,12 @@ int main(int argc, char ** argv) {
     for (int i = has_kinds ? 2 : 1; i + 1 < argc; i += 2) {
         const double     ms[2] = { std::atof(argv[i]), std::atof(argv[i + 1]) };
         std::vector<int> n_graphs(n_kinds), n_fewer(n_kinds);
+        if (ms[0] == 0.0) {
+            now += ms[1] * 1e-3;
+            std::printf("%d\n", trial.takes_fewer(0, now));
+            trial.took(1e-3);
+            continue;
+        }
         for (const double begin = now; now - begin < 10.0;) {
             for (int kind = 0; kind < n_kinds; ++kind) {
                 const bool   fewer   = trial.takes_fewer(kind, now);

@@ -50,5 +50,9 @@ def test_more_kinds_than_are_remembered_have_all_threads(program: Path) -> None:
     assert {*shares(program, 40, 1.0, 1.0)[0]} == {0.0}
 
 
+def test_after_a_pause_the_last_answer_goes_first(program: Path) -> None:
+    assert [first for (first,) in shares(program, 8.8, 6.6, 0, 20e3, 6.6, 8.8, 0, 20e3)[1::2]] == [1.0, 0.0]
+
+
 def test_long_graphs_are_not_tried(program: Path) -> None:
     assert shares(program, 150.0, 100.0)[0] == [0.0]
