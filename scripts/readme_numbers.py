@@ -232,7 +232,7 @@ def bare_root(lines: Lines) -> str:
 
 
 CELLS = ("2026-11-21-cells", "2026-11-27-cells", "2026-11-29-cells-rpc")  # the newer have rivals with both -fa
-CPU_CELLS = ("2026-11-25-cells-cpu", "2026-11-26-cells-cpu", "2026-11-29-cells-cpu-epyc")
+CPU_CELLS = ("2026-11-25-cells-cpu", "2026-11-26-cells-cpu", "2026-11-29-cells-cpu-epyc", "2026-11-29-cells-cpu-xeon")
 BUSY_THREADS = ("2026-11-28-busy-threads", "2026-11-29-busy-threads")
 FASTER = "request time against llama.cpp's fastest way"
 BUFFER = "compute buffer of a 128k-vocabulary llama at a micro-batch of 512: llama.cpp's, ours"
