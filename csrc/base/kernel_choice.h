@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <initializer_list>
+#include <iterator>
 #include <vector>
 
 namespace oa {
@@ -24,6 +26,16 @@ inline bool cpu_has_avx512() {
 }
 #endif
 
+// Whether OALLAMA_INSTRUCTIONS leaves a set to our kernels: it names the largest that they may take by themselves.
+inline bool may_take(const char * name) {
+    static const char * const sets[]   = { "base", "avx2", "avx-vnni", "avx512", "amx" };
+    const auto                position = [](const char * set) {
+        return std::find_if(std::begin(sets), std::end(sets), [set](auto * each) { return !std::strcmp(each, set); });
+    };
+    const char * const largest = std::getenv("OALLAMA_INSTRUCTIONS");
+    return !largest || position(name) <= position(largest);
+}
+
 // Kernels: a struct with `name`. The first of `by_speed` that the CPU has is taken, unless one is asked for.
 template <class Kernels> class KernelChoice {
   public:
@@ -37,8 +49,9 @@ template <class Kernels> class KernelChoice {
         if (const Kernels * known = chosen_.load(std::memory_order_relaxed)) {
             return *known;
         }
-        const auto found = std::find_if(by_speed_.begin(), by_speed_.end(),
-                                        [this](auto * each) { return has_(*each) && is_default_(*each); });
+        const auto found = std::find_if(by_speed_.begin(), by_speed_.end(), [this](auto * each) {
+            return has_(*each) && is_default_(*each) && may_take(each->name);
+        });
         chosen_.store(*found, std::memory_order_relaxed);
         return **found;
     }

@@ -17,6 +17,8 @@ from oallama.data.plan import HOST
 from oallama.engine import native, runtime
 from support.hand_plan import hand_plan, realised
 from support.logits import compute_logits, nmse, tokens
+from support.paths import ROOT
+from support.processes import ran_python
 from support.products import Mixture, assert_sums, columns_of, computed, error, reference, weight_of, whole_columns
 
 TYPES = {"q4_0": 32, "q8_0": 32, "mxfp4": 32, "q4_K": 256, "q6_K": 256}  # values of a block
@@ -39,6 +41,22 @@ def test_values_are_those_of_float64(type: str, n_rows: int, k: int, n: int, ins
     done = computed(weight, type, columns, n_threads=2)
     assert done["refusal"] is None and done["kernel"] == instruction_set
     assert error(done["out"], reference(weight, type, columns)) < 2e-2  # columns have 8 bits
+
+
+KERNEL = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from support.products import columns_of, computed, weight_of
+print(computed(weight_of("q8_0", 16, 64, 1), "q8_0", columns_of(16, 64, 1))["kernel"])
+"""
+
+
+@pytest.mark.parametrize("largest", SETS)
+def test_a_process_takes_no_larger_set_than_it_is_told(largest: str) -> None:
+    best = next(name for name in reversed(SETS[: SETS.index(largest) + 1]) if native.core().products_use(name))
+    native.core().products_use("")
+    done = ran_python(KERNEL, ROOT / "tests", env={"OALLAMA_INSTRUCTIONS": largest})
+    assert done.stdout.split() == [best]
 
 
 @pytest.mark.parametrize("type", TYPES)

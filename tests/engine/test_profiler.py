@@ -252,6 +252,12 @@ def test_other_threads_are_another_fingerprint(tiny: Callable[..., Path], tmp_pa
     assert any("n_threads" in line for line in profile.is_stale(fingerprint(["CPU"], 2)))
 
 
+def test_other_instructions_are_another_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = fingerprint(["CPU"], 1)
+    monkeypatch.setenv("OALLAMA_INSTRUCTIONS", "avx2")
+    assert fingerprint(["CPU"], 1) == plain | {"instructions": "avx2"}
+
+
 def test_decode_times_grow_with_bytes(tiny: Callable[..., Path], tmp_path: Path) -> None:
     """A probe that timed nothing would not see a weight sixteen times larger."""
     bench = native.core().OpBench("CPU", 1, True, 64 << 20)

@@ -57,6 +57,9 @@ HOST_MEMORY = Variable("OALLAMA_HOST_MEMORY", "bytes", "what the system and cont
     "Memory that weights on the host may take when a model is loaded.")
 AMX = Variable("OALLAMA_AMX", "`0`", "unset: as the CPU can", "third_party/llama.cpp/patches/0016-amx.patch",
     "`0` keeps ggml from repacking weights for AMX. Tests use it, so that CPUs agree.")
+INSTRUCTIONS = Variable("OALLAMA_INSTRUCTIONS", "`base`, `avx2`, `avx-vnni`, `avx512`", "unset: as the CPU can",
+    "csrc/base/kernel_choice.h",
+    "The largest instruction set that our kernels for attention and products take. ggml's are as it was built.")
 HUGE_PAGES = Variable("OALLAMA_HUGE_PAGES", "`0`", "unset: where the system gives them", "csrc/base/huge_pages.cpp",
     "`0` asks for no huge pages for caches, repacked weights and other large blocks of memory.")
 MMVQ_LIMITS = Variable("OALLAMA_MMVQ_LIMITS", "`CUDA0:q4_K=5,q6_K=7;CUDA1:..`", "unset: upstream's rules",

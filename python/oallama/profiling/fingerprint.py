@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from oallama.base.environment import MODULES, QUICK_PROFILE
+from oallama.base.environment import INSTRUCTIONS, MODULES, QUICK_PROFILE
 from oallama.base.jsonfile import read_json_object, write_text_atomic
 from oallama.engine import device_list, native, runtime
 from oallama.engine.device_list import Device
@@ -29,8 +29,10 @@ _LOOPBACK = re.compile(r"(127\.0\.0\.1|localhost|\[::1\]):\d+")
 
 def fingerprint(devices: Sequence[str], n_threads: int) -> dict[str, Any]:
     """Everything that makes measured times invalid when it changes, as JSON-able values."""
-    quick: dict[str, Any] = {"quick": True} if is_quick() else {}
-    return quick | {
+    special: dict[str, Any] = {"quick": True} if is_quick() else {}
+    if instructions := INSTRUCTIONS.get():
+        special["instructions"] = instructions
+    return special | {
         "cpu": cpu_model(),
         "machine": platform.machine(),
         "n_threads": n_threads,
