@@ -40,6 +40,8 @@ class JoinedHost:
         self._address, self._keys, self._offer, self._notice = address, keys, offer, notice
         self._strangers: list[Any] = []  # connections of peers that have not shown the token, the oldest first
         self._client = ""  # who has the host now
+        self._agent: asyncio.Task[Any] | None = None  # answers that client
+        self._stopped: asyncio.Task[Any]  # of serve(): ends with the first SIGINT or SIGTERM
 
     async def serve(self, ready: Callable[[], None]) -> None:
         """Listen until SIGINT or SIGTERM. ready: is called when clients can come.
@@ -93,27 +95,32 @@ class JoinedHost:
         except OSError as error:
             where = f"{self._address[0]}:{self._address[1]}"
             raise OallamaError(f"cannot listen on {where}: {error.strerror}; has this host joined already?") from None
+        signalled = asyncio.Event()
+        self._stopped = asyncio.create_task(signalled.wait())
         ready()
-        stopped = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-        await stopped.wait()
+            asyncio.get_running_loop().add_signal_handler(number, signalled.set)
+        await self._stopped
         server.close()
+        if self._agent:  # cancelled while it starts, a process of asyncio's is waited for without end
+            await asyncio.wait({self._agent}, timeout=END_S)
 
     async def _start_agent(self, process: Any) -> None:
         """Answers the one command that there is."""
         peer = process.get_extra_info("peername")[0]
         if shlex.split(process.command or "")[1:] != ["-m", PROGRAM]:
             self._refuse(process, "this host runs oallama's agent alone")
+        elif self._stopped.done():
+            self._refuse(process, "this host is leaving")
         elif self._client:
             self._refuse(process, f"this host serves a client at {self._client}, and one at a time")
         else:
-            self._client = peer
+            self._client, self._agent = peer, asyncio.current_task()
             self._notice(f"a client at {peer} uses this host")
             try:
                 await self._run_agent(process)
             finally:
-                self._client = ""
+                self._client, self._agent = "", None
                 self._notice(f"the client at {peer} has left")
 
     def _refuse(self, process: Any, why: str) -> None:
@@ -134,11 +141,11 @@ class JoinedHost:
             await process.redirect(stdin=agent.stdin, stdout=agent.stdout, stderr=agent.stderr)
             left = asyncio.create_task(process.wait_closed())
             ended = asyncio.create_task(agent.wait())
-            await asyncio.wait({left, ended}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({left, ended, self._stopped}, return_when=asyncio.FIRST_COMPLETED)
             if ended.done():
                 process.exit(agent.returncode)
                 await left
-            else:
+            elif not self._stopped.done():
                 await asyncio.wait({ended}, timeout=END_S)
         finally:
             with suppress(ProcessLookupError):
