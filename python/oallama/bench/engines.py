@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from oallama.base.environment import BACKEND_MAP, MODULES
+from oallama.base.environment import BACKEND_MAP, INSTRUCTIONS, MODULES
 from oallama.base.json_child import JsonChild
 
 from ..engine import runtime
@@ -102,6 +102,8 @@ class Worker:
         env["PYTHONPATH"] = runtime.with_bindings(env.get("PYTHONPATH"))
         if (modules := MODULES.get()) and lib_dir == runtime.lib_dir().resolve():
             env[MODULES.name] = modules
+        if instructions := INSTRUCTIONS.get():  # of the machine that is imitated; upstream's engine does not read it
+            env[INSTRUCTIONS.name] = instructions
         if engine.backend_map is not None:
             table.write_text(engine.backend_map)
             env[BACKEND_MAP.name] = str(table)
