@@ -17,7 +17,6 @@ from oallama.data.plan import HOST
 from oallama.engine import native, runtime
 from support.hand_plan import hand_plan, realised
 from support.logits import compute_logits, nmse, tokens
-from support.paths import ROOT
 from support.processes import ran_python
 from support.products import Mixture, assert_sums, columns_of, computed, error, reference, weight_of, whole_columns
 
@@ -44,10 +43,10 @@ def test_values_are_those_of_float64(type: str, n_rows: int, k: int, n: int, ins
 
 
 KERNEL = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from support.products import columns_of, computed, weight_of
-print(computed(weight_of("q8_0", 16, 64, 1), "q8_0", columns_of(16, 64, 1))["kernel"])
+import numpy as np
+from oallama.engine import native
+weight, columns = np.zeros((16, 68), np.uint8), np.ones((16, 1, 64), np.float32)
+print(native.core().multiply(weight, "q8_0", columns)["kernel"])
 """
 
 
@@ -55,7 +54,7 @@ print(computed(weight_of("q8_0", 16, 64, 1), "q8_0", columns_of(16, 64, 1))["ker
 def test_a_process_takes_no_larger_set_than_it_is_told(largest: str) -> None:
     best = next(name for name in reversed(SETS[: SETS.index(largest) + 1]) if native.core().products_use(name))
     native.core().products_use("")
-    done = ran_python(KERNEL, ROOT / "tests", env={"OALLAMA_INSTRUCTIONS": largest})
+    done = ran_python(KERNEL, env={"OALLAMA_INSTRUCTIONS": largest})
     assert done.stdout.split() == [best]
 
 
