@@ -1,6 +1,8 @@
 // Kernels that are compiled for several instruction sets, of which a process takes one.
 #pragma once
 
+#include "ggml.h"
+
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
@@ -33,7 +35,13 @@ inline bool may_take(const char * name) {
         return std::find_if(std::begin(sets), std::end(sets), [set](auto * each) { return !std::strcmp(each, set); });
     };
     const char * const largest = std::getenv("OALLAMA_INSTRUCTIONS");
-    return !largest || position(name) <= position(largest);
+    if (!largest || !*largest) {
+        return true;
+    }
+    if (position(largest) == std::end(sets)) {
+        GGML_ABORT("OALLAMA_INSTRUCTIONS is base, avx2, avx-vnni, avx512 or amx, got %s", largest);
+    }
+    return position(name) <= position(largest);
 }
 
 // Kernels: a struct with `name`. The first of `by_speed` that the CPU has is taken, unless one is asked for.

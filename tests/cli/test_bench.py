@@ -377,6 +377,13 @@ def test_an_engine_without_a_plan_does_not_inherit_the_caller_s(lib, model, monk
         worker.load(model, CPU.resolved(256))
 
 
+def test_an_engine_has_the_instructions_of_its_caller(lib, model, monkeypatch):
+    monkeypatch.setenv("OALLAMA_INSTRUCTIONS", "avx2")
+    with Worker(Engine("base", lib, CPU)) as worker:
+        environment = Path(f"/proc/{worker.pid}/environ").read_bytes().split(b"\0")
+        assert b"OALLAMA_INSTRUCTIONS=avx2" in environment
+
+
 @pytest.mark.parametrize("interleave", ["loaded", "reload"])
 def test_run_bench_end_to_end(lib, model, interleave, monkeypatch):
     calls, progress = [], []

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -56,6 +59,12 @@ def test_a_process_takes_no_larger_set_than_it_is_told(largest: str) -> None:
     native.core().products_use("")
     done = ran_python(KERNEL, env={"OALLAMA_INSTRUCTIONS": largest})
     assert done.stdout.split() == [best]
+
+
+def test_an_unknown_set_is_named() -> None:
+    environment = {**os.environ, "OALLAMA_INSTRUCTIONS": "avx3"}
+    done = subprocess.run([sys.executable, "-c", KERNEL], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode != 0 and "avx512 or amx, got avx3" in done.stderr
 
 
 @pytest.mark.parametrize("type", TYPES)

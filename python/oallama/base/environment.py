@@ -57,7 +57,7 @@ HOST_MEMORY = Variable("OALLAMA_HOST_MEMORY", "bytes", "what the system and cont
     "Memory that weights on the host may take when a model is loaded.")
 AMX = Variable("OALLAMA_AMX", "`0`", "unset: as the CPU can", "third_party/llama.cpp/patches/0016-amx.patch",
     "`0` keeps ggml from repacking weights for AMX. Tests use it, so that CPUs agree.")
-INSTRUCTIONS = Variable("OALLAMA_INSTRUCTIONS", "`base`, `avx2`, `avx-vnni`, `avx512`", "unset: as the CPU can",
+INSTRUCTIONS = Variable("OALLAMA_INSTRUCTIONS", "`base`, `avx2`, `avx-vnni`, `avx512`, `amx`", "unset: as the CPU can",
     "csrc/base/kernel_choice.h",
     "The largest instruction set that our kernels for attention and products take. ggml's are as it was built.")
 HUGE_PAGES = Variable("OALLAMA_HUGE_PAGES", "`0`", "unset: where the system gives them", "csrc/base/huge_pages.cpp",
