@@ -149,4 +149,4 @@ def test_nothing_points_outside_of_the_repository() -> None:
 
 
 def test_the_numbers_of_the_readme_are_those_of_the_results() -> None:
-    ran(sys.executable, ROOT / "scripts" / "readme_numbers.py", "--check")
+    ran(sys.executable, ROOT / "scripts" / "result_tables.py", "--check")

@@ -15,6 +15,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from oallama.base.processor import processor
+
 PACKAGES = ("oallama", "numpy")
 GPU_QUERY = "name,memory.total,driver_version,pcie.link.gen.max,pcie.link.width.max,power.limit,clocks.max.sm"
 # Variables that change how an engine runs; a report without them could not be repeated.
@@ -97,10 +99,12 @@ def versions() -> dict[str, str | None]:
 
 def hardware() -> dict[str, Any]:
     """CPU, memory, GPUs, and the load average: a busy machine should be seen in the report."""
-    info = _colon_table("/proc/cpuinfo")
+    cpu = processor()
     memory = _colon_table("/proc/meminfo").get("MemTotal", "0").split()[0]
     return {
-        "cpu": info.get("model name") or platform.processor() or platform.machine(),
+        "cpu": cpu.name,
+        "cpu_numbers": cpu.numbers,
+        "instructions": cpu.sets,
         "cpus": os.cpu_count(),
         "cpus_allowed": len(os.sched_getaffinity(0)),
         "ram_bytes": int(memory) * 1024,

@@ -17,6 +17,7 @@ from typing import Any
 
 from oallama.base.environment import INSTRUCTIONS, MODULES, QUICK_PROFILE
 from oallama.base.jsonfile import read_json_object, write_text_atomic
+from oallama.base.processor import processor
 from oallama.engine import device_list, native, runtime
 from oallama.engine.device_list import Device
 from oallama.errors import OallamaError
@@ -33,7 +34,7 @@ def fingerprint(devices: Sequence[str], n_threads: int) -> dict[str, Any]:
     if instructions := INSTRUCTIONS.get():
         special["instructions"] = instructions
     return special | {
-        "cpu": cpu_model(),
+        "cpu": f"{processor()} x{len(cpu_set())}",
         "machine": platform.machine(),
         "n_threads": n_threads,
         "devices": {name: device_identity(device_list.device(name)) for name in devices},
@@ -55,16 +56,6 @@ def computes_on_host(description: str) -> bool:
 def device_identity(device: Device) -> str:
     """A device without what changes from run to run: the port of a loopback RPC server, free memory."""
     return f"{device.backend.partition('[')[0]}: {_LOOPBACK.sub('loopback', device.description)}"
-
-
-def cpu_model() -> str:
-    """Model name and number of logical CPUs."""
-    model = platform.processor()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        match = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE)
-        model = match[1] if match else model
-    return f"{model or 'unknown'} x{len(cpu_set())}"
 
 
 def cpu_set() -> set[int]:

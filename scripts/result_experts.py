@@ -1,4 +1,4 @@
-"""README.md's table of plans of a mixture (scripts/readme_numbers.py)."""
+"""The table of plans of a mixture (scripts/result_tables.py)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
-from readme_lines import MACHINES, of_machine, read, span
+from result_lines import MACHINES, of_machine, read, span
 
 FILES = ("2026-11-25-experts", "2026-11-26-experts-epyc", "2026-11-25-experts-link", "2026-11-27-h100-experts")
 

@@ -1,4 +1,4 @@
-"""Lines of bench/results and the machines they come from, for the tables of README.md."""
+"""Lines of bench/results and the machines they come from, for the tables of numbers (scripts/result_tables.py)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 
 RESULTS = Path(__file__).resolve().parents[1] / "bench" / "results"
 CPUS = {"Intel(R) Xeon(R) Processor": "Xeon", "AMD EPYC": "EPYC"}
+OLDER = "older EPYC"  # without AVX-512; lines before 2026-11-29 do not name instructions, and were on newer ones
 GPU = "NVIDIA GPU"
-MACHINES = (*CPUS.values(), GPU)
+MACHINES = (*CPUS.values(), OLDER, GPU)
 Lines = list[dict[str, Any]]
 
 
@@ -24,12 +25,17 @@ def of_machine(lines: Lines, machine: str) -> Lines:
     def cpus(value: Any) -> Iterator[str]:
         if isinstance(value, dict):
             for key, inner in value.items():
-                yield from [CPUS[inner]] if key == "cpu" and isinstance(inner, str) else cpus(inner)
+                yield from [cpu(value)] if key == "cpu" and isinstance(inner, str) else cpus(inner)
 
     named = [{GPU} if has_gpu(line) else set(cpus(line)) for line in lines]
     if set().union(*named) == {machine}:
         return lines
     return [line for line, cpu in zip(lines, named, strict=True) if cpu == {machine}]
+
+
+def cpu(hardware: dict[str, Any]) -> str:
+    found = CPUS[hardware["cpu"]]
+    return OLDER if found == "EPYC" and "avx512f" not in hardware.get("instructions", ["avx512f"]) else found
 
 
 def span(values: list[float], form: str) -> str:

@@ -1,13 +1,12 @@
-"""Rows of README.md's table of numbers that were measured on a GPU (scripts/readme_numbers.py)."""
+"""Rows of the tables of numbers that were measured on a GPU (scripts/result_rows.py)."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from readme_lines import Lines
+from result_lines import Lines
 
 from oallama.bench.stats import speedup
 
@@ -80,14 +79,15 @@ def stream_rates(lines: Lines) -> str:
 
 
 SECOND = "2026-11-26-h100-second"
-ROWS: list[tuple[str, tuple[str, ...], Callable[..., str]]] = [
+# As result_rows.Row.
+ROWS: list[tuple[Any, ...]] = [
     ("32B Q4_K_M in 16 GiB of an H100, 16384 tokens deep, against `--fit`: 512 tokens more; a later round",
      ("2026-11-26-h100-deep", f"{SECOND}-deep"),
-     lambda *files: "; then ".join(against(lines, rival="fit", depth=16384) for lines in files)),
-    ("8B F16 in 25 % of its bytes there, against `-ngl`: 32, 128 and 512 tokens", (f"{SECOND}-budgets",),
-     partial(against, rival="layers", budget="25%")),
-    ("the same in 50 %", (f"{SECOND}-oato",), partial(against, rival="layers", budget="50%")),
-    ("the same in 75 %, three rounds", (f"{SECOND}-budgets",), partial(against, rival="layers", budget="75%")),
+     lambda *files: "; then ".join(against(lines, rival="fit", depth=16384) for lines in files), True),
+    ("8B F16 in 25 % of its bytes on an H100, against `-ngl`: 32, 128 and 512 tokens", (f"{SECOND}-budgets",),
+     partial(against, rival="layers", budget="25%"), True),
+    ("8B F16 in 50 %", (f"{SECOND}-oato",), partial(against, rival="layers", budget="50%")),
+    ("8B F16 in 75 %, three rounds", (f"{SECOND}-budgets",), partial(against, rival="layers", budget="75%")),
     ("all of 8B F16 streamed: share of the link's peak; the same where the host keeps the order (one round)",
      (f"{SECOND}-streams",), stream_rates),
     ("error of predicted TPOT of plans at 25, 50 and 75 %; of two deep ones (one round)",
