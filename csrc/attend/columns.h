@@ -77,6 +77,9 @@ void products(const float * single, int64_t of_t, int64_t of_i, const Matrix & c
     for (; t + 4 <= n_out; t += 4) {
         products_tile<4, n_vectors>(single + t * of_t, of_t, of_i, columns, n, from(t));
     }
+    for (; t + 2 <= n_out; t += 2) {
+        products_tile<2, n_vectors>(single + t * of_t, of_t, of_i, columns, n, from(t));
+    }
     for (; t < n_out; ++t) {
         products_tile<1, n_vectors>(single + t * of_t, of_t, of_i, columns, n, from(t));
     }

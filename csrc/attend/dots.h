@@ -10,8 +10,13 @@ namespace {
 
 using namespace oa::attend;
 
-constexpr int row_tile     = registers >= 32 ? 6 : 2; // rows x 4 tokens stay in registers
-constexpr int mixed_tokens = 32;                      // whose values are added to a head before the next head's
+constexpr int row_tile     = 6;
+constexpr int mixed_tokens = 32; // whose values are added to a head before the next head's
+
+// Vectors of K or V that are widened at once: with as many sums for each row, all stay in registers.
+constexpr int at_once(int n_rows) {
+    return registers >= 32 || n_rows <= 2 ? 4 : 2;
+}
 
 template <int rows> struct Tile { static constexpr int n = rows; };
 
@@ -35,27 +40,38 @@ template <class F> void in_tiles(int64_t n_rows, const F & f) {
     last_tile<row_tile - 1>(n_rows - r, r, f);
 }
 
+// scores[r][t] of n_rows rows with 4 tokens.
 template <class K, int n_rows> void scores_of_rows(const float * q, int64_t d, const char * const * k, float * scores) {
-    Floats sum[n_rows][4] = {};
-    for (int64_t i = 0; i < d; i += width) {
-        Floats values[4];
+    constexpr int n_tokens = at_once(n_rows);
+    for (int first = 0; first < 4; first += n_tokens) {
+        Floats sum[n_rows][n_tokens] = {};
+        for (int64_t i = 0; i < d; i += width) {
+            Floats values[n_tokens];
 #pragma GCC unroll 16
-        for (int t = 0; t < 4; ++t) {
-            values[t] = K::load(k[t], i);
-        }
+            for (int t = 0; t < n_tokens; ++t) {
+                values[t] = K::load(k[first + t], i);
+            }
 #pragma GCC unroll 16
-        for (int r = 0; r < n_rows; ++r) {
-            const Floats query = load(q + r * d + i);
+            for (int r = 0; r < n_rows; ++r) {
+                const Floats query = in_register(load(q + r * d + i));
 #pragma GCC unroll 16
-            for (int t = 0; t < 4; ++t) {
-                sum[r][t] += query * values[t];
+                for (int t = 0; t < n_tokens; ++t) {
+                    sum[r][t] += query * values[t];
+                }
             }
         }
-    }
+        constexpr int rows_summed = 4 / n_tokens;
 #pragma GCC unroll 16
-    for (int r = 0; r < n_rows; ++r) {
-        const FourFloats four = sums(sum[r][0], sum[r][1], sum[r][2], sum[r][3]);
-        memcpy(scores + r * block_tokens, &four, sizeof(four));
+        for (int r = 0; r < n_rows; r += rows_summed) {
+            const int        last = r + rows_summed - 1 < n_rows ? r + rows_summed - 1 : n_rows - 1;
+            const FourFloats four = sums(sum[r][0], sum[r][1], sum[last][n_tokens - 2], sum[last][n_tokens - 1]);
+            float            found[4];
+            memcpy(found, &four, sizeof(found));
+            memcpy(scores + r * block_tokens + first, found, n_tokens * sizeof(float));
+            if (last > r) {
+                memcpy(scores + last * block_tokens + first, found + 2, n_tokens * sizeof(float));
+            }
+        }
     }
 }
 
@@ -122,9 +138,10 @@ void mix_rows(const float * weights, const char * v, size_t stride, int64_t n, i
 
 template <class V, int n_rows>
 void mix_widths(const float * weights, const char * v, size_t stride, int64_t n, int64_t d, float * out) {
-    int64_t from = 0;
-    for (; from + 4 * width <= d; from += 4 * width) {
-        mix_rows<V, n_rows, 4>(weights, v, stride, n, d, from, out);
+    constexpr int n_vectors = at_once(n_rows);
+    int64_t       from      = 0;
+    for (; from + n_vectors * width <= d; from += n_vectors * width) {
+        mix_rows<V, n_rows, n_vectors>(weights, v, stride, n, d, from, out);
     }
     for (; from < d; from += width) {
         mix_rows<V, n_rows, 1>(weights, v, stride, n, d, from, out);
