@@ -27,7 +27,14 @@ class Row:
 
 
 CELLS = ("2026-11-21-cells", "2026-11-27-cells", "2026-11-29-cells-rpc")  # the newer have rivals with both -fa
-CPU_CELLS = ("2026-11-25-cells-cpu", "2026-11-26-cells-cpu", "2026-11-29-cells-cpu-epyc", "2026-11-29-cells-cpu-xeon")
+CPU_CELLS = (
+    "2026-11-25-cells-cpu",
+    "2026-11-26-cells-cpu",
+    "2026-11-29-cells-cpu-epyc",
+    "2026-11-29-cells-cpu-xeon",
+    "2026-11-29-cells-cpu-older-epyc",
+)
+ATTENTION = ("2026-11-24-attention", "2026-11-25-attention-xeon-huge", "2026-11-29-attention-older-epyc")
 BUSY_THREADS = ("2026-11-28-busy-threads", "2026-11-29-busy-threads")
 FASTER = "request time against llama.cpp's fastest way"
 ERRORS = "error of predictions, chosen plans: median (90th percentile)"
@@ -105,9 +112,9 @@ GROUPS: dict[str, list[Row]] = {
     ],
     "cpu": [
         Row("one layer's attention, our kernels against the faster of ggml's two forms: f16 cache",
-            ("2026-11-24-attention", "2026-11-25-attention-xeon-huge"), partial(texts.attention, cache="f16"), True),
+            ATTENTION, partial(texts.attention, cache="f16"), True),
         Row("the same: q8_0 cache",
-            ("2026-11-24-attention", "2026-11-24-attention-xeon"), partial(texts.attention, cache="q8_0")),
+            (*ATTENTION[:1], "2026-11-24-attention-xeon", *ATTENTION[2:]), partial(texts.attention, cache="q8_0")),
         Row("prompt of 512 tokens, our kernels against llama.cpp's without AMX",
             ("2026-11-24-cpu-prompts",), texts.prompts),
         Row("2 layers of a model, `auto` against llama.cpp's faster `-fa`: TTFT of 512 tokens behind 0 and 12288",
