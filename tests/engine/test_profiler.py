@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from oallama.base.processor import Processor
 from oallama.data.entries import CLEAN, FEED_FORWARD, Note, SwitchTime
 from oallama.data.fusion import chains
 from oallama.data.profile import Profile
@@ -250,6 +251,15 @@ def test_other_threads_are_another_fingerprint(tiny: Callable[..., Path], tmp_pa
     profile, _ = measure(graph_of(tiny("llama")), [], tmp_path, n_threads=1)
     assert profile.is_stale(fingerprint(["CPU"], 1)) == []
     assert any("n_threads" in line for line in profile.is_stale(fingerprint(["CPU"], 2)))
+
+
+def test_another_generation_of_one_name_is_another_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for model in (1, 17):
+        named = Processor("EPYC", f"family 25 model {model}")
+        monkeypatch.setattr("oallama.profiling.fingerprint.processor", lambda named=named: named)
+        found.append(fingerprint(["CPU"], 1)["cpu"])
+    assert [text.partition(" x")[0] for text in found] == ["EPYC (family 25 model 1)", "EPYC (family 25 model 17)"]
 
 
 def test_other_instructions_are_another_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
