@@ -2,7 +2,7 @@
 """The tables of numbers in README.md and docs/measured.md, made from bench/results: none is written by hand.
 
 scripts/result_tables.py                      # prints them
-scripts/result_tables.py [--write | --check]  # puts them into both files; 1 when these have others
+scripts/result_tables.py [--write | --check]  # puts them into both files; 1 when these have others, or not all
 
 A file has a table wherever it has the lines "<!-- table: NAME -->" and "<!-- end -->".
 """
@@ -96,17 +96,18 @@ def main() -> int:
         for name, make in TABLES.items():
             print("\n".join([f"## {name}", "", *make(), ""]))
         return 0
-    stale = []
-    for path in (ROOT / file for file in FILES):
-        before = path.read_text()
-        after = with_tables(before)
-        if sys.argv[1] == "--write":
-            path.write_text(after)
-        elif after != before:
-            stale.append(path.name)
+    texts_of = {ROOT / file: (ROOT / file).read_text() for file in FILES}
+    if unused := TABLES.keys() - {name for text in texts_of.values() for _, name, _ in TABLE.findall(text)}:
+        print(f"no file has a place for: {', '.join(sorted(unused))}", file=sys.stderr)
+        return 1
+    made = {path: with_tables(text) for path, text in texts_of.items()}
+    if sys.argv[1] == "--write":
+        for path, text in made.items():
+            path.write_text(text)
+        return 0
+    stale = [path.name for path, text in texts_of.items() if made[path] != text]
     if stale:
-        print(f"{', '.join(stale)}: other numbers than bench/results: scripts/result_tables.py --write",
-              file=sys.stderr)  # fmt: skip
+        print(f"{', '.join(stale)}: other numbers than bench/results: {sys.argv[0]} --write", file=sys.stderr)
     return int(bool(stale))
 
 
