@@ -6,7 +6,7 @@ import statistics
 from functools import partial
 from typing import Any
 
-from result_lines import Lines
+from result_lines import Lines, Row
 
 from oallama.bench.stats import speedup
 
@@ -79,24 +79,23 @@ def stream_rates(lines: Lines) -> str:
 
 
 SECOND = "2026-11-26-h100-second"
-# As result_rows.Row.
-ROWS: list[tuple[Any, ...]] = [
-    ("32B Q4_K_M in 16 GiB of an H100, 16384 tokens deep, against `--fit`: 512 tokens more; a later round",
+ROWS = [
+    Row("32B Q4_K_M in 16 GiB of an H100, 16384 tokens deep, against `--fit`: 512 tokens more; a later round",
      ("2026-11-26-h100-deep", f"{SECOND}-deep"),
      lambda *files: "; then ".join(against(lines, rival="fit", depth=16384) for lines in files), True),
-    ("8B F16 in 25 % of its bytes on an H100, against `-ngl`: 32, 128 and 512 tokens", (f"{SECOND}-budgets",),
+    Row("8B F16 in 25 % of its bytes on an H100, against `-ngl`: 32, 128 and 512 tokens", (f"{SECOND}-budgets",),
      partial(against, rival="layers", budget="25%"), True),
-    ("8B F16 in 50 %", (f"{SECOND}-oato",), partial(against, rival="layers", budget="50%")),
-    ("8B F16 in 75 %, three rounds", (f"{SECOND}-budgets",), partial(against, rival="layers", budget="75%")),
-    ("all of 8B F16 streamed: share of the link's peak; the same where the host keeps the order (one round)",
+    Row("8B F16 in 50 %", (f"{SECOND}-oato",), partial(against, rival="layers", budget="50%")),
+    Row("8B F16 in 75 %, three rounds", (f"{SECOND}-budgets",), partial(against, rival="layers", budget="75%")),
+    Row("all of 8B F16 streamed: share of the link's peak; the same where the host keeps the order (one round)",
      (f"{SECOND}-streams",), stream_rates),
-    ("error of predicted TPOT of plans at 25, 50 and 75 %; of two deep ones (one round)",
+    Row("error of predicted TPOT of plans at 25, 50 and 75 %; of two deep ones (one round)",
      (f"{SECOND}-oato", f"{SECOND}-budgets", f"{SECOND}-deep"),
      lambda *files: f"{predicted_tpot(*files[:2])}; {predicted_tpot(*files[2:])}"),
-    ("the same of another deep plan, three passes in a row with nothing beside them",
+    Row("the same of another deep plan, three passes in a row with nothing beside them",
      ("2026-11-27-h100-times",), errors),
-    ("attention of a weave's receiver on a GPU against ggml-cuda's: 15 of 16 cells lose",
+    Row("attention of a weave's receiver on a GPU against ggml-cuda's: 15 of 16 cells lose",
      ("2026-11-27-h100-weave-cuda",), receiver),
-    ("sums of two ranks in the memory of one GPU against staging in the host's", ("2026-11-26-h100-ranks",),
+    Row("sums of two ranks in the memory of one GPU against staging in the host's", ("2026-11-26-h100-ranks",),
      device_sums),
 ]  # fmt: skip

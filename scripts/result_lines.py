@@ -1,9 +1,10 @@
-"""Lines of bench/results and the machines they come from, for the tables of numbers (scripts/result_tables.py)."""
+"""Lines of bench/results, the machines they come from, and rows of tables that show them (scripts/result_tables.py)."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,20 @@ OLDER = "older EPYC"  # without AVX-512; lines before 2026-11-29 do not name ins
 GPU = "NVIDIA GPU"
 MACHINES = (*CPUS.values(), OLDER, GPU)
 Lines = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table.
+
+    files: names in bench/results, without .jsonl. text: of each file's lines from one machine, in order.
+    in_readme: whether README.md has it too.
+    """
+
+    words: str
+    files: tuple[str, ...]
+    text: Callable[..., str]
+    in_readme: bool = False
 
 
 def read(file: str) -> Lines:
@@ -47,3 +62,8 @@ def span(values: list[float], form: str) -> str:
 def has_gpu(line: dict[str, Any]) -> bool:
     machine = line.get("machine") or {}
     return bool(machine.get("gpus") or machine.get("hardware", {}).get("gpus"))
+
+
+def is_dirty(value: Any) -> bool:
+    """Whether a line, or a part of it, says that the tree had uncommitted changes."""
+    return isinstance(value, dict) and (value.get("dirty") is True or any(map(is_dirty, value.values())))

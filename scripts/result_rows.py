@@ -3,28 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 
 import result_gpu
 import result_texts as texts
-from result_lines import Lines, span
-
-
-@dataclass(frozen=True)
-class Row:
-    """A row of a table.
-
-    files: names in bench/results, without .jsonl. text: of each file's lines from one machine, in order.
-    in_readme: whether README.md has it too.
-    """
-
-    words: str
-    files: tuple[str, ...]
-    text: Callable[..., str]
-    in_readme: bool = False
-
+from result_lines import Lines, Row, span
 
 CELLS = ("2026-11-21-cells", "2026-11-27-cells", "2026-11-29-cells-rpc")  # the newer have rivals with both -fa
 CPU_CELLS = (
@@ -64,7 +48,7 @@ GROUPS: dict[str, list[Row]] = {
         Row("the same, half of the model by RPC",
             ("2026-11-28-their-wheel",), partial(texts.against_wheels, setting="50%")),
         Row("OATO alone, both devices on the same two cores, TPOT against `-ngl`: it loses",
-            ("2026-11-21-loopback-rpc-50pct",), texts.oato, True),
+            ("2026-11-21-loopback-rpc-50pct",), texts.oato),
     ],
     "predictions": [
         Row(f"{ERRORS}, CPU alone", CPU_CELLS, errors_of_chosen, True),
@@ -140,5 +124,5 @@ GROUPS: dict[str, list[Row]] = {
         Row("faults of receivers: wrong tokens, hangs; noticed after at most",
             ("2026-11-23-weave-soak",), texts.soak),
     ],
-    "gpu": [Row(*row) for row in result_gpu.ROWS],
+    "gpu": result_gpu.ROWS,
 }  # fmt: skip

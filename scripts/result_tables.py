@@ -18,13 +18,14 @@ from pathlib import Path
 
 import result_texts as texts
 from result_experts import by_experts
-from result_lines import MACHINES, of_machine, read
-from result_rows import CELLS, GROUPS, Row
+from result_lines import MACHINES, Row, is_dirty, of_machine, read
+from result_rows import CELLS, GROUPS
 
 from oallama.bench.attention_cells import table
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = ("README.md", "docs/measured.md")
+DIRTY = "†"  # behind the words of a row with lines from a tree with uncommitted changes
 TABLE = re.compile(r"(<!-- table: ([\w -]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -36,7 +37,8 @@ def by_machine(rows: Iterable[Row], files: bool = True) -> Iterator[str]:
     yield "|---" * (len(machines) + 1 + files) + "|"
     for row, cells in made:
         where = [", ".join(f"`{file}.jsonl`" for file in row.files)] if files else []
-        yield f"| {row.words} | " + " | ".join([*(cells[name] or "-" for name in machines), *where]) + " |"
+        mark = f" {DIRTY}" if any(is_dirty(line) for file in row.files for line in read(file)) else ""
+        yield f"| {row.words}{mark} | " + " | ".join([*(cells[name] or "-" for name in machines), *where]) + " |"
 
 
 def _text(row: Row, machine: str) -> str:

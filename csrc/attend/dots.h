@@ -42,38 +42,42 @@ template <class F> void in_tiles(int64_t n_rows, const F & f) {
     last_tile<row_tile - 1>(n_rows - r, r, f);
 }
 
-// scores[r][t] of n_rows rows with 4 tokens.
-template <class K, int n_rows> void scores_of_rows(const float * q, int64_t d, const char * const * k, float * scores) {
-    constexpr int n_tokens = at_once(n_rows);
-    for (int first = 0; first < 4; first += n_tokens) {
-        Floats sum[n_rows][n_tokens] = {};
-        for (int64_t i = 0; i < d; i += width) {
-            Floats values[n_tokens];
+// scores[r][t] of n_rows rows with n_tokens.
+template <class K, int n_rows, int n_tokens>
+void scores_of_tile(const float * q, int64_t d, const char * const * k, float * scores) {
+    Floats sum[n_rows][n_tokens] = {};
+    for (int64_t i = 0; i < d; i += width) {
+        Floats values[n_tokens];
+#pragma GCC unroll 16
+        for (int t = 0; t < n_tokens; ++t) {
+            values[t] = K::load(k[t], i);
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < n_rows; ++r) {
+            const Floats query = in_register(load(q + r * d + i));
 #pragma GCC unroll 16
             for (int t = 0; t < n_tokens; ++t) {
-                values[t] = K::load(k[first + t], i);
-            }
-#pragma GCC unroll 16
-            for (int r = 0; r < n_rows; ++r) {
-                const Floats query = in_register(load(q + r * d + i));
-#pragma GCC unroll 16
-                for (int t = 0; t < n_tokens; ++t) {
-                    sum[r][t] += query * values[t];
-                }
+                sum[r][t] += query * values[t];
             }
         }
-        constexpr int rows_summed = 4 / n_tokens;
+    }
+    const auto at = [&](int i) { return i < n_rows * n_tokens ? sum[i / n_tokens][i % n_tokens] : Floats{}; };
 #pragma GCC unroll 16
-        for (int r = 0; r < n_rows; r += rows_summed) {
-            const int        last = r + rows_summed - 1 < n_rows ? r + rows_summed - 1 : n_rows - 1;
-            const FourFloats four = sums(sum[r][0], sum[r][1], sum[last][n_tokens - 2], sum[last][n_tokens - 1]);
-            float            found[4];
-            memcpy(found, &four, sizeof(found));
-            memcpy(scores + r * block_tokens + first, found, n_tokens * sizeof(float));
-            if (last > r) {
-                memcpy(scores + last * block_tokens + first, found + 2, n_tokens * sizeof(float));
-            }
+    for (int i = 0; i < n_rows * n_tokens; i += 4) {
+        const FourFloats four = sums(at(i), at(i + 1), at(i + 2), at(i + 3));
+        float            found[4];
+        memcpy(found, &four, sizeof(found));
+        for (int j = 0; j < 4 && i + j < n_rows * n_tokens; j += n_tokens) {
+            memcpy(scores + (i + j) / n_tokens * block_tokens, found + j, n_tokens * sizeof(float));
         }
+    }
+}
+
+// The same with 4 tokens.
+template <class K, int n_rows> void scores_of_rows(const float * q, int64_t d, const char * const * k, float * scores) {
+    constexpr int n_tokens = at_once(n_rows);
+    for (int t = 0; t < 4; t += n_tokens) {
+        scores_of_tile<K, n_rows, n_tokens>(q, d, k + t, scores + t);
     }
 }
 

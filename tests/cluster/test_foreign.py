@@ -87,7 +87,7 @@ def test_a_server_that_ends_is_planned_without(baseline_lib: Path, tiny: Callabl
     model, n = tiny("llama"), 600
     with stock_server(baseline_lib) as (first, one), stock_server(baseline_lib) as (second, _):
         plan = planned(model, tmp_path, first, second)
-        # On a busy machine links are measured slower, and the layers of the server that ends would move before.
+        # A busy machine's links are measured slower: without a high threshold layers move before the server ends.
         words = [PROMPT, "--temperature", "0", "--n-generate", str(n), "--plan", plan, "--threshold", "1000"]
         with process_of([OALLAMA, "cluster", "run", model, *words], stdout=-1, stderr=-1) as client:
             assert client.stdout is not None and client.stderr is not None

@@ -7,6 +7,7 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
+from oallama.base.proc_file import fields
 from oallama.errors import OallamaError
 
 CPUINFO = Path("/proc/cpuinfo")
@@ -30,7 +31,7 @@ class Processor:
 
 def processor(cpuinfo: Path = CPUINFO) -> Processor:
     """The first processor of this host."""
-    found = _first(cpuinfo)
+    found = fields(cpuinfo)
     name = found.get("model name") or platform.processor() or platform.machine() or "unknown"
     numbers = [f"{word} {found[key]}" for word, key in (("family", "cpu family"), ("model", "model")) if key in found]
     flags = found.get("flags", "").split()
@@ -41,24 +42,9 @@ def refuse_old_processor(cpuinfo: Path = CPUINFO) -> None:
     """Raise OallamaError on an x86-64 processor without SSE4.2; what cannot be read is taken for new enough."""
     if os.uname().machine != "x86_64":
         return
-    flags = _first(cpuinfo).get("flags")
+    flags = fields(cpuinfo).get("flags")
     if flags and _NEEDED not in flags.split():
         raise OallamaError(
             "this processor has no SSE4.2, which numpy's wheels need; build numpy for it: "
             "pip install --force-reinstall --no-binary numpy numpy"
         )
-
-
-def _first(cpuinfo: Path) -> dict[str, str]:
-    """What the file says of the first processor, by name; nothing where it cannot be read."""
-    found: dict[str, str] = {}
-    try:
-        with cpuinfo.open(encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                if not line.strip():
-                    break
-                name, _, value = line.partition(":")
-                found[name.strip()] = value.strip()
-    except OSError:
-        pass
-    return found

@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from oallama.base.proc_file import fields
 from oallama.base.processor import processor
 
 PACKAGES = ("oallama", "numpy")
@@ -100,7 +101,7 @@ def versions() -> dict[str, str | None]:
 def hardware() -> dict[str, Any]:
     """CPU, memory, GPUs, and the load average: a busy machine should be seen in the report."""
     cpu = processor()
-    memory = _colon_table("/proc/meminfo").get("MemTotal", "0").split()[0]
+    memory = fields(Path("/proc/meminfo")).get("MemTotal", "0").split()[0]
     return {
         "cpu": cpu.name,
         "cpu_numbers": cpu.numbers,
@@ -123,7 +124,7 @@ def gpus() -> list[dict[str, str]]:
 
 def peak_rss_bytes(pid: int) -> int | None:
     """VmHWM of a live process: its largest resident set so far, pages of mapped files included."""
-    value = _colon_table(f"/proc/{pid}/status").get("VmHWM")
+    value = fields(Path(f"/proc/{pid}/status")).get("VmHWM")
     return int(value.split()[0]) * 1024 if value else None
 
 
@@ -146,16 +147,3 @@ def _output(*command: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _colon_table(path: str) -> dict[str, str]:
-    """The "name: value" lines of a file in /proc, the first of each name."""
-    table: dict[str, str] = {}
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            for line in file:
-                name, _, value = line.partition(":")
-                table.setdefault(name.strip(), value.strip())
-    except OSError:
-        pass
-    return table
