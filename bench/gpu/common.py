@@ -47,7 +47,9 @@ def nvcc() -> str | None:
 @cache
 def facts() -> dict[str, Any]:
     """GPU, driver, PCIe, clocks, CUDA, host and commit: what every line carries, read once a process."""
-    # By its path: the package needs modules that a bare machine lacks.
+    # By its path: the packages around it need modules that a bare machine lacks. It imports oallama.base, which
+    # needs none: that of an installed package, else of this checkout.
+    sys.path.append(str(ROOT / "python"))
     spec = importlib.util.spec_from_file_location("machine", ROOT / "python/oallama/bench/machine.py")
     assert spec is not None and spec.loader is not None
     machine = importlib.util.module_from_spec(spec)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import stock
 import times
 from table import promised
 
+from oallama.base.processor import processor
 from oallama.errors import OallamaError
 from support.paths import ROOT
 from support.processes import ran, ran_python
@@ -119,6 +121,12 @@ def test_what_cupti_saw_is_summed() -> None:
     assert found["longest"][0]["s"] == pytest.approx(10e-6) and found["longest"][0]["n"] == 1
     assert found["copies"] == {copy: {"s": pytest.approx(10e-6), "bytes": 2000, "n": 0.5}}
     assert times.summary([], 1)["kernels_s"] == 0
+
+
+def test_the_facts_of_a_machine_need_no_package() -> None:
+    # -S: as a python without any package, which is what the preflight of a lent machine finds.
+    done = ran(sys.executable, "-S", "-c", "import common; print(common.facts()['cpu'])", cwd=ROOT / "bench/gpu")
+    assert done.stdout.strip() == processor().name
 
 
 def test_a_promise_behind_a_depth_is_that_of_the_plans_request() -> None:
