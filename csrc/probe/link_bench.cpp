@@ -13,16 +13,20 @@
 
 namespace {
 
-constexpr int    n_products   = 16; // in one graph
+constexpr int    n_products   = 16; // in one graph, where hand-overs are timed
 constexpr int    min_rounds   = 5;
 constexpr int    min_copies   = 3;
 constexpr int    max_rounds   = 40;
-constexpr int    max_chains   = 100; // of the faster side, beside one of the slower
+constexpr int    max_products = 100;  // of the faster side, beside one of the slower
+constexpr double min_step_s   = 0.05; // steps that are timed as one
 constexpr double min_copies_s = 0.002;
 constexpr double min_beside_s = 0.3; // for copies and computing side by side
 constexpr size_t beside_bytes = 16 << 20;
 // A product of 32 MiB of weights works so long that the other side's threads fall asleep, as they do in a model.
-constexpr int64_t chain_width = oa_switch_bytes / sizeof(float);
+constexpr int64_t switch_width = oa_switch_bytes / sizeof(float);
+// 8 MiB are about half of a feed-forward of a small model. Where both sides compute on the same CPUs, more would hide
+// that a thread which is woken waits for a CPU: for milliseconds, however little it has to compute.
+constexpr int64_t beside_width = 2048;
 
 ggml_context_ptr make_context(size_t n_tensors) {
     return ggml_context_ptr(ggml_init({ n_tensors * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true }));
@@ -66,8 +70,8 @@ struct side {
     ggml_backend_buffer_ptr buffer;
     ggml_tensor *           weight;
 
-    explicit side(ggml_backend_t backend) : backend(backend), ctx(make_context(1)) {
-        weight = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F16, chain_width, chain_width);
+    explicit side(ggml_backend_t backend, int64_t width) : backend(backend), ctx(make_context(1)) {
+        weight = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F16, width, width);
         buffer.reset(ggml_backend_alloc_ctx_tensors(ctx.get(), backend));
         if (!buffer) {
             throw std::runtime_error("not enough memory for the hand-over probe");
@@ -77,11 +81,11 @@ struct side {
     }
 };
 
-// A chain of matrix-vector products of which every second one runs on `odd`.
+// A chain of n matrix-vector products of which every second one runs on `odd`.
 class chain {
   public:
-    chain(const side & even, const side & odd, ggml_backend_t device, ggml_backend_t cpu) :
-        ctx_(make_context(n_products + 8)) {
+    chain(int n, const side & even, const side & odd, ggml_backend_t device, ggml_backend_t cpu) :
+        ctx_(make_context(size_t(n) + 8)) {
         ggml_backend_t backends[] = { device, cpu };
         // llama.cpp's CPU buffer for results is memory that the device reads fast, where there is such.
         ggml_backend_buffer_type_t pinned  = ggml_backend_dev_host_buffer_type(ggml_backend_get_device(device));
@@ -89,10 +93,10 @@ class chain {
                                                pinned ? pinned : ggml_backend_get_default_buffer_type(cpu) };
         sched_.reset(ggml_backend_sched_new(backends, types, 2, GGML_DEFAULT_GRAPH_SIZE, false, false));
         graph_ = ggml_new_graph(ctx_.get());
-        last_  = ggml_new_tensor_1d(ctx_.get(), GGML_TYPE_F32, chain_width);
+        last_  = ggml_new_tensor_1d(ctx_.get(), GGML_TYPE_F32, even.weight->ne[0]);
         ggml_set_input(last_);
         ggml_backend_sched_set_tensor_backend(sched_.get(), last_, even.backend);
-        for (int i = 0; i < n_products; ++i) {
+        for (int i = 0; i < n; ++i) {
             const side & s = i % 2 ? odd : even;
             last_          = ggml_mul_mat(ctx_.get(), s.weight, last_);
             ggml_backend_sched_set_tensor_backend(sched_.get(), last_, s.backend);
@@ -129,7 +133,7 @@ class chain {
 };
 
 int times(double longer, double shorter) {
-    return int(std::clamp(std::round(longer / shorter), 1.0, double(max_chains)));
+    return int(std::clamp(std::round(longer / shorter), 1.0, double(max_products)));
 }
 
 } // namespace
@@ -163,11 +167,11 @@ std::vector<oa_link_timing> oa_link_bench(const std::string & device, const std:
 double oa_switch_bench(const std::string & device, int n_threads, double max_s) {
     const ggml_backend_ptr dev = oa_make_backend(oa_require_device(device), n_threads);
     const ggml_backend_ptr cpu = oa_make_backend(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), n_threads);
-    const side             on_device(dev.get()), on_cpu(cpu.get());
+    const side             on_device(dev.get(), switch_width), on_cpu(cpu.get(), switch_width);
 
-    const chain         mixed(on_device, on_cpu, dev.get(), cpu.get());
-    const chain         device_only(on_device, on_device, dev.get(), cpu.get());
-    const chain         cpu_only(on_cpu, on_cpu, dev.get(), cpu.get());
+    const chain         mixed(n_products, on_device, on_cpu, dev.get(), cpu.get());
+    const chain         device_only(n_products, on_device, on_device, dev.get(), cpu.get());
+    const chain         cpu_only(n_products, on_cpu, on_cpu, dev.get(), cpu.get());
     std::vector<double> changes;
     double              spent = 0.0;
     for (int round = 0; round < max_rounds && (round <= min_rounds || spent < max_s); ++round) {
@@ -185,38 +189,37 @@ double oa_switch_bench(const std::string & device, int n_threads, double max_s) 
 double oa_concurrency_bench(const std::string & device, int n_threads, double max_s) {
     const ggml_backend_ptr dev = oa_make_backend(oa_require_device(device), n_threads);
     const ggml_backend_ptr cpu = oa_make_backend(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), n_threads);
-    const side             on_device(dev.get()), on_cpu(cpu.get());
-    const chain            device_chain(on_device, on_device, dev.get(), cpu.get());
-    const chain            cpu_chain(on_cpu, on_cpu, dev.get(), cpu.get());
+    const side             on_device(dev.get(), beside_width), on_cpu(cpu.get(), beside_width);
+    const auto             device_chain = [&](int n) { return chain(n, on_device, on_device, dev.get(), cpu.get()); };
+    const auto             cpu_chain    = [&](int n) { return chain(n, on_cpu, on_cpu, dev.get(), cpu.get()); };
 
     oa_patience none = oa_patience_for(oa_require_device(device), 0.0);
     const auto  time = [&](const chain & c) {
         return oa_measure([&] { c.seconds(); }, 1.0, 5, 0.0, 0.5, none).median_s;
     };
-    const double device_s = time(device_chain), cpu_s = time(cpu_chain);
-    const int    n_device = times(cpu_s, device_s), n_cpu = times(device_s, cpu_s);
-    const auto   submit = [&] {
-        for (int i = 0; i < n_device; ++i) {
-            device_chain.submit();
-        }
-    };
-    const auto compute = [&] {
-        for (int i = 0; i < n_cpu; ++i) {
-            cpu_chain.seconds();
-        }
+    // Both sides compute for about as long, and then wait for each other, as in divided operators.
+    const double device_s = time(device_chain(1)), cpu_s = time(cpu_chain(1));
+    const chain  on_the_device = device_chain(times(cpu_s, device_s)), on_the_cpu = cpu_chain(times(device_s, cpu_s));
+    const int    n_steps = int(std::ceil(min_step_s / std::max(device_s, cpu_s)));
+    const auto   steps   = [&](const std::function<void()> & step) {
+        return seconds_of([&] {
+            for (int i = 0; i < n_steps; ++i) {
+                step();
+            }
+        });
     };
     std::vector<double> shares;
     double              spent = 0.0;
     for (int round = 0; round < max_rounds && (round <= min_rounds || spent < max_s); ++round) {
-        const double a    = seconds_of([&] { submit(), device_chain.finish(); });
-        const double b    = seconds_of(compute);
-        const double both = seconds_of([&] { submit(), compute(), device_chain.finish(); });
+        const double a    = steps([&] { on_the_device.seconds(); });
+        const double b    = steps([&] { on_the_cpu.seconds(); });
+        const double both = steps([&] { on_the_device.submit(), on_the_cpu.seconds(), on_the_device.finish(); });
         if (round > 0) {
-            shares.push_back(std::clamp((a + b - both) / std::min(a, b), 0.0, 1.0));
+            shares.push_back((a + b - both) / std::min(a, b));
         }
         spent += a + b + both;
     }
-    return oa_median(std::move(shares));
+    return std::clamp(oa_median(std::move(shares)), 0.0, 1.0);
 }
 
 double oa_overlap_bench(const std::string & device, int n_threads, double max_s) {
@@ -228,8 +231,8 @@ double oa_overlap_bench(const std::string & device, int n_threads, double max_s)
     ggml_backend_dev_t     dev_ptr = oa_require_device(device);
     const ggml_backend_ptr dev     = oa_make_backend(dev_ptr, n_threads);
     const ggml_backend_ptr cpu     = oa_make_backend(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), n_threads);
-    const side             on_device(dev.get());
-    const chain            work(on_device, on_device, dev.get(), cpu.get());
+    const side             on_device(dev.get(), switch_width);
+    const chain            work(n_products, on_device, on_device, dev.get(), cpu.get());
 
     const ggml_context_ptr        ctx    = make_context(1);
     ggml_tensor *                 target = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I8, int64_t(beside_bytes));

@@ -21,8 +21,8 @@ double oa_switch_bench(const std::string & device, int n_threads, double max_s);
 // them: 0 one after the other, 1 side by side. Each alone is measured for at most half of `max_s`.
 double oa_overlap_bench(const std::string & device, int n_threads, double max_s);
 
-// Share of the shorter of the computing of `device` and of the CPU that hides behind the longer, both as in decode.
-// max_s: as above.
+// Share of the shorter of the computing of `device` and of the CPU that hides behind the longer, both as in decode, for
+// parts that take about a millisecond on a CPU, at whose ends one side waits for the other. max_s: as above.
 double oa_concurrency_bench(const std::string & device, int n_threads, double max_s);
 
 constexpr size_t oa_switch_bytes = 4096 * sizeof(float);
