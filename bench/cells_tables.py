@@ -121,6 +121,35 @@ def _planners(lines: list[Line]) -> list[str]:
     return ["Planners against the best of all rivals, in the cells where they were measured:", "", *out]
 
 
+def off(lines: list[Line]) -> dict[str, list[float]]:
+    """Shares by which requests of chosen plans were off, and ratios of the others' requests to them, by kind.
+
+    Kinds tell apart whether the host alone computes, in both where there are two.
+    """
+    found = defaultdict(list)
+    for line in lines:
+        chosen = chosen_of(line)
+        for engine in line["engines"].values():
+            if not (chosen["predicted"] and engine["predicted"]):
+                continue
+            where = "with a device" if chosen["device_bytes"] or engine["device_bytes"] else "the host alone"
+            if engine is chosen:
+                found[f"chosen request, {where}"].append(abs(_longer(chosen) - 1))
+            else:
+                found[f"ratio of requests, {where}"].append(abs(_longer(engine) / _longer(chosen) - 1))
+    return dict(found)
+
+
+def _longer(engine: Line) -> float:
+    """How many times longer a request took than predicted."""
+    return float(engine["request_s"] / engine["predicted"]["request_s"])
+
+
+def nine_of_ten(values: Iterable[float]) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(0.9 * len(ordered)))]
+
+
 def _errors(lines: list[Line]) -> list[str]:
     head = (*WHERE, "plan", "TTFT ms", "predicted", "error", "TPOT ms", "predicted", "error")
     out = ["## Prediction error", "", "Predicted against the measured median, in percent of it.", ""]
@@ -144,13 +173,13 @@ def _errors(lines: list[Line]) -> list[str]:
                 every[kinds[-1]].append(abs(100 * (_drifted(line, e) / e["tpot_s"] - 1)))
             out.append(_row((*where(line), name, *cells)))
     out.append("")
+    every |= {kind: [100 * share for share in shares] for kind, shares in sorted(off(lines).items())}
     for kind, values in every.items():
-        if not values:
-            continue
-        ordered = sorted(values)
-        p90 = ordered[min(len(ordered) - 1, int(0.9 * len(ordered)))]
-        middle = statistics.median(ordered)
-        out.append(f"- {kind}: {len(values)} values, median {middle:.1f} %, p90 {p90:.1f} %, max {ordered[-1]:.1f} %")
+        if values:
+            out.append(
+                f"- {kind}: {len(values)} values, median {statistics.median(values):.1f} %, "
+                f"p90 {nine_of_ten(values):.1f} %, max {max(values):.1f} %"
+            )
     return out
 
 

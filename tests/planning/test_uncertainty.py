@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from cells_tables import nine_of_ten, off
 
 from oallama.data.entries import AttentionTime, ChainTime, DeviceInfo, LinkTime, OperatorTime, ShapeTime
 from oallama.data.plan import HOST, PlacementPlan
@@ -13,10 +15,14 @@ from oallama.data.predicted import TIE
 from oallama.data.profile import Profile
 from oallama.planning.uncertainty import (
     EXTRAPOLATED_FROM,
+    OFF_ON_HOST,
+    OFF_WITH_DEVICE,
+    RECORDED_IN,
     doubt,
     extrapolation_doubt,
     noise_of,
     ranked,
+    ratio_range,
     request_range,
 )
 from support.paths import ROOT
@@ -39,6 +45,25 @@ def test_noise_widens_the_range_upwards_and_most_for_what_passes_between_devices
     quiet, noisy = request_range(split), request_range(split, noise=0.5)
     assert noisy[0] == quiet[0] and noisy[1] > 3 * quiet[1]
     assert request_range(alone, 0.5)[1] < 2 * 10.0
+
+
+def test_ranges_hold_nine_of_ten_recorded_cells() -> None:
+    files = sorted((ROOT / RECORDED_IN).parent.glob(Path(RECORDED_IN).name))
+    shares = off([json.loads(line) for file in files for line in file.read_text().splitlines()])
+    for words, found in (("the host alone", OFF_ON_HOST), ("with a device", OFF_WITH_DEVICE)):
+        worst = max(nine_of_ten(shares[f"{kind}, {words}"]) for kind in ("chosen request", "ratio of requests"))
+        assert found == pytest.approx(worst, abs=0.01), words
+
+
+def test_a_ratio_is_expected_in_a_range_that_noise_widens() -> None:
+    fast, slow = timed(5.0, between=5.0), timed(20.0)
+    least, most = ratio_range(fast, slow)
+    assert least < 2.0 < most and most - 2.0 == pytest.approx(2.0 - least)
+    wider = ratio_range(fast, slow, noise=0.5)
+    assert wider[0] < least and most < wider[1]
+    alone = [replace(plan, devices=(HOST,)) for plan in (timed(10.0), timed(20.0))]
+    assert ratio_range(*alone)[0] > ratio_range(timed(10.0), timed(20.0))[0]
+    assert ratio_range(*alone, noise=0.5) == ratio_range(*alone)
 
 
 def test_what_two_plans_do_alike_is_no_doubt_between_them() -> None:

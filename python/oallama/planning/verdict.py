@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..data.plan import PlacementPlan
 from ..errors import OallamaError
-from .uncertainty import doubt
+from .uncertainty import ratio_range
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ def compare(plans: Mapping[str, PlacementPlan], noise: float = 0.0) -> Verdict:
     """Which of several plans for one model and workload is predicted to be fastest, and by how much.
 
     `plans` maps a name to show ("oato", "CPU alone") to a plan. The sentence has the range in which each ratio is
-    expected (`uncertainty.doubt`, which takes `noise`); plans within 1 % count as equal. Raises OallamaError when there
-    are no plans or their workloads differ.
+    expected (`uncertainty.ratio_range`, which takes `noise`); plans within 1 % count as equal. Raises OallamaError when
+    there are no plans or their workloads differ.
     """
     if not plans:
         raise OallamaError("no plans to compare")
@@ -41,8 +41,8 @@ def compare(plans: Mapping[str, PlacementPlan], noise: float = 0.0) -> Verdict:
     others = []
     for name in names[1:]:
         ratio = seconds[name] / seconds[best] if seconds[best] > 0 else 1.0
-        off = doubt(plans[best], plans[name], noise) / seconds[best] if seconds[best] > 0 else 0.0
-        span = f"{ratio:.2f}x ({max(0.0, ratio - off):.2f} to {ratio + off:.2f}) "
+        least, most = ratio_range(plans[best], plans[name], noise)
+        span = f"{ratio:.2f}x ({least:.2f} to {most:.2f}) "
         others.append(f"{'' if ratio < 1.01 else span}as fast as {name}")
     sentence = f"{best} is predicted to be fastest for {request} ({seconds[best]:.3g} s): {', '.join(others)}"
     return Verdict(best, seconds, sentence)
