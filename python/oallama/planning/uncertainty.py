@@ -13,13 +13,13 @@ from ..data.plan import HOST, PlacementPlan
 from ..data.predicted import CAUSES_BETWEEN, TIE, traffic, unusual_form
 from ..data.profile import Profile
 
-# Shares by which a cause of seconds is taken to be off in a choice, without noise, and what one unit of noise adds.
-# Chosen, not fitted: the first is near the median error of chosen plans, the others are larger where a remote device was
-# six times slower than predicted beside other work.
+# Shares by which a choice takes a cause of seconds to be off without noise, and what one unit of noise adds. Chosen,
+# not fitted: the first is near the median error of chosen plans, the others are larger where a remote device was six
+# times slower than predicted beside other work.
 _COMPUTING = (0.04, 1.0)
 _BETWEEN = (0.25, 10.0)
-# Shares by which nine of ten predicted requests, and ratios of two, were off at most in the cells of RECORDED_IN: of the
-# host alone, and with a device. That was a loopback server; no GPU was measured.
+# Shares by which nine of ten predicted requests, and ratios of two, were off at most in the cells of RECORDED_IN: of
+# the host alone, and with a device. That was a loopback server; no GPU was measured.
 RECORDED_IN = "bench/results/2026-11-2[79]-cells*.jsonl"
 OFF_ON_HOST, OFF_WITH_DEVICE = 0.12, 0.26
 # A plan that is so many times slower than another is not worth making.
