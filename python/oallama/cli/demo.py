@@ -210,7 +210,7 @@ class _Run:
             engines = rivals.engines(self.settings, endpoints, self.alone is not None, stack, everything=False)
             if self.alone:
                 engines += self.alone.engines()
-                self.predicted_s[self.alone.ours] = self.alone.candidates.best.predicted.request_s
+                self.predicted_s[self.alone.ours] = self.alone.considered.found.best.predicted.request_s
             wanted = interleave_for("reload" if endpoints else "loaded", engines, rivals.plan)
             results = run_bench(self.model, engines, replace(SWEEP, interleave=wanted), report, argv=sys.argv)
         out.print(medians.table(results))

@@ -17,8 +17,8 @@ from oallama.data.plan import HOST
 from oallama.engine import runtime
 from oallama.engine.load_settings import Settings
 from oallama.loading import autoplan
-from oallama.loading.autoplan import Choices
-from oallama.planning import Candidates, OperatorGraph, Workload, compare
+from oallama.loading.autoplan import Choices, Considered
+from oallama.planning import OperatorGraph, Workload, compare
 from oallama.profiling.fingerprint import cpu_set
 
 from .profile import profile_table
@@ -61,17 +61,17 @@ class Alone:
         return f"llama.cpp, {self.settings.n_threads} threads"
 
     @cached_property
-    def candidates(self) -> Candidates:
-        """The best is what `oallama run` measures first here."""
-        return autoplan.candidates(self.model, self.graph, None, self.settings, self.choices)
+    def considered(self) -> Considered:
+        """The best candidate is what `oallama run` measures first here."""
+        return autoplan.consider(self.model, self.graph, None, self.settings, self.choices)
 
     def show_plan(self) -> None:
-        best = self.candidates.best
-        predicted = compare({"oallama": best, "llama.cpp": self.candidates.plans.get("stock-cpu", best)})
+        plans, best = self.considered.found.plans, self.considered.found.best
+        predicted = compare({"oallama": best, "llama.cpp": plans.get("stock-cpu", best)}, self.considered.space.noise)
         out.print(f"[bold]The CPU alone, {self.settings.n_threads} threads:[/] {escape(predicted.sentence)}.")
 
     def engines(self) -> list[Engine]:
-        plan, threads = self.candidates.best, LoadParams(n_threads=self.settings.n_threads)
+        plan, threads = self.considered.found.best, LoadParams(n_threads=self.settings.n_threads)
         sizes = {name: getattr(plan.context, name) for name in ("n_ctx", "n_batch", "n_ubatch")}
         ours = planned(plan, runtime.lib_dir(), threads, name=self.ours)
         return [ours, replace(cpu_only(replace(threads, **sizes)), name=self.theirs)]

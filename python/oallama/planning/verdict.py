@@ -9,6 +9,9 @@ from ..data.plan import PlacementPlan
 from ..errors import OallamaError
 from .uncertainty import ratio_range
 
+# From this noise on llama.cpp's threads, which spin where they wait, may lose any factor (docs/decode.md).
+BUSY = 0.1
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -23,8 +26,8 @@ def compare(plans: Mapping[str, PlacementPlan], noise: float = 0.0) -> Verdict:
     """Which of several plans for one model and workload is predicted to be fastest, and by how much.
 
     `plans` maps a name to show ("oato", "CPU alone") to a plan. The sentence has the range in which each ratio is
-    expected (`uncertainty.ratio_range`, which takes `noise`); plans within 1 % count as equal. Raises OallamaError when
-    there are no plans or their workloads differ.
+    expected (`uncertainty.ratio_range`, which takes `noise`), without an upper end where noise is above BUSY; plans
+    within 1 % count as equal. Raises OallamaError when there are no plans or their workloads differ.
     """
     if not plans:
         raise OallamaError("no plans to compare")
@@ -42,7 +45,8 @@ def compare(plans: Mapping[str, PlacementPlan], noise: float = 0.0) -> Verdict:
     for name in names[1:]:
         ratio = seconds[name] / seconds[best] if seconds[best] > 0 else 1.0
         least, most = ratio_range(plans[best], plans[name], noise)
-        span = f"{ratio:.2f}x ({least:.2f} to {most:.2f}) "
+        end = "or more" if noise > BUSY else f"to {most:.2f}"
+        span = f"{ratio:.2f}x ({least:.2f} {end}) "
         others.append(f"{'' if ratio < 1.01 else span}as fast as {name}")
     sentence = f"{best} is predicted to be fastest for {request} ({seconds[best]:.3g} s): {', '.join(others)}"
     return Verdict(best, seconds, sentence)
