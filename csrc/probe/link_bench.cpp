@@ -18,7 +18,7 @@ constexpr int    min_rounds   = 5;
 constexpr int    min_copies   = 3;
 constexpr int    max_rounds   = 40;
 constexpr int    max_products = 100;  // of the faster side, beside one of the slower
-constexpr double min_step_s   = 0.05; // steps that are timed as one
+constexpr double min_steps_s  = 0.05; // steps that are timed as one
 constexpr double min_copies_s = 0.002;
 constexpr double min_beside_s = 0.3; // for copies and computing side by side
 constexpr size_t beside_bytes = 16 << 20;
@@ -70,7 +70,7 @@ struct side {
     ggml_backend_buffer_ptr buffer;
     ggml_tensor *           weight;
 
-    explicit side(ggml_backend_t backend, int64_t width) : backend(backend), ctx(make_context(1)) {
+    side(ggml_backend_t backend, int64_t width) : backend(backend), ctx(make_context(1)) {
         weight = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F16, width, width);
         buffer.reset(ggml_backend_alloc_ctx_tensors(ctx.get(), backend));
         if (!buffer) {
@@ -200,7 +200,7 @@ double oa_concurrency_bench(const std::string & device, int n_threads, double ma
     // Both sides compute for about as long, and then wait for each other, as in divided operators.
     const double device_s = time(device_chain(1)), cpu_s = time(cpu_chain(1));
     const chain  on_the_device = device_chain(times(cpu_s, device_s)), on_the_cpu = cpu_chain(times(device_s, cpu_s));
-    const int    n_steps = int(std::ceil(min_step_s / std::max(device_s, cpu_s)));
+    const int    n_steps = int(std::ceil(min_steps_s / std::max(device_s, cpu_s)));
     const auto   steps   = [&](const std::function<void()> & step) {
         return seconds_of([&] {
             for (int i = 0; i < n_steps; ++i) {
