@@ -25,7 +25,7 @@ constexpr size_t beside_bytes = 16 << 20;
 // A product of 32 MiB of weights works so long that the other side's threads fall asleep, as they do in a model.
 constexpr int64_t switch_width = oa_switch_bytes / sizeof(float);
 // 8 MiB are about half of a feed-forward of a small model. Where both sides compute on the same CPUs, more would hide
-// that a thread which is woken waits for a CPU: for milliseconds, however little it has to compute.
+// that a thread which is woken may wait for a CPU, however little it has to compute.
 constexpr int64_t beside_width = 2048;
 
 ggml_context_ptr make_context(size_t n_tensors) {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import random
 import re
 import time
@@ -326,8 +325,8 @@ def test_qwq_plans_in_a_moment(planner):
 
 def expected_range(verdict):
     """Of the ratio to the CPU, as the sentence has it."""
-    found = re.search(r"x \(([\d.]+) (?:to ([\d.]+)|or more)\) as fast as cpu", verdict.sentence)
-    return float(found[1]), float(found[2] or "inf")
+    found = re.search(r"x \(([\d.]+) to ([\d.]+)\) as fast as cpu", verdict.sentence)
+    return float(found[1]), float(found[2])
 
 
 def test_qwq_verdict():
@@ -337,8 +336,17 @@ def test_qwq_verdict():
     assert list(verdict.seconds.values()) == sorted(verdict.seconds.values())
     ratio = verdict.seconds["cpu"] / verdict.seconds[verdict.best]
     quiet, noisy = expected_range(verdict), expected_range(compare(plans, noise=0.5))
-    assert noisy[0] <= quiet[0] < ratio < quiet[1] < noisy[1] == math.inf
+    assert noisy[0] <= quiet[0] < ratio < quiet[1] < noisy[1]
     assert set(plans["oato"].predicted.tpot_s) == {0, 512, 576, 2048}  # within n_ctx, and the request's
+
+
+def test_a_ratio_to_threads_that_spin_has_one_end_beside_other_programs():
+    plans = {name: qwq(name) for name in ("oato", "cpu")}
+    alike = compare(plans).sentence
+    for spinning, end in ((["cpu"], "or more"), (["oato"], "or less")):
+        assert re.search(rf"x \([\d.]+ {end}\) as fast as cpu", compare(plans, 0.5, spinning).sentence)
+        assert compare(plans, spinning=spinning).sentence == alike
+    assert expected_range(compare(plans, 0.5, plans)) == expected_range(compare(plans, 0.5))
 
 
 def test_cpu_alone_can_be_fastest():

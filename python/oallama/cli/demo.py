@@ -182,8 +182,8 @@ class _Run:
         out.print(render_plan(plan))
         names = {"layers": "llama.cpp's layer split", "fit": "llama.cpp's --fit"}
         rivals = {names[name]: stock_plan for name, stock_plan in stock.items()}
-        compared = {"this plan": plan, **rivals, "llama.cpp's CPU alone": cpu}
-        predicted = compare(compared, considered.space.doubted_noise)
+        rivals["llama.cpp's CPU alone"] = cpu
+        predicted = compare({"this plan": plan, **rivals}, considered.space.doubted_noise, spinning=rivals)
         out.print(f"[bold]Predicted:[/] {escape(predicted.sentence)}.")
         self.predicted_s.update({"oallama": plan.predicted.request_s, "llama.cpp CPU": cpu.predicted.request_s})
         of_stock = {"layers": "llama.cpp", "fit": "llama.cpp --fit"}

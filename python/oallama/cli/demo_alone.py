@@ -67,7 +67,8 @@ class Alone:
 
     def show_plan(self) -> None:
         plans, best = self.considered.found.plans, self.considered.found.best
-        predicted = compare({"oallama": best, "llama.cpp": plans.get("stock-cpu", best)}, self.considered.space.noise)
+        stock = {"llama.cpp": plans.get("stock-cpu", best)}
+        predicted = compare({"oallama": best, **stock}, self.considered.space.noise, spinning=stock)
         out.print(f"[bold]The CPU alone, {self.settings.n_threads} threads:[/] {escape(predicted.sentence)}.")
 
     def engines(self) -> list[Engine]:

@@ -1,7 +1,8 @@
 """How far a prediction may be off, and which of several plans loses least when it is.
 
-Computing on a device is predicted within a few percent on a quiet machine. What passes between devices is predicted
-worst, and other work multiplies it: every copy and every device change is a wait for a thread to be given a CPU.
+Computing on a device is mostly predicted within a few percent on a quiet machine. What passes between devices is
+predicted worst, and other work multiplies it: every copy and every device change is a wait for a thread to be given a
+CPU.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from ..data.predicted import CAUSES_BETWEEN, TIE, traffic, unusual_form
 from ..data.profile import Profile
 
 # Shares by which a choice takes a cause of seconds to be off without noise, and what one unit of noise adds. Chosen,
-# not fitted: the first is near the median error of chosen plans, the others are larger where a remote device was six
-# times slower than predicted beside other work.
+# not fitted: the first is near the median error of chosen plans on the host in the cells of RECORDED_IN, the others are
+# larger where a remote device was six times slower than predicted beside other work.
 _COMPUTING = (0.04, 1.0)
 _BETWEEN = (0.25, 10.0)
 # Shares by which nine of ten predicted requests, and ratios of two, were off at most in the cells of RECORDED_IN: of

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from ..data.plan import PlacementPlan
 from ..errors import OallamaError
 from .uncertainty import ratio_range
 
-# From this noise on llama.cpp's threads, which spin where they wait, may lose any factor (docs/decode.md).
-BUSY = 0.1
+# Above this noise llama.cpp's threads, which spin where they wait, may lose any factor (docs/decode.md).
+_BUSY = 0.1
 
 
 @dataclass(frozen=True)
@@ -22,12 +22,13 @@ class Verdict:
     sentence: str
 
 
-def compare(plans: Mapping[str, PlacementPlan], noise: float = 0.0) -> Verdict:
+def compare(plans: Mapping[str, PlacementPlan], noise: float = 0.0, spinning: Collection[str] = ()) -> Verdict:
     """Which of several plans for one model and workload is predicted to be fastest, and by how much.
 
-    `plans` maps a name to show ("oato", "CPU alone") to a plan. The sentence has the range in which each ratio is
-    expected (`uncertainty.ratio_range`, which takes `noise`), without an upper end where noise is above BUSY; plans
-    within 1 % count as equal. Raises OallamaError when there are no plans or their workloads differ.
+    `plans` maps a name to show ("oato", "CPU alone") to a plan. spinning: the names of those that llama.cpp's own
+    threads compute. The sentence has the range in which each ratio is expected (`uncertainty.ratio_range`, which takes
+    `noise`). Beside other programs it has one end between plans of which one spins. Plans within 1 % count as equal.
+    Raises OallamaError when there are no plans or their workloads differ.
     """
     if not plans:
         raise OallamaError("no plans to compare")
@@ -45,8 +46,9 @@ def compare(plans: Mapping[str, PlacementPlan], noise: float = 0.0) -> Verdict:
     for name in names[1:]:
         ratio = seconds[name] / seconds[best] if seconds[best] > 0 else 1.0
         least, most = ratio_range(plans[best], plans[name], noise)
-        end = "or more" if noise > BUSY else f"to {most:.2f}"
-        span = f"{ratio:.2f}x ({least:.2f} {end}) "
-        others.append(f"{'' if ratio < 1.01 else span}as fast as {name}")
+        expected = f"{least:.2f} to {most:.2f}"
+        if noise > _BUSY and (name in spinning) != (best in spinning):
+            expected = f"{least:.2f} or more" if name in spinning else f"{most:.2f} or less"
+        others.append(f"{'' if ratio < 1.01 else f'{ratio:.2f}x ({expected}) '}as fast as {name}")
     sentence = f"{best} is predicted to be fastest for {request} ({seconds[best]:.3g} s): {', '.join(others)}"
     return Verdict(best, seconds, sentence)
