@@ -8,9 +8,13 @@ namespace {
 
 constexpr size_t ahead = 16; // tokens; chosen by trial on one machine
 
+inline void prefetch(const char * p) {
+    __builtin_prefetch(p, 0, 2);
+}
+
 inline void prefetch(const char * p, int64_t nbytes) {
     for (int64_t at = 0; at < nbytes; at += 64) {
-        __builtin_prefetch(p + at, 0, 2);
+        prefetch(p + at);
     }
 }
 

@@ -15,9 +15,13 @@ constexpr int sums_kept   = registers >= 32 ? 24 : 12;
 
 template <class T> void widen(const char * rows, size_t stride, int64_t n, int64_t d, float * out) {
     for (int64_t t = 0; t < n; ++t) {
-        prefetch(rows + (size_t(t) + ahead) * stride, bytes_of<T>(d));
-        for (int64_t i = 0; i < d; i += width) {
-            store(out + t * d + i, T::load(rows + size_t(t) * stride, i));
+        const char * row = rows + size_t(t) * stride;
+        prefetch(row + ahead * stride, bytes_of<T>(d));
+        for (int64_t begin = 0; begin < d; begin += values_at_once<T>) {
+            const auto scale = T::scale(row, begin);
+            for (int64_t i = begin; i < begin + values_at_once<T>; i += width) {
+                store(out + t * d + i, T::load(row, i, scale));
+            }
         }
     }
 }

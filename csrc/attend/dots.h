@@ -42,22 +42,32 @@ template <class F> void in_tiles(int64_t n_rows, const F & f) {
     last_tile<row_tile - 1>(n_rows - r, r, f);
 }
 
-// scores[r][t] of n_rows rows with n_tokens.
+// scores[r][t] of n_rows rows with n_tokens. What lies `further` bytes behind each token is fetched ahead, line by line
+// between the products: many fetches in a row would hold them up.
 template <class K, int n_rows, int n_tokens>
-void scores_of_tile(const float * q, int64_t d, const char * const * k, float * scores) {
+void scores_of_tile(const float * q, int64_t d, const char * const * k, size_t further, float * scores) {
     Floats sum[n_rows][n_tokens] = {};
-    for (int64_t i = 0; i < d; i += width) {
-        Floats values[n_tokens];
+    for (int64_t begin = 0; begin < d; begin += values_at_once<K>) {
+        decltype(K::scale(k[0], 0)) scale[n_tokens];
 #pragma GCC unroll 16
         for (int t = 0; t < n_tokens; ++t) {
-            values[t] = K::load(k[t], i);
+            scale[t] = K::scale(k[t], begin);
+            prefetch(k[t] + further + bytes_of<K>(begin));
         }
 #pragma GCC unroll 16
-        for (int r = 0; r < n_rows; ++r) {
-            const Floats query = in_register(load(q + r * d + i));
+        for (int64_t i = begin; i < begin + values_at_once<K>; i += width) {
+            Floats values[n_tokens];
 #pragma GCC unroll 16
             for (int t = 0; t < n_tokens; ++t) {
-                sum[r][t] += query * values[t];
+                values[t] = K::load(k[t], i, scale[t]);
+            }
+#pragma GCC unroll 16
+            for (int r = 0; r < n_rows; ++r) {
+                const Floats query = in_register(load(q + r * d + i));
+#pragma GCC unroll 16
+                for (int t = 0; t < n_tokens; ++t) {
+                    sum[r][t] += query * values[t];
+                }
             }
         }
     }
@@ -74,10 +84,11 @@ void scores_of_tile(const float * q, int64_t d, const char * const * k, float * 
 }
 
 // The same with 4 tokens.
-template <class K, int n_rows> void scores_of_rows(const float * q, int64_t d, const char * const * k, float * scores) {
+template <class K, int n_rows>
+void scores_of_rows(const float * q, int64_t d, const char * const * k, size_t further, float * scores) {
     constexpr int n_tokens = at_once(n_rows);
     for (int t = 0; t < 4; t += n_tokens) {
-        scores_of_tile<K, n_rows, n_tokens>(q, d, k + t, scores + t);
+        scores_of_tile<K, n_rows, n_tokens>(q, d, k + t, further, scores + t);
     }
 }
 
@@ -97,19 +108,21 @@ void scores_by_dots(const float * q, const Heads & heads, int64_t d, const char 
             const char * rows[4];
             for (int64_t i = 0; i < 4; ++i) {
                 rows[i] = k + size_t(t + i < n ? t + i : n - 1) * stride + size_t(h) * heads.stride;
-                prefetch(rows[i] + ahead * stride, bytes_of<K>(d));
             }
             const float * of_head = q + h * heads.rows_between * d;
             float *       to      = scores + h * heads.rows_between * block_tokens + t;
             in_tiles(heads.n_rows, [&](auto tile, int64_t r) {
-                scores_of_rows<K, decltype(tile)::n>(of_head + r * d, d, rows, to + r * block_tokens);
+                const size_t further = r == 0 ? ahead * stride : 0; // the other rows need no more
+                scores_of_rows<K, decltype(tile)::n>(of_head + r * d, d, rows, further, to + r * block_tokens);
             });
         }
     }
 }
 
+// out[r][i] += sum over t of weights[r][t] * v[t][i], from value `from` on. Fetches ahead as above.
 template <class V, int n_rows, int n_vectors>
-void mix_rows(const float * weights, const char * v, size_t stride, int64_t n, int64_t d, int64_t from, float * out) {
+void mix_rows(const float * weights, const char * v, size_t stride, int64_t n, int64_t d, int64_t from, size_t further,
+              float * out) {
     Floats sum[n_rows][n_vectors];
 #pragma GCC unroll 16
     for (int r = 0; r < n_rows; ++r) {
@@ -119,10 +132,19 @@ void mix_rows(const float * weights, const char * v, size_t stride, int64_t n, i
         }
     }
     for (int64_t t = 0; t < n; ++t) {
-        Floats values[n_vectors];
+        const char *               row = v + size_t(t) * stride;
+        decltype(V::scale(row, 0)) scale;
+        Floats                     values[n_vectors];
 #pragma GCC unroll 16
         for (int c = 0; c < n_vectors; ++c) {
-            values[c] = V::load(v + size_t(t) * stride, from + c * width);
+            const int64_t i = from + c * width;
+            if (c * width % values_at_once<V> == 0) {
+                scale = V::scale(row, i);
+            }
+            values[c] = V::load(row, i, scale);
+            if (c == 0 || bytes_of<V>(c * width) / 64 != bytes_of<V>((c - 1) * width) / 64) {
+                prefetch(row + further + bytes_of<V>(i));
+            }
         }
 #pragma GCC unroll 16
         for (int r = 0; r < n_rows; ++r) {
@@ -143,14 +165,15 @@ void mix_rows(const float * weights, const char * v, size_t stride, int64_t n, i
 }
 
 template <class V, int n_rows>
-void mix_widths(const float * weights, const char * v, size_t stride, int64_t n, int64_t d, float * out) {
+void mix_widths(const float * weights, const char * v, size_t stride, int64_t n, int64_t d, size_t further,
+                float * out) {
     constexpr int n_vectors = at_once(n_rows);
     int64_t       from      = 0;
     for (; from + n_vectors * width <= d; from += n_vectors * width) {
-        mix_rows<V, n_rows, n_vectors>(weights, v, stride, n, d, from, out);
+        mix_rows<V, n_rows, n_vectors>(weights, v, stride, n, d, from, further, out);
     }
     for (; from < d; from += width) {
-        mix_rows<V, n_rows, 1>(weights, v, stride, n, d, from, out);
+        mix_rows<V, n_rows, 1>(weights, v, stride, n, d, from, further, out);
     }
 }
 
@@ -165,11 +188,10 @@ void mix_by_dots(const float * weights, const Heads & heads, const char * v, siz
             const float * of_head = weights + h * heads.rows_between * block_tokens + t;
             float *       to      = out + h * heads.rows_between * d;
             const char *  next    = h + 1 < heads.n ? rows + heads.stride : v + size_t(t + mixed_tokens) * stride;
-            for (int64_t i = 0; i < some; ++i) {
-                prefetch(next + size_t(i) * stride, bytes_of<V>(d));
-            }
             in_tiles(heads.n_rows, [&](auto tile, int64_t r) {
-                mix_widths<V, decltype(tile)::n>(of_head + r * block_tokens, rows, stride, some, d, to + r * d);
+                const size_t further = r == 0 ? size_t(next - rows) : 0;
+                mix_widths<V, decltype(tile)::n>(of_head + r * block_tokens, rows, stride, some, d, further,
+                                                 to + r * d);
             });
         }
     }

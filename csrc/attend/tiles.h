@@ -225,8 +225,8 @@ template <class K> void pack_rows(const char * rows, size_t stride, int64_t n, i
             prefetch(row + ahead * stride, bytes_of<K>(d));
         }
         for (int64_t i = 0; i < d; i += 2 * side) {
-            const Floats first  = t < n ? K::load(row, i) : Floats{};
-            const Floats second = t < n && i + side < d ? K::load(row, i + side) : Floats{};
+            const Floats first  = t < n ? load_alone<K>(row, i) : Floats{};
+            const Floats second = t < n && i + side < d ? load_alone<K>(row, i + side) : Floats{};
             const Pairs  both   = neighbours(first, second);
             store(to.upper + t * words + i / 2, both.upper);
             store(to.lower + t * words + i / 2, both.lower);
@@ -244,7 +244,7 @@ template <class V> void pack_pairs(const char * rows, size_t stride, int64_t n, 
         }
         for (int64_t i = 0; i < d; i += side) {
             const Pairs both =
-                pairs(t < n ? V::load(row, i) : Floats{}, t + 1 < n ? V::load(row + stride, i) : Floats{});
+                pairs(t < n ? load_alone<V>(row, i) : Floats{}, t + 1 < n ? load_alone<V>(row + stride, i) : Floats{});
             store(to.upper + t / 2 * d + i, both.upper);
             store(to.lower + t / 2 * d + i, both.lower);
         }

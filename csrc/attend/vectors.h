@@ -114,7 +114,8 @@ inline Floats tanh_of(Floats x) {
     return x < Floats{} ? -found : found;
 }
 
-// Values of a cache. Each type has `load(row, i)`: values i .. i + width - 1 of a row, i a multiple of the width.
+// Values of a cache. Each type has `load(row, i, scale)`: values i .. i + width - 1 of a row, i a multiple of the
+// width. `scale(row, i)` is that of the block of value i, for all its values.
 
 inline Floats from_half(const uint16_t * p) {
 #if defined(__AVX512F__)
@@ -150,6 +151,16 @@ inline float from_half(uint16_t half) {
 #endif
 }
 
+inline Floats all_of_half(uint16_t half) {
+#if defined(__AVX512F__)
+    return (Floats) _mm512_cvtph_ps(_mm256_set1_epi16(int16_t(half)));
+#elif defined(__AVX2__)
+    return (Floats) _mm256_cvtph_ps(_mm_set1_epi16(int16_t(half)));
+#else
+    return all(from_half(half));
+#endif
+}
+
 inline Floats from_bytes(const int8_t * p) {
 #if defined(__AVX512F__)
     return (Floats) _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))));
@@ -164,22 +175,34 @@ inline Floats from_bytes(const int8_t * p) {
 #endif
 }
 
+struct NoScale {};
+
 struct F32 {
     static constexpr int block = 1, bytes = 4;
 
-    static Floats load(const char * row, int64_t i) { return ::load(reinterpret_cast<const float *>(row) + i); }
+    static NoScale scale(const char *, int64_t) { return {}; }
+
+    static Floats load(const char * row, int64_t i, NoScale) {
+        return ::load(reinterpret_cast<const float *>(row) + i);
+    }
 };
 
 struct F16 {
     static constexpr int block = 1, bytes = 2;
 
-    static Floats load(const char * row, int64_t i) { return from_half(reinterpret_cast<const uint16_t *>(row) + i); }
+    static NoScale scale(const char *, int64_t) { return {}; }
+
+    static Floats load(const char * row, int64_t i, NoScale) {
+        return from_half(reinterpret_cast<const uint16_t *>(row) + i);
+    }
 };
 
 struct BF16 {
     static constexpr int block = 1, bytes = 2;
 
-    static Floats load(const char * row, int64_t i) {
+    static NoScale scale(const char *, int64_t) { return {}; }
+
+    static Floats load(const char * row, int64_t i, NoScale) {
         typedef uint16_t Halves __attribute__((vector_size(2 * width), aligned(2), may_alias));
         const Halves     values = *reinterpret_cast<const Halves *>(row + 2 * i);
         return (Floats) (__builtin_convertvector(values, Ints) << 16);
@@ -187,31 +210,40 @@ struct BF16 {
 };
 
 // ggml's blocks of 32: a scale as half, then the values.
-struct Q8_0 {
-    static constexpr int block = 32, bytes = 34;
+template <int bytes_of_block> struct Blocks {
+    static constexpr int block = 32, bytes = bytes_of_block;
 
-    static Floats load(const char * row, int64_t i) {
-        const char * at = row + i / block * bytes;
-        uint16_t     scale;
-        memcpy(&scale, at, 2);
-        return from_bytes(reinterpret_cast<const int8_t *>(at + 2) + i % block) * from_half(scale);
+    static const char * values(const char * row, int64_t i) { return row + i / block * bytes + 2; }
+
+    static Floats scale(const char * row, int64_t i) {
+        uint16_t half;
+        memcpy(&half, values(row, i) - 2, 2);
+        return all_of_half(half);
+    }
+};
+
+struct Q8_0 : Blocks<34> {
+    static Floats load(const char * row, int64_t i, Floats scale) {
+        return from_bytes(reinterpret_cast<const int8_t *>(values(row, i)) + i % block) * scale;
     }
 };
 
 // Value i lies in the low half of byte i, value i + 16 in the high one; 8 is 0.
-struct Q4_0 {
-    static constexpr int block = 32, bytes = 18;
-
-    static Floats load(const char * row, int64_t i) {
+struct Q4_0 : Blocks<18> {
+    static Floats load(const char * row, int64_t i, Floats scale) {
         typedef uint8_t Nibbles __attribute__((vector_size(width), aligned(1), may_alias));
-        const char *    at     = row + i / block * bytes;
-        const Nibbles   values = *reinterpret_cast<const Nibbles *>(at + 2 + i % 16);
-        uint16_t        scale;
-        memcpy(&scale, at, 2);
-        const Ints both    = __builtin_convertvector(values, Ints);
-        const Ints numbers = (both >> (i % block < 16 ? 0 : 4) & 15) - 8;
-        return __builtin_convertvector(numbers, Floats) * from_half(scale);
+        const Nibbles   bytes_of_two = *reinterpret_cast<const Nibbles *>(values(row, i) + i % 16);
+        const Ints      both         = __builtin_convertvector(bytes_of_two, Ints);
+        const Ints      numbers      = (both >> (i % block < 16 ? 0 : 4) & 15) - 8;
+        return __builtin_convertvector(numbers, Floats) * scale;
     }
 };
+
+template <class T> inline Floats load_alone(const char * row, int64_t i) {
+    return T::load(row, i, T::scale(row, i));
+}
+
+// Values that share a scale, or those of a vector where none do.
+template <class T> constexpr int values_at_once = T::block > width ? T::block : width;
 
 } // namespace
