@@ -45,7 +45,7 @@ template <class F> void in_tiles(int64_t n_rows, const F & f) {
 // scores[r][t] of n_rows rows with n_tokens. What lies `further` bytes behind each token is fetched ahead, line by line
 // between the products: many fetches in a row would hold them up.
 template <class K, int n_rows, int n_tokens>
-void scores_of_tile(const float * q, int64_t d, const char * const * k, size_t further, float * scores) {
+void scores_of_tile(const float * q, int64_t d, const char * const * k, int64_t further, float * scores) {
     Floats sum[n_rows][n_tokens] = {};
     for (int64_t begin = 0; begin < d; begin += values_at_once<K>) {
         decltype(K::scale(k[0], 0)) scale[n_tokens];
@@ -85,7 +85,7 @@ void scores_of_tile(const float * q, int64_t d, const char * const * k, size_t f
 
 // The same with 4 tokens.
 template <class K, int n_rows>
-void scores_of_rows(const float * q, int64_t d, const char * const * k, size_t further, float * scores) {
+void scores_of_rows(const float * q, int64_t d, const char * const * k, int64_t further, float * scores) {
     constexpr int n_tokens = at_once(n_rows);
     for (int t = 0; t < 4; t += n_tokens) {
         scores_of_tile<K, n_rows, n_tokens>(q, d, k + t, further, scores + t);
@@ -112,7 +112,7 @@ void scores_by_dots(const float * q, const Heads & heads, int64_t d, const char 
             const float * of_head = q + h * heads.rows_between * d;
             float *       to      = scores + h * heads.rows_between * block_tokens + t;
             in_tiles(heads.n_rows, [&](auto tile, int64_t r) {
-                const size_t further = r == 0 ? ahead * stride : 0; // the other rows need no more
+                const int64_t further = r == 0 ? int64_t(ahead * stride) : 0; // the other rows need no more
                 scores_of_rows<K, decltype(tile)::n>(of_head + r * d, d, rows, further, to + r * block_tokens);
             });
         }
@@ -121,7 +121,7 @@ void scores_by_dots(const float * q, const Heads & heads, int64_t d, const char 
 
 // out[r][i] += sum over t of weights[r][t] * v[t][i], from value `from` on. Fetches ahead as above.
 template <class V, int n_rows, int n_vectors>
-void mix_rows(const float * weights, const char * v, size_t stride, int64_t n, int64_t d, int64_t from, size_t further,
+void mix_rows(const float * weights, const char * v, size_t stride, int64_t n, int64_t d, int64_t from, int64_t further,
               float * out) {
     Floats sum[n_rows][n_vectors];
 #pragma GCC unroll 16
@@ -165,7 +165,7 @@ void mix_rows(const float * weights, const char * v, size_t stride, int64_t n, i
 }
 
 template <class V, int n_rows>
-void mix_widths(const float * weights, const char * v, size_t stride, int64_t n, int64_t d, size_t further,
+void mix_widths(const float * weights, const char * v, size_t stride, int64_t n, int64_t d, int64_t further,
                 float * out) {
     constexpr int n_vectors = at_once(n_rows);
     int64_t       from      = 0;
@@ -189,7 +189,7 @@ void mix_by_dots(const float * weights, const Heads & heads, const char * v, siz
             float *       to      = out + h * heads.rows_between * d;
             const char *  next    = h + 1 < heads.n ? rows + heads.stride : v + size_t(t + mixed_tokens) * stride;
             in_tiles(heads.n_rows, [&](auto tile, int64_t r) {
-                const size_t further = r == 0 ? size_t(next - rows) : 0;
+                const int64_t further = r == 0 ? next - rows : 0;
                 mix_widths<V, decltype(tile)::n>(of_head + r * block_tokens, rows, stride, some, d, further,
                                                  to + r * d);
             });
