@@ -18,7 +18,12 @@ CPU_CELLS = (
     "2026-11-29-cells-cpu-xeon",
     "2026-11-29-cells-cpu-older-epyc",
 )
-ATTENTION = ("2026-11-24-attention", "2026-11-25-attention-xeon-huge", "2026-11-29-attention-older-epyc")
+ATTENTION = (
+    "2026-11-24-attention",
+    "2026-11-25-attention-xeon-huge",
+    "2026-11-29-attention-older-epyc",
+    "2026-11-30-attention-xeon",
+)
 BUSY_THREADS = ("2026-11-28-busy-threads", "2026-11-29-busy-threads")
 FASTER = "request time against llama.cpp's fastest way"
 ERRORS = "error of predictions, chosen plans: median (90th percentile)"
