@@ -177,31 +177,25 @@ inline Floats from_bytes(const int8_t * p) {
 
 struct NoScale {};
 
-struct F32 {
-    static constexpr int block = 1, bytes = 4;
+template <int bytes_of_value> struct Values {
+    static constexpr int block = 1, bytes = bytes_of_value;
 
     static NoScale scale(const char *, int64_t) { return {}; }
+};
 
+struct F32 : Values<4> {
     static Floats load(const char * row, int64_t i, NoScale) {
         return ::load(reinterpret_cast<const float *>(row) + i);
     }
 };
 
-struct F16 {
-    static constexpr int block = 1, bytes = 2;
-
-    static NoScale scale(const char *, int64_t) { return {}; }
-
+struct F16 : Values<2> {
     static Floats load(const char * row, int64_t i, NoScale) {
         return from_half(reinterpret_cast<const uint16_t *>(row) + i);
     }
 };
 
-struct BF16 {
-    static constexpr int block = 1, bytes = 2;
-
-    static NoScale scale(const char *, int64_t) { return {}; }
-
+struct BF16 : Values<2> {
     static Floats load(const char * row, int64_t i, NoScale) {
         typedef uint16_t Halves __attribute__((vector_size(2 * width), aligned(2), may_alias));
         const Halves     values = *reinterpret_cast<const Halves *>(row + 2 * i);
