@@ -17,7 +17,9 @@ CPU_CELLS = (
     "2026-11-29-cells-cpu-epyc",
     "2026-11-29-cells-cpu-xeon",
     "2026-11-29-cells-cpu-older-epyc",
+    "2026-11-30-cells-cpu-epyc",
 )
+VULKAN_CELLS = (CELLS[0], "2026-11-30-cells-vulkan")
 ATTENTION = (
     "2026-11-24-attention",
     "2026-11-25-attention-xeon-huge",
@@ -43,7 +45,7 @@ GROUPS: dict[str, list[Row]] = {
         Row(f"{FASTER}, CPU alone, both `-fa`, depths 0 to 8192", CPU_CELLS, faster_on("CPU"), True),
         Row(f"{FASTER}, loopback RPC server", CELLS, faster_on("RPC"), True),
         Row(f"{FASTER}, CPU alone, one `-fa`", CELLS[:1], faster_on("CPU")),
-        Row(f"{FASTER}, Vulkan in software, which the plan leaves unused", CELLS[:1], faster_on("Vulkan")),
+        Row(f"{FASTER}, Vulkan in software, which the plan leaves unused", VULKAN_CELLS, faster_on("Vulkan")),
         Row("cells with RPC, with Vulkan or with one `-fa` that are below 0.98x; the smallest", CELLS,
             lambda *files: texts.losing(texts.latest(*files)), True),
         Row("engine without a plan against unpatched llama.cpp, interleaved rounds",
