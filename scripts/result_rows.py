@@ -26,6 +26,7 @@ ATTENTION = (
     "2026-11-29-attention-older-epyc",
     "2026-11-30-attention-xeon",
 )
+DEPTHS = ("2026-11-25-cpu-depth-huge", "2026-11-30-cpu-depth-epyc")
 BUSY_THREADS = ("2026-11-28-busy-threads", "2026-11-29-busy-threads")
 FASTER = "request time against llama.cpp's fastest way"
 ERRORS = "error of predictions, chosen plans: median (90th percentile)"
@@ -38,6 +39,10 @@ def errors_of_chosen(*files: Lines) -> str:
 
 def faster_on(device: str) -> Callable[..., str]:
     return lambda *files: texts.faster(texts.latest(*files), device=device)
+
+
+def at_depth(time: str, rival: str) -> Callable[..., str]:
+    return lambda *files: texts.at_depth([*chain(*files)], time, rival)
 
 
 GROUPS: dict[str, list[Row]] = {
@@ -108,12 +113,11 @@ GROUPS: dict[str, list[Row]] = {
             (*ATTENTION[:1], "2026-11-24-attention-xeon", *ATTENTION[2:]), partial(texts.attention, cache="q8_0")),
         Row("prompt of 512 tokens, our kernels against llama.cpp's without AMX",
             ("2026-11-24-cpu-prompts",), texts.prompts),
-        Row("2 layers of a model, `auto` against llama.cpp's faster `-fa`: TTFT of 512 tokens behind 0 and 12288",
-            ("2026-11-25-cpu-depth-huge",), partial(texts.at_depth, time="ttft", rival="llama.cpp")),
-        Row("the same: TPOT", ("2026-11-25-cpu-depth-huge",),
-            partial(texts.at_depth, time="tpot", rival="llama.cpp")),
-        Row("TPOT against ik_llama.cpp's fastest flags (behind 12288 for one model)",
-            ("2026-11-25-cpu-depth-huge",), partial(texts.at_depth, time="tpot", rival="ik")),
+        Row("2 layers of a model, `auto` against llama.cpp's faster `-fa`: TTFT of 512 tokens behind 0 and 12288 "
+            "(and 32768 for one model)", DEPTHS, at_depth("ttft", "llama.cpp")),
+        Row("the same: TPOT", DEPTHS, at_depth("tpot", "llama.cpp")),
+        Row("TPOT of 2 layers on the CPU alone behind 0 and 12288 against ik_llama.cpp's fastest flags",
+            DEPTHS, at_depth("tpot", "ik"), True),
     ],
     "hosts": [
         Row("2 emulated hosts x 4 ranks, 1 Gbit: against the same with a star all-reduce",
