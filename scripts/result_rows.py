@@ -21,7 +21,7 @@ CPU_CELLS = (
 )
 VULKAN_CELLS = (CELLS[0], "2026-11-30-cells-vulkan")
 ATTENTION = (
-    "2026-11-24-attention",
+    "2026-11-30-attention-epyc",
     "2026-11-25-attention-xeon-huge",
     "2026-11-29-attention-older-epyc",
     "2026-11-30-attention-xeon",
