@@ -10,7 +10,12 @@ import result_gpu
 import result_texts as texts
 from result_lines import Lines, Row, span
 
-CELLS = ("2026-11-21-cells", "2026-11-27-cells", "2026-11-29-cells-rpc")  # the newer have rivals with both -fa
+CELLS = (
+    "2026-11-21-cells",
+    "2026-11-27-cells",  # from here on with both -fa of rivals
+    "2026-11-29-cells-rpc",
+    "2026-11-30-cells-vulkan",
+)
 CPU_CELLS = (
     "2026-11-25-cells-cpu",
     "2026-11-26-cells-cpu",
@@ -19,7 +24,6 @@ CPU_CELLS = (
     "2026-11-29-cells-cpu-older-epyc",
     "2026-11-30-cells-cpu-epyc",
 )
-VULKAN_CELLS = (CELLS[0], "2026-11-30-cells-vulkan")
 ATTENTION = (
     "2026-11-30-attention-epyc",
     "2026-11-25-attention-xeon-huge",
@@ -41,16 +45,13 @@ def faster_on(device: str) -> Callable[..., str]:
     return lambda *files: texts.faster(texts.latest(*files), device=device)
 
 
-def at_depth(time: str, rival: str) -> Callable[..., str]:
-    return lambda *files: texts.at_depth([*chain(*files)], time, rival)
-
-
 GROUPS: dict[str, list[Row]] = {
     "rivals": [
         Row(f"{FASTER}, CPU alone, both `-fa`, depths 0 to 8192", CPU_CELLS, faster_on("CPU"), True),
-        Row(f"{FASTER}, loopback RPC server", CELLS, faster_on("RPC"), True),
+        Row(f"{FASTER}, loopback RPC server", CELLS[:-1], faster_on("RPC"), True),
         Row(f"{FASTER}, CPU alone, one `-fa`", CELLS[:1], faster_on("CPU")),
-        Row(f"{FASTER}, Vulkan in software, which the plan leaves unused", VULKAN_CELLS, faster_on("Vulkan")),
+        Row(f"{FASTER}, Vulkan in software, which the plan leaves unused",
+            (CELLS[0], CELLS[-1]), faster_on("Vulkan")),
         Row("cells with RPC, with Vulkan or with one `-fa` that are below 0.98x; the smallest", CELLS,
             lambda *files: texts.losing(texts.latest(*files)), True),
         Row("engine without a plan against unpatched llama.cpp, interleaved rounds",
@@ -114,10 +115,10 @@ GROUPS: dict[str, list[Row]] = {
         Row("prompt of 512 tokens, our kernels against llama.cpp's without AMX",
             ("2026-11-24-cpu-prompts",), texts.prompts),
         Row("2 layers of a model, `auto` against llama.cpp's faster `-fa`: TTFT of 512 tokens behind 0 and 12288 "
-            "(and 32768 for one model)", DEPTHS, at_depth("ttft", "llama.cpp")),
-        Row("the same: TPOT", DEPTHS, at_depth("tpot", "llama.cpp")),
+            "(and 32768 for one model)", DEPTHS, partial(texts.at_depth, time="ttft", rival="llama.cpp")),
+        Row("the same: TPOT", DEPTHS, partial(texts.at_depth, time="tpot", rival="llama.cpp")),
         Row("TPOT of 2 layers on the CPU alone behind 0 and 12288 against ik_llama.cpp's fastest flags",
-            DEPTHS, at_depth("tpot", "ik"), True),
+            DEPTHS, partial(texts.at_depth, time="tpot", rival="ik"), True),
     ],
     "hosts": [
         Row("2 emulated hosts x 4 ranks, 1 Gbit: against the same with a star all-reduce",

@@ -179,10 +179,10 @@ def prompts(lines: Lines) -> str:
     return "; ".join(f"{line['type']} {line['times_rival']['value']:.2f}x" for line in lines)
 
 
-def at_depth(lines: Lines, time: str, rival: str) -> str:
+def at_depth(*files: Lines, time: str, rival: str) -> str:
     """By model, at its depths in order."""
     found: dict[str, list[str]] = {}
-    for line in sorted(lines, key=lambda line: (line["model"], line["depth"])):
+    for line in sorted(chain(*files), key=lambda line: (line["model"], line["depth"])):
         if rival in line["times"][time]:
             found.setdefault(line["model"], []).append(f"{line['times'][time][rival]['value']:.2f}x")
     return "; ".join(f"{model.replace(':', ' ')} {', '.join(each)}" for model, each in found.items())
