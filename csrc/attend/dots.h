@@ -142,7 +142,8 @@ void mix_rows(const float * weights, const char * v, size_t stride, int64_t n, i
                 scale = V::scale(row, i);
             }
             values[c] = V::load(row, i, scale);
-            if (c == 0 || bytes_of<V>(c * width) / 64 != bytes_of<V>((c - 1) * width) / 64) {
+            if (c == 0 ||
+                bytes_of<V>(c * width) / fetched_at_once<V> != bytes_of<V>((c - 1) * width) / fetched_at_once<V>) {
                 prefetch(row + further + bytes_of<V>(i));
             }
         }

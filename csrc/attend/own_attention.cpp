@@ -97,13 +97,25 @@ Method method_of_many(const Task & task) {
     return whole ? Method::columns : kernels().many;
 }
 
+// Into how many tiles the rows of a K/V head are cut: of tile_rows or less, and in all of them a multiple of some_items
+// where that leaves half of these rows. Threads end together then.
+int64_t tiles_of(const Task & task) {
+    const int64_t rows = task.rows(), widest_tile = kernels().tile_rows, heads = task.n_sequences * task.n_head_kv;
+    const int64_t fewest = parts(rows, widest_tile);
+    const int64_t even   = parts(parts(fewest * heads, some_items) * some_items, heads);
+    return 2 * rows >= even * widest_tile ? even : fewest;
+}
+
 // Cuts a task by its shape.
 void cut(Task & task) {
     const int64_t rows   = task.rows();
     const bool    few    = rows < kernels().many_rows;
     task.method          = few ? Method::dots : method_of_many(task);
     task.heads_per_group = few ? task.n_head_kv : 1;
-    task.rows_per_tile   = few ? rows : std::min(rows, kernels().tile_rows);
+    task.rows_per_tile   = few                            ? rows :
+                           task.method == Method::columns ? parts(parts(rows, tiles_of(task)), widest) * widest :
+                                                            kernels().tile_rows;
+    task.rows_per_tile   = std::min(rows, task.rows_per_tile);
     task.n_tiles         = parts(rows, task.rows_per_tile);
     const int64_t whole  = task.n_sequences * task.n_tiles * (few ? 1 : task.n_head_kv);
     const int64_t wanted = std::min(parts(some_items, whole), parts(task.n_kv, least_split));
@@ -193,6 +205,26 @@ size_t partial_bytes(const Task & task) {
     return task.n_splits > 1 ? size_t(rows * task.n_splits * task.partial_floats()) * sizeof(float) : 0;
 }
 
+// How threads take items. Parts of the cache in a row are fetched ahead across their bounds, so a thread takes some
+// items at a time; the last quarter one by one, so that no thread waits long for another.
+class Turns {
+  public:
+    Turns(const Task & task, int n_threads) : n_items_(task.n_items()) {
+        if (task.method == Method::dots) {
+            at_once_ = std::max<int64_t>(n_items_ / (8 * n_threads), 1);
+        }
+        n_long_ = n_items_ * 3 / 4 / at_once_;
+    }
+
+    // The first item of a turn, or the number of items after the last turn.
+    int64_t begin(int64_t turn) const {
+        return std::min(std::min(turn, n_long_) * at_once_ + std::max<int64_t>(turn - n_long_, 0), n_items_);
+    }
+
+  private:
+    int64_t n_items_, n_long_, at_once_ = 1;
+};
+
 // Adds up the parts of a query row, in order.
 void merge(const Task & task, int64_t number, const float * partials) {
     const float * parts_of_row = partials + number * task.n_splits * task.partial_floats();
@@ -270,8 +302,12 @@ void oa_attend_compute(const ggml_compute_params * params, ggml_tensor * node, v
         ggml_threadpool_chunk_set(params->threadpool, params->nth);
     }
     ggml_barrier(params->threadpool);
-    for (int64_t item = params->ith; item < task.n_items(); item = ggml_threadpool_chunk_add(params->threadpool, 1)) {
-        kernels().run(task, item, mine, task.n_splits > 1 ? partials : nullptr, worked);
+    const Turns turns(task, params->nth);
+    for (int64_t turn = params->ith; turns.begin(turn) < task.n_items();
+         turn         = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+        for (int64_t item = turns.begin(turn); item < turns.begin(turn + 1); ++item) {
+            kernels().run(task, item, mine, task.n_splits > 1 ? partials : nullptr, worked);
+        }
     }
     if (task.n_splits > 1) {
         ggml_barrier(params->threadpool);

@@ -36,9 +36,19 @@ int64_t padded(int64_t n, int64_t to) {
     return (n + to - 1) / to * to;
 }
 
+// Room for the rows of a tile. By columns, an odd number of cache lines: a power of two would leave most sets of the
+// first cache unused.
+int64_t room_for_rows(const Task & t) {
+    switch (t.method) {
+        case Method::dots: return t.rows_per_tile * t.heads_per_group;
+        case Method::columns: return padded(t.rows_per_tile, 32) + 16;
+        default: return padded(t.rows_per_tile, 16);
+    }
+}
+
 State state_in(const Task & t, Memory & memory) {
     const bool    dots = t.method == Method::dots, tiles = t.method == Method::tiles;
-    const int64_t rows = dots ? t.rows_per_tile * t.heads_per_group : padded(t.rows_per_tile, 16);
+    const int64_t rows = room_for_rows(t);
     const int64_t d_k = padded(t.d_k, tiles ? 32 : 1), widest = d_k > t.d_v ? d_k : t.d_v;
     State         s;
     s.stride  = dots ? block_tokens : rows;

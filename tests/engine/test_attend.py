@@ -169,6 +169,8 @@ CASES = [
     Case(4, 512, 8, 2, mask="holes"),
     Case(20, 512, 8, 2, mask="sequences"),
     Case(1, 2048, 8, 2, n_sequences=3),
+    Case(3, 4096, 10, 2, type_k="q8_0", type_v="q8_0"),
+    Case(200, 400, 40, 8),
     Case(17, 256, 8, 2, n_sequences=2),
     Case(1, 1, 4, 4),
     Case(3, 256, 8, 4, 80, 16),
