@@ -8,10 +8,9 @@ of the first and of the last layers, the CPU) run interleaved in processes of th
 llama.cpp where it has the device. Every rival is planned and measured twice: with the form of attention of the chosen
 plan, and with the other one, so that what placement gains is told from what the form does. The machine is profiled once
 per model and device, just before its first cell. `drift` says how many times longer each device's heaviest products of
-one token took than in that profile, before the cell and after each round. A machine that moved by more than MOVED is no
-quiet one: the cell is measured again from a new profile, at most --tries times in all. `moved` keeps the tries before.
-One JSON line per cell; --tables FILE.jsonl prints the tables of a recorded file instead. --rounds FILE.jsonl compares
-the predictions of two commits whose runs took turns on a machine that drifts.
+one token took before and after the cell than in that profile, which may be an hour old. One JSON line per cell;
+--tables FILE.jsonl prints the tables of a recorded file instead. --rounds FILE.jsonl compares the predictions of two
+commits whose runs took turns on a machine that drifts.
 
 All cells, on a quiet machine: about six hours on two cores (the two calls append to one file):
   python bench/cells.py --reload --archs llama,qwen2,minicpm3,qwen3moe --devices CPU,RPC
@@ -60,7 +59,6 @@ MODELS: dict[str, dict[str, Any]] = {
 # As large, of the narrow matrices of the shape "small": for a device as slow as Vulkan on lavapipe.
 NARROW = {"llama": 72, "qwen2": 48, "minicpm3": 48, "qwen3moe": 24}
 N_PROMPT, N_GENERATE = 128, 32
-MOVED = 0.1  # a share of the profile's times; drift of a machine that stays as it is reads 0.95 to 1.05
 STOCK = ("layers", "fewer-layers", "fit", "cpu-moe", "cpu-ffn", "cpu-moe-last", "cpu-ffn-last")
 PAPER = "oato-paper"
 # Read into memory, not mapped: where the kernel takes back pages of files that rest, a mapped model decodes slower
@@ -77,7 +75,6 @@ def main() -> None:
     )
     parser.add_argument("--depths", type=numbers, default="0,2048,8192")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--tries", type=int, default=4, help="of a cell in which the machine moves")
     parser.add_argument(
         "--also", type=words, default=["exact", "oato", PAPER], help="planners measured beside the chosen plan"
     )
@@ -106,7 +103,7 @@ def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 for budget in options.budgets if device != HOST else [None]:
                     for depth in options.depths:
                         try:
-                            yield steady_cell(model, arch, device, budget, depth, options)
+                            yield cell(model, arch, device, budget, depth, options)
                         except OallamaError as error:
                             note(f"{arch} {device} {budget} {depth}: {error}")
 
@@ -120,25 +117,6 @@ def written(arch: str, folder: Path, narrow: bool = False) -> Path:
 
 
 _profiled: set[tuple[str, str]] = set()
-
-
-def steady_cell(
-    model: Path, arch: str, device: str, budget: str | None, depth: int, options: argparse.Namespace
-) -> dict[str, Any]:
-    """One cell in which the machine stayed as profiled, if a try had that; else the last try."""
-    moved: list[dict[str, Any]] = []
-    while True:
-        line = cell(model, arch, device, budget, depth, options)
-        if len(moved) + 1 == options.tries or not _has_moved(line):
-            print(f"{arch} {device} {budget} depth {depth}: {summary(line)}", flush=True)
-            return line | {"moved": moved}
-        note(f"{arch} {device} {budget} {depth}: the machine moved ({line['drift']}); measured again")
-        moved.append({key: line[key] for key in ("chosen", "engines", "same_as", "drift")})
-        _profiled.discard((arch, device))
-
-
-def _has_moved(line: dict[str, Any]) -> bool:
-    return any(abs(ratio - 1) > MOVED for ratios in line["drift"].values() for ratio in ratios)
 
 
 def cell(
@@ -178,13 +156,6 @@ def cell(
             space = considered.space
         for planner in options.stock:
             _add(plans, failed, f"{planner} -fa {form}", space, planner)
-    drift: dict[str, list[float]] = {each: [] for each in dict.fromkeys((HOST, name))}
-
-    def read_drift(results: Any = ()) -> bool:
-        for each, times in check_drift(considered.space.profile, [*drift], n_threads).items():
-            drift[each].append(times)
-        return False  # more rounds are wanted
-
     with ExitStack() as stack, tempfile.TemporaryDirectory() as states:
         engines = []
         for label, plan in _distinct(plans).items():
@@ -203,18 +174,17 @@ def cell(
             repeats=options.repeats,
             interleave="reload" if options.reload else "loaded",
             state_dir=states,
-            enough=read_drift,
         )
-        start = time.monotonic()
-        read_drift()
+        profile, devices = considered.space.profile, [*dict.fromkeys((HOST, name))]
+        start, before = time.monotonic(), check_drift(profile, devices, n_threads)
         results = run_bench(model, engines, sweep)
-        read_drift()
+        after = check_drift(profile, devices, n_threads)
     line: dict[str, Any] = {
         "arch": arch, "device": device, "budget": budget, "vram": vram, "depth": depth, "n_ctx": n_ctx,
         "n_threads": n_threads,
         "n_prompt": N_PROMPT, "n_generate": N_GENERATE, "chosen": chosen, "flash_attn": forms[0],
         "failed": failed, "engines": {}, "seconds": time.monotonic() - start,
-        "drift": drift,
+        "drift": {device: [before[device], after[device]] for device in devices},
     }  # fmt: skip
     for result in results:
         plan = plans.get(result.engine)
@@ -234,6 +204,7 @@ def cell(
             "device_bytes": result.device_bytes(),
         }
     line["same_as"] = {n: k for n, k in _alike(plans).items() if n != k}
+    print(f"{arch} {device} {budget} depth {depth}: {summary(line)}", flush=True)
     return line
 
 

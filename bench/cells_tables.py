@@ -14,11 +14,6 @@ DRIFTED = "chosen TPOT where the machine's drift was measured"
 Line = dict[str, Any]
 
 
-def moved_tries(lines: Iterable[Line]) -> list[Line]:
-    """What cells measured before, while the machine moved."""
-    return [each for line in lines for each in line.get("moved", ())]
-
-
 def is_stock(engine: str) -> bool:
     """Whether an engine is llama.cpp's own placement: "layers -fa off", "cpu-ffn-last -fa auto", in old lines "fit"."""
     return engine.partition(" -fa ")[0].removesuffix("-last") in N_FIRST
@@ -99,13 +94,8 @@ def _never_slower(lines: list[Line]) -> list[str]:
         cpu = min(e["request_s"] for n, e in line["engines"].items() if n.startswith(CPU_ALONE))
         out.append(_row((*where(line), *cells, f"{cpu:.3f}")))
     out.append("")
-    for some, same, words in (
-        (lines, None, "the best of all rivals"),
-        (lines, True, "the same form"),
-        (lines, False, "the other form"),
-        (moved_tries(lines), None, "the best of all rivals, while the machine moved"),
-    ):
-        ratios = sorted(found for line in some if (found := ratio(line, same)) is not None)
+    for same, words in ((None, "the best of all rivals"), (True, "the same form"), (False, "the other form")):
+        ratios = sorted(found for line in lines if (found := ratio(line, same)) is not None)
         if ratios:
             losing = sum(r < 0.98 for r in ratios)
             out.append(
@@ -137,7 +127,7 @@ def off(lines: list[Line]) -> dict[str, list[float]]:
     Kinds tell apart whether the host alone computes, in both where there are two.
     """
     found = defaultdict(list)
-    for line in (*lines, *moved_tries(lines)):
+    for line in lines:
         chosen = chosen_of(line)
         for engine in line["engines"].values():
             if not (chosen["predicted"] and engine["predicted"]):
@@ -182,10 +172,6 @@ def _errors(lines: list[Line]) -> list[str]:
                 every[DRIFTED].append(every["chosen TPOT"][-1])
                 every[kinds[-1]].append(abs(100 * (_drifted(line, e) / e["tpot_s"] - 1)))
             out.append(_row((*where(line), name, *cells)))
-    for e in map(chosen_of, moved_tries(lines)):
-        for kind, key in (("TTFT", "ttft_s"), ("TPOT", "tpot_s")):
-            off_by = 100 * abs(e["predicted"][key] / e[key] - 1)
-            every.setdefault(f"chosen {kind}, while the machine moved", []).append(off_by)
     out.append("")
     every |= {kind: [100 * share for share in shares] for kind, shares in sorted(off(lines).items())}
     for kind, values in every.items():
