@@ -23,6 +23,7 @@ CPU_CELLS = (
     "2026-11-29-cells-cpu-xeon",
     "2026-11-29-cells-cpu-older-epyc",
     "2026-11-30-cells-cpu-epyc",
+    "2026-11-30-cells-cpu-epyc-wide-tiles",
 )
 ATTENTION = (
     "2026-11-30-attention-epyc",
@@ -31,6 +32,7 @@ ATTENTION = (
     "2026-11-30-attention-xeon",
 )
 DEPTHS = ("2026-11-25-cpu-depth-huge", "2026-11-30-cpu-depth-epyc")
+WIDE_TILES = ("2026-11-30-cpu-depth-wide-tiles",)
 BUSY_THREADS = ("2026-11-28-busy-threads", "2026-11-29-busy-threads")
 FASTER = "request time against llama.cpp's fastest way"
 ERRORS = "error of predictions, chosen plans: median (90th percentile)"
@@ -117,6 +119,10 @@ GROUPS: dict[str, list[Row]] = {
         Row("2 layers of a model, `auto` against llama.cpp's faster `-fa`: TTFT of 512 tokens behind 0 and 12288 "
             "(and 32768 for one model)", DEPTHS, partial(texts.at_depth, time="ttft", rival="llama.cpp")),
         Row("the same: TPOT", DEPTHS, partial(texts.at_depth, time="tpot", rival="llama.cpp")),
+        Row("with today's tiles, 2 layers of a model on the CPU alone behind 12288 (and 32768 for one), `auto` "
+            "against llama.cpp's faster `-fa`: TTFT of 512 tokens", WIDE_TILES,
+            partial(texts.at_depth, time="ttft", rival="llama.cpp"), True),
+        Row("the same: TPOT", WIDE_TILES, partial(texts.at_depth, time="tpot", rival="llama.cpp"), True),
         Row("TPOT of 2 layers on the CPU alone behind 0 and 12288 against ik_llama.cpp's fastest flags",
             DEPTHS, partial(texts.at_depth, time="tpot", rival="ik"), True),
     ],

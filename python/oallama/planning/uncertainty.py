@@ -22,7 +22,7 @@ _BETWEEN = (0.25, 10.0)
 # Shares by which nine of ten predicted requests, and ratios of two, were off at most in the cells of RECORDED_IN: of
 # the host alone, and with a device. That was a loopback server, and Vulkan in software once; no GPU was measured.
 RECORDED_IN = "bench/results/2026-11-[23][790]-cells*.jsonl"  # of the 27th, 29th and 30th
-OFF_ON_HOST, OFF_WITH_DEVICE = 0.13, 0.27
+OFF_ON_HOST, OFF_WITH_DEVICE = 0.12, 0.27
 # A plan that is so many times slower than another is not worth making.
 HOPELESS = 1.25
 # Shares by which matrices take longer than predicted in micro-batches of so many times the largest that was measured:
