@@ -97,13 +97,16 @@ Method method_of_many(const Task & task) {
     return whole ? Method::columns : kernels().many;
 }
 
-// Into how many tiles the rows of a K/V head are cut: of tile_rows or less, and in all of them a multiple of some_items
-// where that leaves half of these rows. Threads end together then.
-int64_t tiles_of(const Task & task) {
-    const int64_t rows = task.rows(), widest_tile = kernels().tile_rows, heads = task.n_sequences * task.n_head_kv;
-    const int64_t fewest = parts(rows, widest_tile);
+// Rows of a tile: tile_rows or less, so that the number of all tiles is a multiple of some_items where that leaves half
+// of these rows. Threads end together then.
+int64_t rows_of_a_tile(const Task & task) {
+    const int64_t rows = task.rows(), most = kernels().tile_rows, heads = task.n_sequences * task.n_head_kv;
+    if (task.method == Method::tiles) {
+        return most;
+    }
+    const int64_t fewest = parts(rows, most);
     const int64_t even   = parts(parts(fewest * heads, some_items) * some_items, heads);
-    return 2 * rows >= even * widest_tile ? even : fewest;
+    return parts(parts(rows, 2 * rows >= even * most ? even : fewest), widest) * widest;
 }
 
 // Cuts a task by its shape.
@@ -112,10 +115,7 @@ void cut(Task & task) {
     const bool    few    = rows < kernels().many_rows;
     task.method          = few ? Method::dots : method_of_many(task);
     task.heads_per_group = few ? task.n_head_kv : 1;
-    task.rows_per_tile   = few                            ? rows :
-                           task.method == Method::columns ? parts(parts(rows, tiles_of(task)), widest) * widest :
-                                                            kernels().tile_rows;
-    task.rows_per_tile   = std::min(rows, task.rows_per_tile);
+    task.rows_per_tile   = few ? rows : std::min(rows, rows_of_a_tile(task));
     task.n_tiles         = parts(rows, task.rows_per_tile);
     const int64_t whole  = task.n_sequences * task.n_tiles * (few ? 1 : task.n_head_kv);
     const int64_t wanted = std::min(parts(some_items, whole), parts(task.n_kv, least_split));
