@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 from contextlib import AbstractContextManager
 
@@ -23,3 +25,12 @@ def receiver(
 ) -> AbstractContextManager[subprocess.Popen[str]]:
     """slot_nbytes: of a task and of a result; 0 takes the receiver's own."""
     return program(_RECEIVE, path, quota_nbytes, slot_nbytes)
+
+
+def strike(process: subprocess.Popen[str], number: int) -> None:
+    """Kill or stop a program, and wait until it is: the threads of one that is being stopped run on for a moment."""
+    os.kill(process.pid, number)
+    if number == signal.SIGKILL:
+        process.wait()
+    else:
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)

@@ -24,7 +24,7 @@ from support.archs import TOKENS, write_models
 from support.guests import play, tokens
 from support.logits import nmse
 from support.processes import until
-from support.receivers import receiver
+from support.receivers import receiver, strike
 
 MIB = 1 << 20
 BF16 = {"kv_type": 30}  # ggml-cpu adds up f16 in f16, which would hide small errors
@@ -124,7 +124,7 @@ def test_lost_guests_come_home(number: int, at_home: list[np.ndarray], tiny: Cal
     model = tiny("llama")
     with receiver(path) as process, Sequences(model, channels=[path], first_guest=2, deadline_s=2.0, **BF16) as hot:
         found = play(hot, 0, 5, leave=True)
-        os.kill(process.pid, number)
+        strike(process, number)
         found += play(hot, 5, leave=True)
         assert hot.stats["n_lost"] == 2
     assert close(found, at_home)

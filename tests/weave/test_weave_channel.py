@@ -26,7 +26,7 @@ from support.foreign_array import ForeignArray
 from support.logits import nmse
 from support.paths import NATIVE, ROOT
 from support.processes import program
-from support.receivers import receiver
+from support.receivers import receiver, strike
 
 MIB = 1 << 20
 names = count()
@@ -180,8 +180,7 @@ def test_nobody_waits_for_an_append(path: str) -> None:
     with receiver(path) as process, AnySender(path, deadline_s=0.5) as sender:
         handle = opened(sender, 64)
         waited = sender.waited_s
-        os.kill(process.pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)  # its threads run on for a moment
+        strike(process, signal.SIGSTOP)
         sender.append(0, [SequenceRows(handle, 0, 1)], kv, kv)
         assert sender.waited_s == waited
         with pytest.raises(OallamaError, match=r"has given no sign of life|has not answered"):
@@ -320,11 +319,7 @@ def test_a_receiver_that_is_gone_is_noticed(path: str, number: int) -> None:
         handle = opened(sender)
         q = floats(1, 2, 32)
         out = sender.attend(0, [SequenceRows(handle, 0, 1)], q, q, q, scale=1.0)
-        os.kill(process.pid, number)
-        if number == signal.SIGKILL:
-            process.wait()
-        else:
-            os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)  # its threads run on for a moment
+        strike(process, number)
         with pytest.raises(OallamaError, match=r"is gone|no sign of life|has not answered for 1000 ms"):
             for _ in range(3):
                 sender.attend(0, [SequenceRows(handle, 1, 1)], q, q, q, scale=1.0)

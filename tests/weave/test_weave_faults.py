@@ -24,7 +24,7 @@ from oallama.weave.sequences import Sequences
 from support.logits import nmse, tokens
 from support.paths import ROOT
 from support.processes import program, ran, ran_python, until
-from support.receivers import receiver
+from support.receivers import receiver, strike
 
 MIB = 1 << 20
 BF16 = 30  # as in test_weave.py
@@ -134,8 +134,7 @@ def test_guests_of_a_killed_sender_are_forgotten(path: str) -> None:
 def test_a_stopped_receiver_holds_nobody_up(path: str) -> None:
     """Who attaches waits as long as there are signs of life, or for half of the deadline."""
     with receiver(path, 1 << 28, 1 << 17) as process:
-        os.kill(process.pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)  # its threads run on for a moment
+        strike(process, signal.SIGSTOP)
         with pytest.raises(OallamaError, match="no sign of life"):
             Sender(path, deadline_s=1.0, attach_s=20.0)
 
