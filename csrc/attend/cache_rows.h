@@ -22,7 +22,13 @@ template <class T> constexpr int64_t bytes_of(int64_t n_values) {
     return n_values / T::block * T::bytes;
 }
 
-// The bytes of a row that are fetched at once: a line, or less where a block of values is shorter.
-template <class T> constexpr int64_t fetched_at_once = T::block > 1 ? T::bytes : 64;
+// From so many values to the next, all lines of a row are met.
+template <class T> constexpr int64_t values_of_a_line() {
+    int64_t n = T::block > 16 ? T::block : 16;
+    while (bytes_of<T>(2 * n) <= 64) {
+        n *= 2;
+    }
+    return n;
+}
 
 } // namespace

@@ -142,8 +142,7 @@ void mix_rows(const float * weights, const char * v, size_t stride, int64_t n, i
                 scale = V::scale(row, i);
             }
             values[c] = V::load(row, i, scale);
-            if (c == 0 ||
-                bytes_of<V>(c * width) / fetched_at_once<V> != bytes_of<V>((c - 1) * width) / fetched_at_once<V>) {
+            if (c * width % values_of_a_line<V>() == 0) {
                 prefetch(row + further + bytes_of<V>(i));
             }
         }

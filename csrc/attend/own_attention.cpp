@@ -25,6 +25,7 @@ constexpr int64_t some_items  = 64;  // what a task is cut into at least, where 
 constexpr int64_t few_items   = 32;  // below that many, heads of a block are computed apart
 constexpr int64_t least_split = 128; // tokens; a part costs a row of partial values
 constexpr int64_t widest      = 16;  // values of a vector
+constexpr int64_t long_turns  = 8;   // of a thread, about
 constexpr size_t  cache_line  = 64;
 
 #if defined(__x86_64__)
@@ -205,13 +206,13 @@ size_t partial_bytes(const Task & task) {
     return task.n_splits > 1 ? size_t(rows * task.n_splits * task.partial_floats()) * sizeof(float) : 0;
 }
 
-// How threads take items. Parts of the cache in a row are fetched ahead across their bounds, so a thread takes some
-// items at a time; the last quarter one by one, so that no thread waits long for another.
+// How threads take items. By dots, an item fetches the beginning of the next one ahead, so a thread takes some at a
+// time. It takes the last quarter one by one, so that no thread waits long for another.
 class Turns {
   public:
     Turns(const Task & task, int n_threads) : n_items_(task.n_items()) {
         if (task.method == Method::dots) {
-            at_once_ = std::max<int64_t>(n_items_ / (8 * n_threads), 1);
+            at_once_ = std::max<int64_t>(n_items_ / (long_turns * n_threads), 1);
         }
         n_long_ = n_items_ * 3 / 4 / at_once_;
     }

@@ -57,7 +57,7 @@ struct Kernels {
     const char * name;
     Method       many;      // the method for many query rows of a K/V head
     int64_t      many_rows; // from how many on; dots below
-    int64_t      tile_rows; // of queries that are computed together by it
+    int64_t      tile_rows; // of queries that are computed together by it at most
     // Working memory of a thread, in floats.
     size_t (*scratch_floats)(const Task & task);
     // Computes one item: writes its rows, or with several splits (maximum, sum, values) per row to `partials`.
