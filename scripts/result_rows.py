@@ -30,9 +30,11 @@ ATTENTION = (
     "2026-11-25-attention-xeon-huge",
     "2026-11-29-attention-older-epyc",
     "2026-11-30-attention-xeon",
+    "2026-11-30-attention-zen4",
 )
 DEPTHS = ("2026-11-25-cpu-depth-huge", "2026-11-30-cpu-depth-epyc")
 WIDE_TILES = ("2026-11-30-cpu-depth-wide-tiles",)
+ZEN_4 = ("2026-11-30-cpu-depth-zen4",)
 BUSY_THREADS = ("2026-11-28-busy-threads", "2026-11-29-busy-threads")
 FASTER = "request time against llama.cpp's fastest way"
 ERRORS = "error of predictions, chosen plans: median (90th percentile)"
@@ -125,6 +127,10 @@ GROUPS: dict[str, list[Row]] = {
         Row("the same: TPOT", WIDE_TILES, partial(texts.at_depth, time="tpot", rival="llama.cpp"), True),
         Row("TPOT of 2 layers on the CPU alone behind 0 and 12288 against ik_llama.cpp's fastest flags",
             DEPTHS, partial(texts.at_depth, time="tpot", rival="ik"), True),
+        Row("the same with today's tiles on Zen 4", ZEN_4, partial(texts.at_depth, time="tpot", rival="ik"), True),
+        Row("2 layers on Zen 4 behind 0 and 12288 against llama.cpp's faster `-fa`: TTFT of 512 tokens", ZEN_4,
+            partial(texts.at_depth, time="ttft", rival="llama.cpp")),
+        Row("the same: TPOT", ZEN_4, partial(texts.at_depth, time="tpot", rival="llama.cpp")),
     ],
     "hosts": [
         Row("2 emulated hosts x 4 ranks, 1 Gbit: against the same with a star all-reduce",
@@ -137,8 +143,8 @@ GROUPS: dict[str, list[Row]] = {
     "guests": [
         Row("a hot model's step, guests' attention after every operator against after whole graphs",
             ("2026-11-23-weave",), texts.weave),
-        Row("requests/s of a hot model with 90 % in time, with guests against without (between three rates)",
-            ("2026-11-23-capacity",), texts.capacity),
+        Row("highest rate of a hot model with 90 % in time, guests against the best of 2, 4 and 6 slots in the same memory",
+            ("2026-11-30-capacity",), texts.capacity),
         Row("faults of receivers: wrong tokens, hangs; noticed after at most",
             ("2026-11-23-weave-soak",), texts.soak),
     ],

@@ -26,7 +26,7 @@ QWQ = AttentionShape(40, 8, 128, 128)
 SHIPPED = AttentionEfficiencies.load("epyc-2-cores")
 FUSED, UNFUSED, OURS = FORMS
 # The machine of the measurements, were its memory always read at 43.39 GB/s.
-EPYC = Cpu("epyc", cores=2, ghz=4.1, flops_per_cycle=64, dram_gb_s=43.39, bandwidth_efficiency=1, overhead_s=0)
+EPYC = Cpu("epyc", cores=2, ghz=4.31875, flops_per_cycle=64, dram_gb_s=43.39, bandwidth_efficiency=1, overhead_s=0)
 
 
 def cell(form=FUSED, type="f16", n_tokens=1, depth=1024, bandwidth=0.5, compute=0.1):
@@ -59,7 +59,9 @@ def test_on_the_cpu_that_was_measured_they_give_the_measured_times():
     lines = [json.loads(line) for line in (ROOT / SHIPPED.source).read_text().splitlines()]
     for line in lines:
         cpu = replace(EPYC, dram_gb_s=line["read_gb_s"])
-        found = seconds(cpu, line["n_tokens"], line["depth"], (line["cache"],) * 2)
+        n_head, n_head_kv, dim = map(int, line["heads"].split("/"))
+        shape = AttentionShape(n_head, n_head_kv, dim, dim)
+        found = seconds(cpu, line["n_tokens"], line["depth"], (line["cache"],) * 2, shape)
         names = {"fused": FUSED, "unfused": UNFUSED, "ours": OURS}
         assert found == pytest.approx({names[form]: ms / 1e3 for form, ms in line["ms"].items()}, rel=0.01)
 
@@ -86,8 +88,7 @@ def test_bound_by_products_it_scales_with_cores_clock_and_vectors():
 def test_bound_by_memory_it_scales_with_memory():
     """Our decode of f16 reads at the best share of the rate; more cores do not help it, less bandwidth slows it."""
     many = replace(EPYC, cores=64)
-    (best,) = {c.bandwidth_efficiency for c in SHIPPED.cells if (c.type, c.n_tokens, c.depth) == ("f16", 1, 16384)
-               and c.kernel == "oallama"}  # fmt: skip
+    best = max(c.bandwidth_efficiency for c in SHIPPED.cells if (c.kernel, c.type) == ("oallama", "f16"))
     nbytes = 16384 * 8 * 256 * 2
     assert seconds(many, 1, 16384)[OURS] == pytest.approx(nbytes / (43.39e9 * best))
     assert seconds(replace(many, dram_gb_s=20), 1, 16384)[OURS] == pytest.approx(nbytes / (20e9 * best))
