@@ -143,8 +143,8 @@ GROUPS: dict[str, list[Row]] = {
     "guests": [
         Row("a hot model's step, guests' attention after every operator against after whole graphs",
             ("2026-11-23-weave",), texts.weave),
-        Row("highest rate of a hot model with 90 % in time, guests against the best of 2, 4 and 6 slots in the same memory",
-            ("2026-11-30-capacity",), texts.capacity),
+        Row("highest rate of a hot model with 90 % in time, guests against the best of 2, 4 and 6 slots in the same "
+            "memory", ("2026-11-30-capacity",), texts.capacity),
         Row("faults of receivers: wrong tokens, hangs; noticed after at most",
             ("2026-11-23-weave-soak",), texts.soak),
     ],
