@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import signal
 import socket
 import statistics
@@ -180,8 +179,8 @@ def servers(way: str, models: dict[str, Model], options: argparse.Namespace) -> 
             program = find_baseline_lib() / "llama-server"
         else:
             variables = {MODEL_ENVIRONMENTS.name: environments(hot, [cold], DEADLINE_S, Limits(), folder)}
-        one_cache = re.sub("^no-kv-unified", "kv-unified", preset([hot, cold]), flags=re.MULTILINE)
-        (Path(folder) / "preset.ini").write_text(one_cache)
+        # With a plan and no guests each slot would have a part of the KV memory for itself.
+        (Path(folder) / "preset.ini").write_text(preset([hot, cold]).replace("no-kv-unified", "kv-unified"))
         port, log = free_port(), Path(folder) / "log"
         command = [program, "--models-preset", Path(folder) / "preset.ini", "--port", str(port)]
         with log.open("wb") as output:

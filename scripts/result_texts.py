@@ -140,10 +140,10 @@ def weave(lines: Lines) -> str:
     return f"{graphs / operators:.1f}x faster"
 
 
-def capacity(*files: Lines) -> str:
+def capacity(lines: Lines) -> str:
     """Of guests over the best of the other ways, by the medians of the seeds' highest rates."""
     rates: dict[str, list[float]] = {}
-    for line in chain(*files):
+    for line in lines:
         if "highest_met" in line:
             rates.setdefault(line["way"], []).append(line["highest_met"])
     highest = {way: statistics.median(found) for way, found in rates.items()}
