@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -389,9 +390,9 @@ class Fake:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._thread.is_alive():
+        with suppress(RuntimeError):  # its loop is closed: the server has ended by itself
             self._loop.call_soon_threadsafe(self._over.set)
-            self._thread.join(30)
+        self._thread.join(30)
 
     async def _serve(self) -> None:
         self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
