@@ -1,12 +1,13 @@
 """Products of quantised weights with many rows of activations on the CPU: our kernels against ggml's.
 
 python bench/products.py [--out FILE.jsonl] [--types q4_0,q4_K,...] [--rows 16,32,128,512] [--shapes 4096x4096]
-    [--sets avx2,avx512] [--threads N] [--rounds 5] [--seconds 0.3]
+    [--mixture 128x8] [--sets avx2,avx512] [--threads N] [--rounds 5] [--seconds 0.3]
 
-shapes: k x m of the weight. sets: instruction sets of ours; empty: the best of this CPU. Rounds are interleaved, form
-by form, over copies of the weight that caches do not hold (profiling's OpBench). One JSON line per cell: by form the
-medians of the rounds in ms and GFLOP/s; how many times faster ours is than the best of ggml's forms without AMX, with
-its interval, and than AMX where the CPU has it. ggml's instruction set is that of the machine that compiled it.
+shapes: k x m of the weight. mixture: experts, each with such a weight, and how many a row chooses. sets: instruction
+sets of ours; empty: the best of this CPU. Rounds are interleaved, form by form, over copies of the weight that caches
+do not hold (profiling's OpBench). One JSON line per cell: by form the medians of the rounds in ms and GFLOP/s; how
+many times faster ours is than the best of ggml's forms without AMX, with its interval, and than AMX where the CPU has
+it. ggml's instruction set is that of the machine that compiled it.
 """
 
 from __future__ import annotations
@@ -35,13 +36,15 @@ def main() -> None:
     parser.add_argument("--types", type=words, default=TYPES)
     parser.add_argument("--rows", type=numbers, default=[16, 32, 128, 512])
     parser.add_argument("--shapes", type=words, default=["4096x4096"])
+    parser.add_argument("--mixture", type=lambda text: tuple(map(int, text.split("x"))), default=(0, 0))
     parser.add_argument("--sets", type=words, default=[""])
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.3)
     options = parser.parse_args()
     cells = product(options.shapes, options.types, options.rows)
-    lines = (cell(*each, options.sets, options.threads, options.rounds, options.seconds) for each in cells)
+    how = (options.mixture, options.sets, options.threads, options.rounds, options.seconds)
+    lines = (cell(*each, *how) for each in cells)
     record(lines, options.out, each={"machine": describe()})
 
 
@@ -63,15 +66,25 @@ def forms_of(weight: dict[str, Any], sets: Sequence[str]) -> dict[str, Form]:
     return forms | {f"ours {name}".rstrip(): Form("tiled", name) for name in sets}
 
 
-def cell(shape: str, kind: str, n: int, sets: Sequence[str], n_threads: int, rounds: int, seconds: float) -> Any:
+def cell(
+    shape: str,
+    kind: str,
+    n: int,
+    mixture: tuple[int, int],
+    sets: Sequence[str],
+    n_threads: int,
+    rounds: int,
+    seconds: float,
+) -> Any:
     k, m = map(int, shape.split("x"))
+    n_expert, n_used = mixture
     note(f"{kind} {shape}, {n} rows")
-    weight = {"type": kind, "k": k, "m": m, "n_expert": 0}
+    weight = {"type": kind, "k": k, "m": m, "n_expert": n_expert}
     forms = forms_of(weight, sets)
     times: dict[str, list[float]] = {name: [] for name in forms}
     for _ in range(rounds):
         for name, form in forms.items():
-            work = (form, {**weight, "n_tokens": n, "n_used": 0}, n_threads, seconds)
+            work = (form, {**weight, "n_tokens": n, "n_used": n_used}, n_threads, seconds)
             times[name].append(with_amx().submit(timed, *work).result() if form.amx else timed(*work))
     found = {name: median(each) for name, each in times.items()}
     ours = [name for name in forms if name.startswith("ours")]
@@ -80,9 +93,10 @@ def cell(shape: str, kind: str, n: int, sets: Sequence[str], n_threads: int, rou
         "shape": shape,
         "type": kind,
         "rows": n,
+        **({"n_expert": n_expert, "n_used": n_used} if n_expert else {}),
         "threads": n_threads,
         "ms": {name: round(1e3 * s, 4) for name, s in found.items()},
-        "gflop_s": {name: round(2e-9 * k * m * n / s, 1) for name, s in found.items()},
+        "gflop_s": {name: round(2e-9 * k * m * n * max(1, n_used) / s, 1) for name, s in found.items()},
         "rival": rival,
         "times_rival": {name: gained(times, name, rival) for name in ours},
         "times_amx": {name: gained(times, name, "AMX") for name in ours if "AMX" in forms},
@@ -104,7 +118,7 @@ def timed(form: Form, shape: dict[str, Any], n_threads: int, seconds: float) -> 
 
 def lies_in(weight: dict[str, Any]) -> str:
     bench = native.core().OpBench("CPU", 1, True, 0)
-    bench.mul_mat(max_s=0.01, n_tokens=1, n_used=0, **weight)
+    bench.mul_mat(max_s=0.01, n_tokens=1, n_used=min(1, weight["n_expert"]), **weight)
     return str(bench.buffer_type)
 
 
