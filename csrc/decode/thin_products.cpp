@@ -1,9 +1,9 @@
 #include "thin_products.h"
 
+#include "expert_choices.h"
 #include "ggml-cpu-impl.h"
 #include "ggml-cpu.h"
 #include "own_products.h"
-#include "skipped_experts.h"
 #include "thin_task.h"
 #include "thread_sanitizer.h"
 
@@ -14,11 +14,12 @@ namespace oa::decode {
 
 namespace {
 
-constexpr int64_t most_columns = 7;   // more are for many columns (own_products.h)
-constexpr int64_t most_tokens  = 2;   // of a mixture: each choice of an expert reads its matrix
-constexpr int64_t some_items   = 8;   // of each thread, where there are rows enough: threads take turns
-constexpr int64_t most_rows    = 128; // of an item
-constexpr size_t  cache_line   = 64;
+constexpr int64_t some_items = 8;   // of each thread, where there are rows enough: threads take turns
+constexpr int64_t most_rows  = 128; // of an item
+constexpr int64_t most_once  = 64;  // columns that are given to a kernel at once
+constexpr size_t  cache_line = 64;
+
+using products::Choice;
 
 // Of the instruction set that our products with many columns take; null: it has none.
 const Kernels * kernels() {
@@ -46,13 +47,13 @@ const Kernel * kernel_of(ggml_type type) {
     }
 }
 
-// An operator: a matrix with all columns, or each choice of an expert that is not skipped with the one column that it
-// is for.
+// An operator: one matrix with all columns, or the matrices of experts, each with the columns that chose it.
 struct Work {
-    const Kernel * kernel;
-    int64_t        n_groups, n_columns;                    // of src[1]
-    size_t         column_bytes, columns_bytes, out_bytes; // of a column, of all, of a column of results
-    int64_t        n_rows, n_choices;                      // choices: all of a mixture, else 0
+    const Kernel *      kernel;
+    const ggml_tensor * mixture;                               // the operator, else null
+    int64_t n_values, n_rows, n_experts, n_columns, n_choices; // columns of src[1]; choices: all, skipped too
+    int64_t column_bytes, group_bytes;
+    size_t  columns_bytes, begins_bytes, used_bytes, choices_bytes;
 };
 
 size_t lines(size_t nbytes) {
@@ -62,7 +63,8 @@ size_t lines(size_t nbytes) {
 // Operators may come by network: nothing is taken for granted that a kernel relies on.
 bool fits(const ggml_tensor * node) {
     const ggml_tensor *weight = node->src[0], *columns = node->src[1], *ids = node->src[2];
-    if (node->ne[0] != weight->ne[1] || columns->ne[0] != weight->ne[0] || weight->ne[3] != 1) {
+    if (ggml_is_empty(weight) || ggml_is_empty(columns) || ggml_is_empty(node) || node->ne[0] != weight->ne[1] ||
+        columns->ne[0] != weight->ne[0] || weight->ne[3] != 1) {
         return false;
     }
     if (node->op == GGML_OP_MUL_MAT) {
@@ -86,83 +88,94 @@ const char * read(const ggml_tensor * node, Work & work) {
     if (columns->type != GGML_TYPE_F32 || !ggml_is_contiguous(columns) || !ggml_is_contiguous(node)) {
         return "columns are not f32, one behind the other";
     }
-    if (weight->ne[0] % work.kernel->group_values) {
-        return "rows are not whole groups";
-    }
-    work.n_columns = ggml_nrows(columns);
-    if (mixture ? node->ne[2] > most_tokens : work.n_columns > most_columns) {
+    work.n_experts = weight->ne[2];
+    work.n_choices = ggml_nrows(node);
+    if (work.n_choices >= OA_FEW_COLUMNS * work.n_experts) {
         return "many columns";
     }
-    work.n_groups      = weight->ne[0] / work.kernel->group_values;
-    work.column_bytes  = size_t(work.n_groups * work.kernel->group_bytes);
-    work.columns_bytes = lines(size_t(work.n_columns) * work.column_bytes);
-    work.out_bytes     = size_t(node->ne[0]) * sizeof(float); // nb[1] may be anything where ne[1] is 1
+    work.mixture       = mixture ? node : nullptr;
+    work.n_values      = weight->ne[0];
     work.n_rows        = weight->ne[1];
-    work.n_choices     = mixture ? ggml_nrows(node) : 0;
+    work.n_columns     = ggml_nrows(columns);
+    work.group_bytes   = kernels()->group_bytes;
+    work.column_bytes  = groups_of(work.n_values) * work.group_bytes;
+    work.columns_bytes = lines(size_t(work.n_columns * work.column_bytes));
+    work.begins_bytes  = mixture ? lines(size_t(work.n_experts + 1) * sizeof(int32_t)) : 0;
+    work.used_bytes    = mixture ? lines(size_t(work.n_experts + 1) * sizeof(int32_t)) : 0;
+    work.choices_bytes = mixture ? lines(size_t(work.n_choices) * sizeof(Choice)) : 0;
     return nullptr;
 }
 
-// Columns lie one behind the other, and so do their groups: threads take equal parts of all groups.
-void quantise(const Work & work, const ggml_tensor * columns, char * to, int64_t ith, int64_t nth) {
-    const int64_t all   = work.n_columns * work.n_groups;
-    const int64_t first = all * ith / nth, end = all * (ith + 1) / nth;
-    work.kernel->quantise(static_cast<const float *>(columns->data), first, end - first, to);
-    const int64_t bytes = work.kernel->group_bytes;
-    tell_written(to + first * bytes, size_t((end - first) * bytes));
-}
+// What threads share of an operator. Plain pointers into its working memory.
+struct Shared {
+    char *    columns; // quantised
+    int32_t * begins;  // of a mixture: where the choices of each expert begin
+    int32_t * used;    // used[0]: how many experts are chosen; then they
+    Choice *  choices;
 
-// choices[0]: how many choices count; then they. They alone are cut into items, so that threads have equal parts.
-void list_choices(const Work & work, const ggml_tensor * node, int64_t * choices) {
-    choices[0] = 0;
-    for (int64_t i = 0; i < work.n_choices; ++i) {
-        if (!oa_skips(node, oa_choice(node, i % node->ne[1], i / node->ne[1]))) {
-            choices[++choices[0]] = i;
-        }
+    Shared(const Work & work, void * memory) : columns(reinterpret_cast<char *>(lines(uintptr_t(memory)))) {
+        char * const behind = columns + work.columns_bytes;
+        begins              = reinterpret_cast<int32_t *>(behind);
+        used                = reinterpret_cast<int32_t *>(behind + work.begins_bytes);
+        choices             = reinterpret_cast<Choice *>(behind + work.begins_bytes + work.used_bytes);
     }
-}
-
-struct Product {
-    const char * weight;
-    const char * columns;
-    char *       out;
-    int64_t      n_columns;
 };
 
-Product product(const Work & work, const ggml_tensor * node, const char * columns, int64_t choice) {
-    const ggml_tensor * weight = node->src[0];
-    Product             made   = { static_cast<const char *>(weight->data), columns, static_cast<char *>(node->data),
-                                   work.n_columns };
-    if (node->op == GGML_OP_MUL_MAT_ID) {
-        const int64_t slot = choice % node->ne[1], token = choice / node->ne[1];
-        const int32_t expert = oa_choice(node, slot, token);
-        GGML_ASSERT(expert >= 0 && expert < weight->ne[2]); // ids may come by network
-        const int64_t n_slots = node->src[1]->ne[1];
-        made.weight += size_t(expert) * weight->nb[2];
-        made.columns += size_t(token * n_slots + slot % n_slots) * work.column_bytes;
-        made.out += size_t(choice) * work.out_bytes;
-        made.n_columns = 1;
+// Columns lie one behind the other, and so do their groups: threads take equal parts of all groups.
+void quantise(const Work & work, const float * columns, char * to, int64_t ith, int64_t nth) {
+    const int64_t of_column = groups_of(work.n_values), all = work.n_columns * of_column;
+    const int64_t first = all * ith / nth, end = all * (ith + 1) / nth;
+    for (int64_t i = first; i < end; ++i) {
+        const int64_t from = i % of_column * group_values, n = std::min(group_values, work.n_values - from);
+        work.kernel->quantise(columns + i / of_column * work.n_values + from, n, to + i * work.group_bytes);
     }
-    return made;
+    tell_written(to + first * work.group_bytes, size_t((end - first) * work.group_bytes));
+}
+
+// Experts without a choice have no items, so that threads have equal parts.
+void list_used(const Work & work, const Shared & shared) {
+    products::group_choices(work.mixture, shared.begins, shared.choices);
+    int32_t n_used = 0;
+    for (int32_t e = 0; e < work.n_experts; ++e) {
+        if (shared.begins[e + 1] > shared.begins[e]) {
+            shared.used[++n_used] = e;
+        }
+    }
+    shared.used[0] = n_used;
 }
 
 // Rows are summed alone: how many a thread takes at a time changes no bit.
-int64_t rows_of_item(const Work & work, int64_t n_products, int64_t nth) {
-    const int64_t rows = work.n_rows * n_products / (some_items * nth);
+int64_t rows_of_item(const Work & work, int64_t n_matrices, int64_t nth) {
+    const int64_t rows = work.n_rows * n_matrices / (some_items * nth);
     return std::clamp((rows + 3) / 4 * 4, int64_t(4), most_rows);
 }
 
-void run(const Work & work, const ggml_tensor * node, const char * columns, int64_t choice, int64_t first,
-         int64_t end) {
-    const Product one = product(work, node, columns, choice);
-    for (int64_t c = 0; c < one.n_columns; c += most_together) {
-        const int          n           = int(std::min(one.n_columns - c, int64_t(most_together)));
-        const char * const columns_now = one.columns + size_t(c) * work.column_bytes;
-        char * const       out         = one.out + size_t(c) * work.out_bytes;
-        work.kernel->multiply(one.weight, node->src[0]->nb[1], first, end, work.n_groups, columns_now, n, out,
-                              work.out_bytes);
-        tell_read(columns_now, size_t(n) * work.column_bytes);
-        tell_written(out + size_t(first) * sizeof(float), size_t(end - first) * sizeof(float));
+// Rows first .. end - 1 of a matrix with all columns that are for it. Returns their number.
+int64_t run(const Work & work, const Shared & shared, const ggml_tensor * node, int64_t expert, int64_t first,
+            int64_t end) {
+    const ggml_tensor * weight  = node->src[0];
+    const char * const  matrix  = static_cast<const char *>(weight->data) + size_t(expert) * weight->nb[2];
+    const int64_t       n_slots = node->ne[1], of_token = node->src[1]->ne[1]; // of a mixture
+    const int64_t       begin = work.mixture ? shared.begins[expert] : 0;
+    const int64_t       n     = work.mixture ? shared.begins[expert + 1] - begin : work.n_columns;
+    for (int64_t from = 0; from < n; from += most_once) {
+        Column        columns[most_once];
+        const int64_t once = std::min(n - from, most_once);
+        for (int64_t i = 0; i < once; ++i) {
+            int64_t column = from + i, row = from + i;
+            if (work.mixture) {
+                const Choice & choice = shared.choices[begin + from + i];
+                column                = choice.token * of_token + choice.slot % of_token;
+                row                   = choice.token * n_slots + choice.slot;
+            }
+            columns[i] = { shared.columns + column * work.column_bytes,
+                           static_cast<float *>(node->data) + row * work.n_rows };
+            tell_read(columns[i].groups, size_t(work.column_bytes));
+            tell_written(columns[i].out + first, size_t(end - first) * sizeof(float));
+        }
+        work.kernel->multiply(matrix, weight->nb[1], first, end, work.n_values, columns, once);
     }
+    return n;
 }
 
 } // namespace
@@ -187,27 +200,26 @@ bool oa_thin_takes(const ggml_tensor * node) {
 size_t oa_thin_work_bytes(const ggml_tensor * node) {
     Work work;
     read(node, work);
-    return work.columns_bytes + size_t(work.n_choices + 1) * sizeof(int64_t) + cache_line;
+    return work.columns_bytes + work.begins_bytes + work.used_bytes + work.choices_bytes + cache_line;
 }
 
 void oa_thin_compute(const ggml_compute_params * params, ggml_tensor * node, void (*worked)(int64_t)) {
     Work work;
     read(node, work);
-    char * const    columns = reinterpret_cast<char *>(lines(uintptr_t(params->wdata)));
-    int64_t * const choices = work.n_choices ? reinterpret_cast<int64_t *>(columns + work.columns_bytes) : nullptr;
-    quantise(work, node->src[1], columns, params->ith, params->nth);
+    const Shared shared(work, params->wdata);
+    quantise(work, static_cast<const float *>(node->src[1]->data), shared.columns, params->ith, params->nth);
     if (params->ith == 0) {
         ggml_threadpool_chunk_set(params->threadpool, params->nth);
-        if (choices) {
-            list_choices(work, node, choices);
+        if (work.mixture) {
+            list_used(work, shared);
         }
     }
     ggml_barrier(params->threadpool);
-    const int64_t n_products = choices ? choices[0] : 1, rows = rows_of_item(work, n_products, params->nth);
-    const int64_t of_product = (work.n_rows + rows - 1) / rows, n_items = n_products * of_product;
+    const int64_t n_matrices = work.mixture ? shared.used[0] : 1, rows = rows_of_item(work, n_matrices, params->nth);
+    const int64_t of_matrix = (work.n_rows + rows - 1) / rows, n_items = n_matrices * of_matrix;
     for (int64_t item = params->ith; item < n_items; item = ggml_threadpool_chunk_add(params->threadpool, 1)) {
-        const int64_t first = item % of_product * rows, end = std::min(first + rows, work.n_rows);
-        run(work, node, columns, choices ? choices[1 + item / of_product] : 0, first, end);
-        worked((end - first) * node->src[0]->ne[0]);
+        const int64_t first = item % of_matrix * rows, end = std::min(first + rows, work.n_rows);
+        const int64_t expert = work.mixture ? shared.used[1 + item / of_matrix] : 0;
+        worked((end - first) * work.n_values * run(work, shared, node, expert, first, end));
     }
 }

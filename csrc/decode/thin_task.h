@@ -5,25 +5,38 @@
 #include <cstddef>
 #include <cstdint>
 
+#define OA_INLINE __attribute__((always_inline)) inline
+
 namespace oa::decode {
 
 enum class WeightType : int { q4_0, q8_0, mxfp4, q4_k, q6_k };
 
 constexpr int n_weight_types = 5;
-constexpr int most_together  = 4; // columns that are multiplied with a row at once
 
-// A type's values are looked at in groups. A column's groups are bytes and scales in the order in which they are read.
+// Rows and columns are looked at in groups of values. Behind the last values of a column are zeros.
+constexpr int64_t group_values = 256;
+
+constexpr int64_t groups_of(int64_t n_values) {
+    return (n_values + group_values - 1) / group_values;
+}
+
+struct Column {
+    const char * groups; // quantised
+    float *      out;    // its products with all rows
+};
+
 struct Kernel {
-    int64_t group_values, group_bytes; // of a column
-    // Groups first .. first + n - 1 of a column.
-    void (*quantise)(const float * column, int64_t first, int64_t n, char * to);
-    // out[c][r] = weight[r] * column c, for rows first .. end - 1 and up to `most_together` columns.
-    void (*multiply)(const char * weight, size_t row_stride, int64_t first, int64_t end, int64_t n_groups,
-                     const char * columns, int n_columns, char * out, size_t out_stride);
+    int64_t block_values; // rows are whole blocks
+    // A group of a column, up to `group_values` values: bytes and scales in the order in which they are read.
+    void (*quantise)(const float * values, int64_t n, char * to);
+    // The products of rows first .. end - 1 with columns.
+    void (*multiply)(const char * weight, size_t row_stride, int64_t first, int64_t end, int64_t n_values,
+                     const Column * columns, int64_t n_columns);
 };
 
 struct Kernels {
     const char * name;
+    int64_t      group_bytes; // of a column
     Kernel       of[n_weight_types];
 };
 

@@ -1,39 +1,62 @@
-// Blocks of quantised weights as vectors of bytes for VNNI, and columns in the same order. AVX-512 only. Everything is
-// local to the file that includes it.
+// Groups of 256 values of quantised weights as vectors of bytes for VNNI, and columns in the same order. AVX-512 only.
+// Everything is local to the file that includes it.
 //
+// A group has parts with a scale each. Each of its four vectors holds a piece of every part, always in the same lanes.
+// So the products of all four are added lane by lane, and one conversion and one scale for each lane do for a group.
 // A weight's byte is its value plus an offset. A sum of products begins with minus the offset times the column's
-// values (`starts`). Each lane sums four values; scales lie beside lanes.
+// values (`start`).
 #pragma once
 
 #include "block_values.h"
+#include "thin_task.h"
 
 #include <immintrin.h>
 
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 namespace {
 
-inline __m512i bytes_at(const void * p) {
+using Lanes = __m512;
+
+constexpr int rows_at_once = 2;
+
+OA_INLINE float total(__m512 lanes) {
+    return _mm512_reduce_add_ps(lanes);
+}
+
+OA_INLINE __m512i bytes_at(const void * p) {
     return _mm512_loadu_si512(p);
 }
 
-inline __m128i part_at(const void * p) {
+OA_INLINE __m128i part_at(const void * p) {
     return _mm_loadu_si128(static_cast<const __m128i *>(p));
 }
 
-inline __m512i low(__m512i v) {
+// Four times 16 bytes, `stride` apart.
+OA_INLINE __m512i parts_at(const char * p, int stride) {
+    __m512i v = _mm512_castsi128_si512(part_at(p));
+    v         = _mm512_inserti32x4(v, part_at(p + stride), 1);
+    v         = _mm512_inserti32x4(v, part_at(p + 2 * stride), 2);
+    return _mm512_inserti32x4(v, part_at(p + 3 * stride), 3);
+}
+
+OA_INLINE __m512i low(__m512i v) {
     return _mm512_and_si512(v, _mm512_set1_epi8(15));
 }
 
-inline __m512i high(__m512i v) {
+OA_INLINE __m512i high(__m512i v) {
     return low(_mm512_srli_epi16(v, 4));
 }
 
-inline __m512 products(__m512i start, __m512i weight, __m512i column) {
-    return _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(start, weight, column));
+// Words from eight blocks, twice each, for their two lanes. Places 0 to 31 are in `a`, others in `b`.
+OA_INLINE __m256i words_of_blocks(__m512i a, __m512i b, int b0, int b1, int b2, int b3, int b4, int b5, int b6,
+                                  int b7) {
+    const __m256i once  = _mm256_setr_epi32(b0, b1, b2, b3, b4, b5, b6, b7);
+    const __m256i twice = _mm256_mullo_epi32(once, _mm256_set1_epi32(0x10001));
+    return _mm512_castsi512_si256(_mm512_permutex2var_epi16(a, _mm512_zextsi256_si512(twice), b));
 }
 
 // 32 values as bytes; returns their scale. Rounds as ggml's Q8_0 does, but for the scale, which stays f32.
@@ -55,292 +78,263 @@ inline float as_bytes(const float * values, int8_t * to) {
     return scale;
 }
 
-// In each lane minus `offset` times the sum of its four bytes.
-inline __m512i start_of(const int8_t * bytes, int offset) {
-    const __m512i sums = _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1), bytes_at(bytes));
-    return _mm512_mullo_epi32(sums, _mm512_set1_epi32(-offset));
+// Eight parts of 32 values. Part p has lanes 2 p and 2 p + 1: of vector k its values 8 k to 8 k + 7.
+struct Eighths {
+    static constexpr int vector(int four) { return four / 2; } // of the part's `four`-th four values
+    static constexpr int lane(int part, int four) { return 2 * part + four % 2; }
+};
+
+// Sixteen parts of 16 values. Each has a lane: of vector k its values 4 k to 4 k + 3. In a quarter of a register lie
+// parts i, 8 + i, 4 + i and 12 + i.
+struct Sixteenths {
+    static constexpr int vector(int four) { return four % 4; }
+    static constexpr int lane(int part, int four) {
+        const int sixteenth = 2 * part + four / 4;
+        return sixteenth % 4 * 4 + sixteenth / 4 % 2 * 2 + sixteenth / 8;
+    }
+};
+
+struct ColumnGroup {
+    int8_t  whole[4][64];
+    __m512i start; // of types with minima: the sums of lanes, times the scale
+    __m512  scales;
+};
+
+// 256 values, with scales for 32 of them each.
+template <class Order, int offset> void quantise_group(const float * x, ColumnGroup & to) {
+    alignas(64) float scales[16];
+    for (int part = 0; part < 8; ++part) {
+        int8_t      whole[32];
+        const float scale = as_bytes(x + 32 * part, whole);
+        for (int four = 0; four < 8; ++four) {
+            const int lane = Order::lane(part, four);
+            memcpy(to.whole[Order::vector(four)] + 4 * lane, whole + 4 * four, 4);
+            scales[lane] = scale;
+        }
+    }
+    __m512i sums = _mm512_setzero_si512();
+    for (const auto & whole : to.whole) {
+        sums = _mm512_dpbusd_epi32(sums, _mm512_set1_epi8(1), bytes_at(whole));
+    }
+    to.start  = _mm512_mullo_epi32(sums, _mm512_set1_epi32(-offset));
+    to.scales = _mm512_load_ps(scales);
 }
 
-constexpr int rows_at_once = 2;
+struct RowGroup {
+    __m512i whole[4];
+    __m512  scales;
+};
 
-// A group of a row, with the same groups of columns, `stride` groups apart.
-template <class Type, int C>
-void add(typename Type::Sum (&sums)[C], const char * row, const typename Type::Column * columns, int64_t stride) {
-    const typename Type::Weight weight(row);
+// Its values are scale times byte minus minimum.
+struct RowGroupWithMinima : RowGroup {
+    __m512 minima;
+};
+
+// Keeps a compiler from loading it again for each row.
+template <class Vector> OA_INLINE Vector kept(Vector v) {
+    asm("" : "+v"(v));
+    return v;
+}
+
+// Adds the products of N rows' groups with column c's.
+template <class Row, int N, int C>
+OA_INLINE void add_column(__m512 (&sums)[N][C], int c, const Row (&rows)[N], const ColumnGroup & x) {
+    constexpr bool minima = std::is_same_v<Row, RowGroupWithMinima>;
+    const auto     load   = [](const auto & v) { return N > 1 ? kept(v) : v; };
+    const __m512i  start  = load(x.start);
+    __m512i        of[N];
+#pragma GCC unroll 4
+    for (int r = 0; r < N; ++r) {
+        of[r] = minima ? _mm512_setzero_si512() : start;
+    }
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; ++k) {
+        const __m512i whole = load(bytes_at(x.whole[k]));
+#pragma GCC unroll 4
+        for (int r = 0; r < N; ++r) {
+            of[r] = _mm512_dpbusd_epi32(of[r], rows[r].whole[k], whole);
+        }
+    }
+    const __m512 scales = load(x.scales);
+#pragma GCC unroll 4
+    for (int r = 0; r < N; ++r) {
+        __m512 & sum = sums[r][c];
+        if constexpr (minima) {
+            sum = _mm512_fnmadd_ps(rows[r].minima, _mm512_castsi512_ps(start), sum);
+        }
+        sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(of[r]), _mm512_mul_ps(rows[r].scales, scales), sum);
+    }
+}
+
+// Group i of C columns with that of N rows.
+template <class Type, int N, int C>
+OA_INLINE void add(__m512 (&sums)[N][C], const char * const (&rows)[N], const ColumnGroup * const (&columns)[C],
+                   int64_t i) {
+    decltype(Type::row(nullptr)) read[N];
+#pragma GCC unroll 4
+    for (int r = 0; r < N; ++r) {
+        read[r] = Type::row(rows[r]);
+    }
 #pragma GCC unroll 4
     for (int c = 0; c < C; ++c) {
-        sums[c].add(weight, columns[c * stride]);
+        add_column(sums, c, read, columns[c][i]);
     }
 }
 
-// A column's group that is one vector.
-struct ColumnOfBytes {
-    int8_t  whole[64];
-    __m512i start;
-    __m512  scale;
+// Vectors of a weight whose blocks have 16 bytes, `stride` apart: low halves are the first 16 values.
+OA_INLINE void read_halves(const char * p, int stride, __m512i (&to)[4]) {
+    const __m512i even = parts_at(p, 2 * stride), odd = parts_at(p + stride, 2 * stride);
+    const __m512i first = _mm512_unpacklo_epi64(even, odd), second = _mm512_unpackhi_epi64(even, odd);
+    to[0] = low(first);
+    to[1] = low(second);
+    to[2] = high(first);
+    to[3] = high(second);
+}
+
+// Eight blocks are a group.
+struct Blocks {
+    static constexpr int block_values = 32;
 };
 
-// Its products with a weight that has `whole` and `scale`, too.
-template <class Weight> struct SumOfBytes {
-    __m512 lanes = _mm512_setzero_ps();
+struct Q4_0 : Blocks {
+    static constexpr int block_bytes = 18;
 
-    void add(const Weight & w, const ColumnOfBytes & x) {
-        const __m512 scale = _mm512_mul_ps(w.scale, x.scale);
-        lanes              = _mm512_fmadd_ps(products(x.start, w.whole, bytes_at(x.whole)), scale, lanes);
-    }
+    static void quantise(const float * x, ColumnGroup & to) { quantise_group<Eighths, 8>(x, to); }
 
-    float total() const { return _mm512_reduce_add_ps(lanes); }
-};
-
-// Four blocks: the first halves of all, then the second halves.
-struct Q4_0 {
-    static constexpr int values = 128, bytes = 72;
-
-    struct Column {
-        int8_t  low[64], high[64];
-        __m512i start;
-        __m512  scale;
-    };
-
-    struct Weight {
-        __m512i low, high;
-        __m512  scale;
-
-        explicit Weight(const char * p) {
-            const __m512i places = _mm512_set_epi16(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 27, 27, 27, 27, 18,
-                                                    18, 18, 18, 9, 9, 9, 9, 0, 0, 0, 0);
-            scale     = _mm512_cvtph_ps(_mm512_castsi512_si256(_mm512_permutexvar_epi16(places, bytes_at(p))));
-            __m512i v = _mm512_castsi128_si512(part_at(p + 2));
-            v         = _mm512_inserti32x4(v, part_at(p + 20), 1);
-            v         = _mm512_inserti32x4(v, part_at(p + 38), 2);
-            v         = _mm512_inserti32x4(v, part_at(p + 56), 3);
-            low       = ::low(v);
-            high      = ::high(v);
-        }
-    };
-
-    static void quantise(const float * x, Column & to) {
-        alignas(64) float scales[16];
-        for (int block = 0; block < 4; ++block) {
-            int8_t      whole[32];
-            const float scale = as_bytes(x + 32 * block, whole);
-            memcpy(to.low + 16 * block, whole, 16);
-            memcpy(to.high + 16 * block, whole + 16, 16);
-            std::fill(scales + 4 * block, scales + 4 * block + 4, scale);
-        }
-        to.start = _mm512_add_epi32(start_of(to.low, 8), start_of(to.high, 8));
-        to.scale = _mm512_load_ps(scales);
-    }
-
-    struct Sum {
-        __m512 lanes = _mm512_setzero_ps();
-
-        void add(const Weight & w, const Column & x) {
-            const __m512i first = _mm512_dpbusd_epi32(x.start, w.low, bytes_at(x.low));
-            lanes = _mm512_fmadd_ps(products(first, w.high, bytes_at(x.high)), _mm512_mul_ps(w.scale, x.scale), lanes);
-        }
-
-        float total() const { return _mm512_reduce_add_ps(lanes); }
-    };
-};
-
-// Two blocks.
-struct Q8_0 {
-    static constexpr int values = 64, bytes = 68;
-
-    using Column = ColumnOfBytes;
-
-    struct Weight {
-        __m512i whole;
-        __m512  scale;
-
-        explicit Weight(const char * p) {
-            const __m512i places = _mm512_set_epi16(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 17, 17, 17, 17, 17,
-                                                    17, 17, 17, 0, 0, 0, 0, 0, 0, 0, 0);
-            scale         = _mm512_cvtph_ps(_mm512_castsi512_si256(_mm512_permutexvar_epi16(places, bytes_at(p))));
-            const auto at = [](const char * from) {
-                return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(from));
-            };
-            const __m512i v = _mm512_inserti64x4(_mm512_castsi256_si512(at(p + 2)), at(p + 36), 1);
-            whole           = _mm512_xor_si512(v, _mm512_set1_epi8(char(0x80)));
-        }
-    };
-
-    static void quantise(const float * x, Column & to) {
-        const float first = as_bytes(x, to.whole), second = as_bytes(x + 32, to.whole + 32);
-        to.start = start_of(to.whole, 128);
-        to.scale = _mm512_insertf32x8(_mm512_set1_ps(first), _mm256_set1_ps(second), 1);
-    }
-
-    using Sum = SumOfBytes<Weight>;
-};
-
-// Two blocks: the first halves of both, then the second halves.
-struct MXFP4 {
-    static constexpr int values = 64, bytes = 34;
-
-    using Column = ColumnOfBytes;
-
-    struct Weight {
-        __m512i whole;
-        __m512  scale;
-
-        explicit Weight(const char * p) {
-            // Twice the values of E2M1, plus the offset.
-            const __m512i table =
-                _mm512_broadcast_i32x4(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
-            const __m512i v  = _mm512_inserti32x4(_mm512_castsi128_si512(part_at(p + 1)), part_at(p + 18), 1);
-            const __m512i of = _mm512_inserti64x4(low(v), _mm512_castsi512_si256(high(v)), 1);
-            whole            = _mm512_shuffle_epi8(table, of);
-            scale            = in_lanes(halves_of_powers.of[uint8_t(p[0])], halves_of_powers.of[uint8_t(p[17])]);
-        }
-    };
-
-    static void quantise(const float * x, Column & to) {
-        float scales[2];
-        for (int block = 0; block < 2; ++block) {
-            int8_t whole[32];
-            scales[block] = as_bytes(x + 32 * block, whole);
-            memcpy(to.whole + 16 * block, whole, 16);
-            memcpy(to.whole + 32 + 16 * block, whole + 16, 16);
-        }
-        to.start = start_of(to.whole, 12);
-        to.scale = in_lanes(scales[0], scales[1]);
-    }
-
-    using Sum = SumOfBytes<Weight>;
-
-    // Beside the values of each block.
-    static __m512 in_lanes(float first, float second) {
-        return _mm512_mask_broadcastss_ps(_mm512_set1_ps(first), 0xf0f0, _mm_set_ss(second));
+    OA_INLINE static RowGroup row(const char * p) {
+        RowGroup made;
+        made.scales = _mm512_cvtph_ps(words_of_blocks(bytes_at(p), bytes_at(p + 64), 0, 9, 18, 27, 36, 45, 54, 63));
+        read_halves(p + 2, block_bytes, made.whole);
+        return made;
     }
 };
 
-// A block: of 128 values parts 0 and 2, then 1 and 3 of 32.
+struct Q8_0 : Blocks {
+    static constexpr int block_bytes = 34;
+
+    static void quantise(const float * x, ColumnGroup & to) { quantise_group<Eighths, 128>(x, to); }
+
+    OA_INLINE static RowGroup row(const char * p) {
+        const __m256i first  = words_of_blocks(bytes_at(p), bytes_at(p + 64), 0, 17, 34, 51, 0, 0, 0, 0);
+        const __m256i second = words_of_blocks(bytes_at(p + 128), bytes_at(p + 192), 0, 0, 0, 0, 4, 21, 38, 55);
+        const __m512i a = two_blocks(p, 0), b = two_blocks(p, 1), c = two_blocks(p, 4), d = two_blocks(p, 5);
+        const __m512i even[] = { _mm512_unpacklo_epi64(a, b), _mm512_unpacklo_epi64(c, d) };
+        const __m512i odd[]  = { _mm512_unpackhi_epi64(a, b), _mm512_unpackhi_epi64(c, d) };
+        RowGroup      made;
+        made.scales   = _mm512_cvtph_ps(_mm256_blend_epi32(first, second, 0xf0));
+        made.whole[0] = _mm512_shuffle_i64x2(even[0], even[1], 0x88);
+        made.whole[1] = _mm512_shuffle_i64x2(odd[0], odd[1], 0x88);
+        made.whole[2] = _mm512_shuffle_i64x2(even[0], even[1], 0xdd);
+        made.whole[3] = _mm512_shuffle_i64x2(odd[0], odd[1], 0xdd);
+        return made;
+    }
+
+    // Block i and the one after the next.
+    OA_INLINE static __m512i two_blocks(const char * p, int i) {
+        const auto at = [&](int block) {
+            return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p + 2 + block_bytes * block));
+        };
+        const __m512i v = _mm512_inserti64x4(_mm512_castsi256_si512(at(i)), at(i + 2), 1);
+        return _mm512_xor_si512(v, _mm512_set1_epi8(char(0x80)));
+    }
+};
+
+struct MXFP4 : Blocks {
+    static constexpr int block_bytes = 17;
+
+    static void quantise(const float * x, ColumnGroup & to) { quantise_group<Eighths, 12>(x, to); }
+
+    OA_INLINE static RowGroup row(const char * p) {
+        // Every other byte is the upper one of its word.
+        const __m256i words  = words_of_blocks(bytes_at(p), bytes_at(p + 64), 0, 8, 17, 25, 34, 42, 51, 59);
+        const __m512i shifts = _mm512_set_epi32(8, 8, 0, 0, 8, 8, 0, 0, 8, 8, 0, 0, 8, 8, 0, 0);
+        const __m512i bytes  = _mm512_srlv_epi32(_mm512_cvtepu16_epi32(words), shifts);
+        // Twice the values of E2M1, plus the offset.
+        const __m512i table =
+            _mm512_broadcast_i32x4(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
+        RowGroup made;
+        made.scales = halves_of_powers(_mm512_and_si512(bytes, _mm512_set1_epi32(255)));
+        read_halves(p + 1, block_bytes, made.whole);
+        for (auto & whole : made.whole) {
+            whole = _mm512_shuffle_epi8(table, whole);
+        }
+        return made;
+    }
+
+    // Half of 2^(e - 127), since values are looked up as twice what they are. The first two are denormal.
+    OA_INLINE static __m512 halves_of_powers(__m512i e) {
+        const __m512i   normal = _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(1)), 23);
+        const __mmask16 small  = _mm512_cmplt_epi32_mask(e, _mm512_set1_epi32(2));
+        return _mm512_castsi512_ps(_mm512_mask_sllv_epi32(normal, small, _mm512_set1_epi32(0x00200000), e));
+    }
+};
+
+// A block: eight parts.
 struct Q4_K {
-    static constexpr int values = 256, bytes = 144;
+    static constexpr int block_values = 256, block_bytes = 144;
 
-    struct Column {
-        int8_t whole[4][64];
-        __m256 scales, sums; // of parts; sums of all values, times the scale
-    };
-
-    struct Weight {
-        __m512i whole[4];
-        __m256  scales, minima;
-
-        explicit Weight(const char * p) {
-            for (int i = 0; i < 2; ++i) {
-                const __m512i v  = bytes_at(p + 16 + 64 * i);
-                whole[2 * i]     = low(v);
-                whole[2 * i + 1] = high(v);
-            }
-            const uint64_t a = value_at<uint32_t>(p + 4), b = value_at<uint32_t>(p + 8), c = value_at<uint32_t>(p + 12);
-            scales = parts(a, c & 0x0f0f0f0f, half_at(p));
-            minima = parts(b, c >> 4 & 0x0f0f0f0f, half_at(p + 2));
-        }
-
-        // Six bits of each part: all of the first four; low ones of the others, whose two high ones lie in the first.
-        static __m256 parts(uint64_t first, uint64_t second, float scale) {
-            const uint64_t all = (first & 0x3f3f3f3f) | (second | (first >> 2 & 0x30303030)) << 32;
-            const __m256i  v   = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(int64_t(all)));
-            return _mm256_mul_ps(_mm256_cvtepi32_ps(v), _mm256_set1_ps(scale));
-        }
-    };
-
-    static void quantise(const float * x, Column & to) {
-        alignas(32) float scales[8], sums[8];
-        for (int part = 0; part < 8; ++part) {
-            int8_t * const whole = to.whole[part / 4 * 2 + part % 2] + part / 2 % 2 * 32;
-            scales[part]         = as_bytes(x + 32 * part, whole);
-            const __m256i v      = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(whole));
-            const __m256i four   = _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_set1_epi8(1), v);
-            sums[part]           = scales[part] * float(_mm512_reduce_add_epi32(_mm512_zextsi256_si512(four)));
-        }
-        to.scales = _mm256_load_ps(scales);
-        to.sums   = _mm256_load_ps(sums);
+    static void quantise(const float * x, ColumnGroup & to) {
+        quantise_group<Eighths, -1>(x, to);
+        to.start = _mm512_castps_si512(_mm512_mul_ps(_mm512_cvtepi32_ps(to.start), to.scales));
     }
 
-    struct Sum {
-        __m512 lanes  = _mm512_setzero_ps();
-        __m256 minima = _mm256_setzero_ps();
+    OA_INLINE static RowGroupWithMinima row(const char * p) {
+        const __m512i a = bytes_at(p + 16), b = bytes_at(p + 80);
+        // Low halves are parts 0, 2, 4, 6, high ones 1, 3, 5, 7, with 32 bytes for each two.
+        const __m512i      first = _mm512_shuffle_i64x2(a, b, 0x88), second = _mm512_shuffle_i64x2(a, b, 0xdd);
+        RowGroupWithMinima made;
+        made.whole[0] = _mm512_unpacklo_epi64(low(first), high(first));
+        made.whole[1] = _mm512_unpackhi_epi64(low(first), high(first));
+        made.whole[2] = _mm512_unpacklo_epi64(low(second), high(second));
+        made.whole[3] = _mm512_unpackhi_epi64(low(second), high(second));
 
-        void add(const Weight & w, const Column & x) {
-            const __m512 scales = _mm512_castps256_ps512(_mm256_mul_ps(w.scales, x.scales));
-            minima              = _mm256_fmadd_ps(w.minima, x.sums, minima);
-            for (int i = 0; i < 4; ++i) {
-                const int     part   = i / 2 * 4 + i % 2;
-                const __m512i places = _mm512_inserti64x4(_mm512_set1_epi32(part), _mm256_set1_epi32(part + 2), 1);
-                const __m512  of     = products(_mm512_setzero_si512(), w.whole[i], bytes_at(x.whole[i]));
-                lanes                = _mm512_fmadd_ps(of, _mm512_permutexvar_ps(places, scales), lanes);
-            }
-        }
+        const uint64_t x = value_at<uint32_t>(p + 4), y = value_at<uint32_t>(p + 8), z = value_at<uint32_t>(p + 12);
+        made.scales = parts(x, z & 0x0f0f0f0f, half_at(p));
+        made.minima = parts(y, z >> 4 & 0x0f0f0f0f, half_at(p + 2));
+        return made;
+    }
 
-        float total() const {
-            return _mm512_reduce_add_ps(lanes) - _mm512_reduce_add_ps(_mm512_zextps256_ps512(minima));
-        }
-    };
+    // Six bits of each part: all of the first four; low ones of the others, whose two high ones lie in the first.
+    OA_INLINE static __m512 parts(uint64_t first, uint64_t second, float scale) {
+        const uint64_t all  = (first & 0x3f3f3f3f) | (second | (first >> 2 & 0x30303030)) << 32;
+        const __m128i  once = _mm_cvtsi64_si128(int64_t(all)), twice = _mm_unpacklo_epi8(once, once);
+        return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(twice)), _mm512_set1_ps(scale));
+    }
 };
 
-// A block.
+// A block: sixteen parts.
 struct Q6_K {
-    static constexpr int values = 256, bytes = 210;
+    static constexpr int block_values = 256, block_bytes = 210;
 
-    struct Column {
-        int8_t  whole[4][64];
-        __m512i starts[4];
-        __m512  scales; // of parts of 16
-    };
+    static void quantise(const float * x, ColumnGroup & to) { quantise_group<Sixteenths, 32>(x, to); }
 
-    struct Weight {
-        __m512i whole[4];
-        __m512  scales;
-
-        explicit Weight(const char * p) {
-            const auto shifts = [](int a, int b) {
-                return _mm512_inserti64x4(_mm512_set1_epi16(short(a)), _mm256_set1_epi16(short(b)), 1);
-            };
-            const auto with = [](__m512i four, __m512i two) {
-                return _mm512_or_si512(four, _mm512_and_si512(two, _mm512_set1_epi8(0x30)));
-            };
-            for (int i = 0; i < 2; ++i) {
-                const __m512i v = bytes_at(p + 64 * i);
-                const __m512i more =
-                    _mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p + 128 + 32 * i)));
-                whole[2 * i]     = with(low(v), _mm512_sllv_epi16(more, shifts(4, 2)));
-                whole[2 * i + 1] = with(high(v), _mm512_srlv_epi16(more, shifts(0, 2)));
-            }
-            const __m512 parts = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(part_at(p + 192)));
-            scales             = _mm512_mul_ps(parts, _mm512_set1_ps(half_at(p + 208)));
-        }
-    };
-
-    static void quantise(const float * x, Column & to) {
-        alignas(64) float scales[16];
-        for (int part = 0; part < 8; ++part) {
-            scales[2 * part] = scales[2 * part + 1] = as_bytes(x + 32 * part, to.whole[part / 2] + part % 2 * 32);
-        }
-        for (int i = 0; i < 4; ++i) {
-            to.starts[i] = start_of(to.whole[i], 32);
-        }
-        to.scales = _mm512_load_ps(scales);
+    OA_INLINE static RowGroup row(const char * p) {
+        const auto shifts = [](int a, int b) {
+            return _mm512_inserti64x4(_mm512_set1_epi16(short(a)), _mm256_set1_epi16(short(b)), 1);
+        };
+        const auto with = [](__m512i four, __m512i two) {
+            return _mm512_or_si512(four, _mm512_and_si512(two, _mm512_set1_epi8(0x30)));
+        };
+        const auto more_at = [&](int half) {
+            return _mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p + 128 + 32 * half)));
+        };
+        const __m512i four[] = { bytes_at(p), bytes_at(p + 64) }, two[] = { more_at(0), more_at(1) };
+        const auto    put = [&](__m512i fours, __m512i twos, __m512i & first, __m512i & second) {
+            const __m512i a = with(low(fours), _mm512_sllv_epi16(twos, shifts(4, 2)));
+            const __m512i b = with(high(fours), _mm512_srlv_epi16(twos, shifts(0, 2)));
+            first           = _mm512_unpacklo_epi64(a, b);
+            second          = _mm512_unpackhi_epi64(a, b);
+        };
+        RowGroup made;
+        put(_mm512_unpacklo_epi32(four[0], four[1]), _mm512_unpacklo_epi32(two[0], two[1]), made.whole[0],
+            made.whole[1]);
+        put(_mm512_unpackhi_epi32(four[0], four[1]), _mm512_unpackhi_epi32(two[0], two[1]), made.whole[2],
+            made.whole[3]);
+        const __m128i order  = _mm_setr_epi8(0, 8, 4, 12, 1, 9, 5, 13, 2, 10, 6, 14, 3, 11, 7, 15);
+        const __m128i scales = _mm_shuffle_epi8(part_at(p + 192), order);
+        made.scales = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(scales)), _mm512_set1_ps(half_at(p + 208)));
+        return made;
     }
-
-    struct Sum {
-        __m512 lanes = _mm512_setzero_ps();
-
-        void add(const Weight & w, const Column & x) {
-            const __m512 scales = _mm512_mul_ps(w.scales, x.scales);
-            for (int i = 0; i < 4; ++i) {
-                const __m512i lane   = _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
-                const __m512i places = _mm512_add_epi32(lane, _mm512_set1_epi32(4 * i));
-                const __m512  of     = products(x.starts[i], w.whole[i], bytes_at(x.whole[i]));
-                lanes                = _mm512_fmadd_ps(of, _mm512_permutexvar_ps(places, scales), lanes);
-            }
-        }
-
-        float total() const { return _mm512_reduce_add_ps(lanes); }
-    };
 };
 
 } // namespace

@@ -1,10 +1,10 @@
 #include "own_products.h"
 
+#include "expert_choices.h"
 #include "ggml-cpu-impl.h"
 #include "ggml-cpu.h"
 #include "kernel_choice.h"
 #include "product_task.h"
-#include "skipped_experts.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -12,17 +12,15 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 
 namespace oa::products {
 
 namespace {
 
-constexpr int64_t fewest_columns = 8;   // for fewer, or fewer for each expert of a mixture, ggml's kernels compute
-constexpr int64_t some_items     = 128; // what a task is cut into at least, where it has them: threads take turns
-constexpr int64_t fewest_tiles   = 8;   // of columns in a part: unpacking a panel costs as much as about one
-constexpr int64_t most_columns   = 512; // in a part
-constexpr size_t  cache_line     = 64;
+constexpr int64_t some_items   = 128; // what a task is cut into at least, where it has them: threads take turns
+constexpr int64_t fewest_tiles = 8;   // of columns in a part: unpacking a panel costs as much as about one
+constexpr int64_t most_columns = 512; // in a part
+constexpr size_t  cache_line   = 64;
 
 bool has(const Kernels & kernels) {
 #if defined(__x86_64__)
@@ -135,7 +133,7 @@ const char * read(const ggml_tensor * node, Work & work) {
     work.n_experts     = weight->ne[2];
     work.expert_stride = weight->nb[2];
     task.n_columns     = ggml_nrows(node);
-    if (task.n_columns < fewest_columns * work.n_experts) {
+    if (task.n_columns < OA_FEW_COLUMNS * work.n_experts) {
         return "few columns";
     }
     task.weight        = static_cast<const char *>(weight->data);
@@ -153,36 +151,6 @@ const char * read(const ggml_tensor * node, Work & work) {
     task.n_slots       = node->ne[1];
     cut(work);
     return nullptr;
-}
-
-// begins[e] .. begins[e + 1]: the choices of expert e.
-void group(const Work & work, int32_t * begins, Choice * choices) {
-    const auto expert_of = [&](int64_t slot, int64_t token) { // -1: the choice is skipped
-        const int32_t expert = oa_choice(work.mixture, slot, token);
-        GGML_ASSERT(expert < work.n_experts); // ids may come by network
-        return oa_skips(work.mixture, expert) ? -1 : expert;
-    };
-    const int64_t n_slots = work.mixture->ne[1], n_tokens = work.mixture->ne[2];
-    std::fill(begins, begins + work.n_experts + 1, 0);
-    for (int64_t token = 0; token < n_tokens; ++token) {
-        for (int64_t slot = 0; slot < n_slots; ++slot) {
-            if (const int32_t expert = expert_of(slot, token); expert >= 0) {
-                ++begins[expert + 1];
-            }
-        }
-    }
-    std::partial_sum(begins, begins + work.n_experts + 1, begins);
-    const int32_t n_choices = begins[work.n_experts];
-    for (int64_t token = n_tokens - 1; token >= 0; --token) {
-        for (int64_t slot = n_slots - 1; slot >= 0; --slot) {
-            if (const int32_t expert = expert_of(slot, token); expert >= 0) {
-                choices[--begins[expert + 1]] = { int32_t(slot), int32_t(token) };
-            }
-        }
-    }
-    // Now begins[e + 1] is where expert e begins.
-    std::rotate(begins, begins + 1, begins + work.n_experts + 1);
-    begins[work.n_experts] = n_choices;
 }
 
 // The matrices of an operator, one after another.
@@ -286,7 +254,7 @@ void oa_products_compute(const ggml_compute_params * params, ggml_tensor * node,
         choices = reinterpret_cast<Choice *>(memory + work.begins_bytes);
         memory += work.begins_bytes + work.choices_bytes;
         if (params->ith == 0) {
-            group(work, begins, choices);
+            group_choices(work.mixture, begins, choices);
         }
         ggml_barrier(params->threadpool);
     }

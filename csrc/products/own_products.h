@@ -9,6 +9,8 @@
 #include <stdint.h>
 
 #define OA_PRODUCTS_PARAM 13 // of op_params of a GGML_OP_MUL_MAT(_ID); ggml uses the first few
+// Fewer columns, of a mixture fewer for each expert on average, are for other kernels (thin_products.h).
+#define OA_FEW_COLUMNS 9
 
 #ifdef __cplusplus
 extern "C" {
@@ -16,7 +18,7 @@ extern "C" {
 
 struct ggml_compute_params;
 
-// Whether the operator is marked, and there is a kernel for it. It has none for few columns: those are ggml's.
+// Whether the operator is marked, and there is a kernel for it. It has none for few columns.
 bool oa_products_takes(const struct ggml_tensor * node);
 // Bytes of working memory that `oa_products_compute` needs in params->wdata.
 size_t oa_products_work_bytes(const struct ggml_tensor * node, int n_threads);

@@ -1,5 +1,8 @@
 # Our products join ggml-cpu. Their kernels are compiled once for each instruction set and chosen at run time.
-set(OALLAMA_PRODUCTS_SOURCES ${OALLAMA_CSRC}/products/own_products.cpp ${OALLAMA_CSRC}/products/kernels_base.cpp)
+set(OALLAMA_PRODUCTS_SOURCES
+    ${OALLAMA_CSRC}/products/own_products.cpp
+    ${OALLAMA_CSRC}/products/expert_choices.cpp
+    ${OALLAMA_CSRC}/products/kernels_base.cpp)
 if (CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
     list(APPEND OALLAMA_PRODUCTS_SOURCES
         ${OALLAMA_CSRC}/products/kernels_avx2.cpp

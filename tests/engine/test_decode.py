@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import gguf
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oallama.data.entries import TILED_FROM
 from oallama.engine import native
 from support.products import Mixture, assert_sums, columns_of, computed, error, reference, weight_of, whole_columns
 
-# Values that a kernel looks at together.
-GROUPS = {"q4_0": 128, "q8_0": 64, "mxfp4": 64, "q4_K": 256, "q6_K": 256}
-MOST = 7  # columns
+# Values of a block. Kernels look at 256 values together: the last ones of a row can be fewer.
+GROUPS = {"q4_0": 32, "q8_0": 32, "mxfp4": 32, "q4_K": 256, "q6_K": 256}
+MOST = TILED_FROM - 1  # columns
+LONG = 64 * 256 + 3 * 4096  # values of a row
 
 SETS = [name for name in ("avx2", "avx-vnni", "avx512") if native.core().products_use(name)]
 native.core().products_use("")
@@ -62,7 +65,7 @@ def test_all_scales_of_mxfp4(exponents: tuple[int, ...]) -> None:
 @given(
     type=st.sampled_from(sorted(GROUPS)),
     n_rows=st.integers(1, 130),
-    n_groups=st.integers(1, 9),
+    n_groups=st.integers(1, 20),
     n=st.integers(1, MOST),
     n_threads=st.integers(1, 8),
     seed=st.integers(0, 1000),
@@ -94,12 +97,25 @@ def test_threads_change_no_bit(type: str, n_rows: int, n: int) -> None:
 
 
 @pytest.mark.parametrize("type", GROUPS)
-def test_a_column_is_the_same_beside_others(type: str) -> None:
+@pytest.mark.parametrize("k", [512, LONG])
+def test_a_column_is_the_same_beside_others(type: str, k: int) -> None:
     """So that drafts are checked with the bits of single tokens."""
-    weight, columns = weight_of(type, 70, 512, 8), columns_of(MOST, 512, 8)
-    whole = computed(weight, type, columns)["out"]
-    for i in range(MOST):
-        assert np.array_equal(computed(weight, type, columns[:, i : i + 1])["out"][0, 0], whole[0, i])
+    weight, columns = weight_of(type, 21, k, 8), columns_of(MOST, k, 8)
+    for n in range(1, MOST + 1):
+        some = computed(weight, type, columns[:, :n])["out"]
+        for i in range(n):
+            assert np.array_equal(computed(weight, type, columns[:, i : i + 1])["out"][0, 0], some[0, i])
+
+
+@pytest.mark.parametrize("type", GROUPS)
+@pytest.mark.parametrize("n", [1, 2, 4, MOST])
+def test_long_rows_are_summed_by_blocks(type: str, n: int) -> None:
+    """Longer than what passes at once for any number of columns, with a last block that is not whole."""
+    k = LONG + (256 if GROUPS[type] == 256 else 32)
+    weight, columns = weight_of(type, 9, k, n), whole_columns(n, k, n)
+    done = computed(weight, type, columns, n_threads=2)
+    assert done["kernel"] == "thin"
+    assert_sums(done["out"], weight, type, columns)
 
 
 MIXTURES = [
@@ -107,7 +123,10 @@ MIXTURES = [
     Mixture("q4_0", 2, 8, 3, 3),
     Mixture("q8_0", 1, 4, 4, 4, n_rows=130),
     Mixture("q6_K", 2, 32, 4, 1, n_rows=7, skewed=True),
-    Mixture("mxfp4", 1, 8, 4, 1, k=576),  # whole groups of 64 alone, as the 2880 of gpt-oss
+    Mixture("mxfp4", 1, 8, 4, 1, k=2880),  # of gpt-oss: rows of 11 groups and a quarter
+    Mixture("q8_0", 5, 16, 2, 1, k=96),
+    Mixture("q4_0", 35, 8, 2, 2, skewed=True),
+    Mixture("q4_K", 60, 64, 4, 1, n_rows=33),
 ]
 
 
@@ -119,6 +138,20 @@ def test_mixtures_are_those_of_float64(mixture: Mixture) -> None:
     assert error(done["out"], mixture.reference(given)) < 2e-2
     for n_threads in (2, 3, 8, 64):
         assert np.array_equal(native.core().multiply(**given, n_threads=n_threads)["out"], done["out"])
+
+
+@pytest.mark.parametrize("type", GROUPS)
+def test_all_tokens_may_choose_one_expert(type: str) -> None:
+    """More columns than a kernel is given at once; other experts have none."""
+    given = Mixture(type, 100, 64, 2, 1, n_rows=10).operands()
+    given["ids"][:] = [3, 63]
+    done = native.core().multiply(**given, n_threads=3)
+    assert done["kernel"] == "thin"
+    weight = given["weight"].reshape(64, 10, -1)
+    for slot, expert in enumerate((3, 63)):
+        alone = computed(weight[expert], type, given["columns"][:1])["out"][0, 0]
+        assert np.array_equal(done["out"][0, slot], alone)
+        assert error(done["out"][:, slot], reference(weight[expert], type, given["columns"])[:, 0]) < 2e-2
 
 
 def test_a_broken_value_shows() -> None:
@@ -136,11 +169,11 @@ def test_columns_of_zeros_give_zeros() -> None:
 
 
 def test_what_has_no_kernel_is_ggmls() -> None:
-    rows = weight_of("q4_0", 8, 64, 0), columns_of(1, 64, 0)
-    tokens = Mixture("q4_0", 3, 8, 2, 1).operands()
-    done, plain = computed(rows[0], "q4_0", rows[1]), computed(rows[0], "q4_0", rows[1], marked=False)
+    rng = np.random.default_rng(0)
+    q5_0 = gguf.quants.quantize(rng.normal(size=(8, 64)).astype(np.float32), gguf.GGMLQuantizationType.Q5_0)
+    columns = columns_of(1, 64, 0)
+    done, plain = computed(q5_0, "q5_0", columns), computed(q5_0, "q5_0", columns, marked=False)
     assert done["kernel"] == "ggml" and np.array_equal(done["out"], plain["out"])
-    assert native.core().multiply(**tokens)["kernel"] == "ggml"
 
 
 def test_no_mark_is_ggmls() -> None:

@@ -25,7 +25,7 @@ from support.products import Mixture, assert_sums, columns_of, computed, error, 
 
 TYPES = {"q4_0": 32, "q8_0": 32, "mxfp4": 32, "q4_K": 256, "q6_K": 256}  # values of a block
 SETS = ("base", "avx2", "avx-vnni", "avx512")
-SHAPES = [(64, 512, 32), (1, 256, 8), (33, 768, 9), (70, 2304, 47), (97, 256, 131)]
+SHAPES = [(64, 512, 32), (1, 256, TILED_FROM), (33, 768, 9), (70, 2304, 47), (97, 256, 131)]
 
 
 @pytest.fixture(params=SETS)
@@ -121,7 +121,7 @@ MIXTURES = [
     Mixture("mxfp4", 70, 8, 2, 1),
     Mixture("q4_K", 64, 4, 4, 4),
     Mixture("q4_0", 200, 16, 3, 3, skewed=True),
-    Mixture("q8_0", 33, 4, 1, 1),
+    Mixture("q8_0", 37, 4, 1, 1),
     Mixture("q6_K", 90, 32, 4, 1, n_rows=7, skewed=True),
 ]
 
@@ -142,12 +142,11 @@ def test_threads_change_no_bit_of_a_mixture(mixture: Mixture) -> None:
         assert np.array_equal(native.core().multiply(**given, n_threads=n_threads)["out"], one)
 
 
-def test_few_rows_for_each_expert_are_ggmls() -> None:
-    given = Mixture("q4_0", 31, 8, 2, 1).operands()
-    done = native.core().multiply(**given)
-    assert done["refusal"] == "few columns"
-    assert np.array_equal(done["out"], native.core().multiply(**given, marked=False)["out"])
-    assert not is_tiled(31, 8, 2) and is_tiled(32, 8, 2)
+@pytest.mark.parametrize("few", [1, 0])
+def test_few_rows_for_each_expert_are_for_other_kernels(few: int) -> None:
+    n_tokens = TILED_FROM * 8 // 2 - few
+    done = native.core().multiply(**Mixture("q4_0", n_tokens, 8, 2, 1).operands())
+    assert (done["kernel"] in SETS) == is_tiled(n_tokens, 8, 2) == (not few)
 
 
 def test_a_broken_value_shows() -> None:
@@ -167,12 +166,16 @@ def test_columns_of_zeros_give_zeros(instruction_set: str) -> None:
 def test_what_has_no_kernel_is_ggmls() -> None:
     rng = np.random.default_rng(0)
     q5_0 = gguf.quants.quantize(rng.normal(size=(8, 64)).astype(np.float32), gguf.GGMLQuantizationType.Q5_0)
-    few = weight_of("q4_0", 8, 64, 0)
-    for weight, type, n, words in ((q5_0, "q5_0", 16, "type of weight"), (few, "q4_0", TILED_FROM - 1, "few columns")):
-        columns = columns_of(n, 64, 0)
-        done, plain = computed(weight, type, columns), computed(weight, type, columns, marked=False)
-        assert words in done["refusal"] and done["kernel"] == "ggml"
-        assert np.array_equal(done["out"], plain["out"])
+    columns = columns_of(16, 64, 0)
+    done, plain = computed(q5_0, "q5_0", columns), computed(q5_0, "q5_0", columns, marked=False)
+    assert "type of weight" in done["refusal"] and done["kernel"] == "ggml"
+    assert np.array_equal(done["out"], plain["out"])
+
+
+def test_few_columns_are_for_other_kernels() -> None:
+    weight = weight_of("q4_0", 8, 64, 0)
+    assert computed(weight, "q4_0", columns_of(TILED_FROM - 1, 64, 0))["kernel"] not in SETS
+    assert computed(weight, "q4_0", columns_of(TILED_FROM, 64, 0))["kernel"] in SETS
 
 
 def test_no_mark_is_ggmls() -> None:

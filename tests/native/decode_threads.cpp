@@ -10,10 +10,12 @@ Operator make(Random & random) {
     const ggml_type types[] = { GGML_TYPE_Q4_0, GGML_TYPE_Q8_0, GGML_TYPE_MXFP4, GGML_TYPE_Q4_K, GGML_TYPE_Q6_K };
     const ggml_type type    = any_of(random, types);
     const bool      mixture = random() % 2;
-    const int64_t   n_k = 256 * int64_t(1 + random() % 5), n_rows = int64_t(1 + random() % 300);
+    const int64_t   block = ggml_blck_size(type), longest = 256 * 5 / block;
+    const int64_t   n_k = block * int64_t(1 + random() % uint64_t(longest)), n_rows = int64_t(1 + random() % 300);
     const int64_t   n_experts = mixture ? int64_t(1 + random() % 6) : 1, n_used = int64_t(1 + random() % n_experts);
-    const int64_t   n_columns = mixture ? (random() % 2 ? 1 : n_used) : int64_t(1 + random() % 7);
-    const int64_t   n_tokens  = mixture ? int64_t(1 + random() % 2) : 1;
+    const int64_t   most      = OA_FEW_COLUMNS * n_experts - 1; // columns, or choices
+    const int64_t   n_tokens  = mixture ? int64_t(1 + random() % uint64_t(most / n_used)) : 1;
+    const int64_t   n_columns = mixture ? (random() % 2 ? 1 : n_used) : int64_t(1 + random() % uint64_t(most));
     Operator        made;
     ggml_tensor *   weight  = made.tensor(type, n_k, n_rows, n_experts, 1);
     ggml_tensor *   columns = made.tensor(GGML_TYPE_F32, n_k, n_columns, n_tokens, 1);

@@ -14,8 +14,9 @@ struct Shape {
 Shape any_shape(Random & random) {
     const ggml_type types[] = { GGML_TYPE_Q4_0, GGML_TYPE_Q8_0, GGML_TYPE_MXFP4, GGML_TYPE_Q4_K, GGML_TYPE_Q6_K };
     // More values than a panel has unpacked at once, and rows and tokens that fill no panel and no tile.
-    return { any_of(random, types),      int64_t(256 * (1 + random() % 5)), int64_t(1 + random() % 90),
-             int64_t(8 + random() % 60), int64_t(1 + random() % 2),         random() % 2 == 0 };
+    return { any_of(random, types),      int64_t(256 * (1 + random() % 5)),
+             int64_t(1 + random() % 90), OA_FEW_COLUMNS + int64_t(random() % 60),
+             int64_t(1 + random() % 2),  random() % 2 == 0 };
 }
 
 // Columns, perhaps every other row of a larger tensor.

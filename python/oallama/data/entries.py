@@ -15,11 +15,9 @@ OTHER = "OTHER"
 # AMX), as in the file with our kernels for many tokens (docs/products.md), or in memory twice: repacked for few tokens,
 # tiled for many. "" is what llama.cpp takes on a machine without accelerators: repacked where it can be.
 REALISATIONS = ("", "plain", "repacked", "tiled", "repacked+tiled")
-# Rows of activations from which on our kernels compute a tiled weight's products; for fewer it is a plain one.
-TILED_FROM = 8
-# Rows, and tokens of a mixture, up to which our kernels for few rows compute them on CPUs that have what they need.
-THIN_TO = 7
-THIN_MIXTURE_TO = 2
+# Rows of activations, of a mixture for each expert, from which on our kernels for many rows compute a tiled weight's
+# products. For fewer there are other kernels of ours (docs/decode.md), where the CPU has what they need.
+TILED_FROM = 9
 # Of fused attention on CPUs: llama.cpp's, and ours (docs/attention.md).
 KERNELS = ("ggml", "oallama")
 # Share of clean repeats from which on a measurement counts as taken alone.
@@ -35,13 +33,8 @@ def padded_rows(n: int) -> int:
     return max(1, -(-n // KV_ROWS)) * KV_ROWS
 
 
-def is_thin(n_tokens: int, n_expert: int = 1) -> bool:
-    """Whether our kernels for few rows compute a tiled weight's product, where the CPU has them (docs/decode.md)."""
-    return n_tokens <= (THIN_TO if n_expert == 1 else THIN_MIXTURE_TO)
-
-
 def is_tiled(n_tokens: int, n_expert: int = 1, n_used: int = 1) -> bool:
-    """Whether our kernels compute a tiled weight's product: there are enough rows for each expert."""
+    """Whether our kernels for many rows compute a tiled weight's product: there are enough for each expert."""
     return n_tokens * n_used >= TILED_FROM * n_expert
 
 

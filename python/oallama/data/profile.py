@@ -34,7 +34,6 @@ from .entries import (
     ShapeTime,
     SwitchTime,
     form_at,
-    is_thin,
     is_tiled,
     kind_of,
 )
@@ -111,8 +110,7 @@ class Profile:
         """
         shape = _shape(ne, n_used)
         named = form_at(realisation, n_tokens, *shape[2:])
-        thin = (device, op, type) in self._thin and is_thin(n_tokens, shape[2])
-        if named == "tiled" and not thin and not is_tiled(n_tokens, *shape[2:]):
+        if named == "tiled" and (device, op, type) not in self._thin and not is_tiled(n_tokens, *shape[2:]):
             named = "plain"
         curves = self._curves[named].get((device, op, type), {})
         if shape in curves:
@@ -306,7 +304,8 @@ class Profile:
     def _thin(self) -> frozenset[tuple[str, str, str]]:
         """(device, operator, type) whose tiled weights were measured with few tokens."""
         tiled = [e for e in self.operators if e.realisation == "tiled"]
-        return frozenset((e.device, e.op, e.type) for e in tiled if is_thin(e.n_tokens, e.ne[2]))
+        few = [e for e in tiled if not is_tiled(e.n_tokens, *_shape(e.ne, e.n_used)[2:])]
+        return frozenset((e.device, e.op, e.type) for e in few)
 
     @cached_property
     def _curves(self) -> dict[str, Curves]:

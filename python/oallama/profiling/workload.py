@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from oallama.data.entries import FEED_FORWARD, KERNELS, is_thin, is_tiled, padded_rows
+from oallama.data.entries import FEED_FORWARD, KERNELS, padded_rows
 from oallama.data.fusion import chains
 from oallama.data.operators import Operator, OperatorGraph
 
@@ -76,10 +76,10 @@ def depths_for(n_ctx: int) -> list[int]:
     return sorted({min(depth, size) for depth in DEPTHS})
 
 
-def _realisations(repacks: bool, tiles: bool, ours: bool) -> list[str]:
-    """What is measured of a weight. ours: at a number of tokens at which our kernels may compute it."""
-    others = ["repacked"] * repacks + ["tiled"] * ours
-    return ["plain", *others] if repacks or tiles else [""]
+def _realisations(repacks: bool, tiles: bool) -> list[str]:
+    """What is measured of a weight."""
+    others = ["repacked"] * repacks + ["tiled"] * tiles
+    return ["plain", *others] if others else [""]
 
 
 def tasks_for(
@@ -115,12 +115,10 @@ def tasks_for(
                 "n_expert": n_expert if moe else 0,
             }
             n_used = op.n_used if moe else 0
-            experts = (n_expert, n_used) if moe else (1, 1)
             for n_tokens in token_counts(graph, op, tier):
-                ours = tiles(weight) and (is_tiled(n_tokens, *experts) or is_thin(n_tokens, experts[0]))
                 work = float(k) * m * n_tokens * max(1, n_used)
                 counts = {"n_tokens": n_tokens, "n_used": n_used}
-                for realisation in _realisations(repacks(weight), tiles(weight), ours):
+                for realisation in _realisations(repacks(weight), tiles(weight)):
                     shapes[_task("mul_mat", work, **weight, **counts, realisation=realisation)] = None
     tiers = {*graph.tiers, min(ATTENTION_TIER, max(graph.tiers))}
     few = {min(depths), max(depths)}  # large batches grow evenly with depth
