@@ -28,8 +28,7 @@ def mixture(dice: np.random.Generator, type: str, n_tokens: int) -> dict[str, An
     """A random mixture. In 2 of 3 the experts are few for its tokens, so that kernels for many columns take it."""
     n_experts = int(dice.integers(2, 9)) if n_tokens < 16 or dice.random() < 0.3 else int(dice.integers(2, 5))
     n_used = int(dice.integers(1, n_experts + 1))
-    unit = max(BLOCKS[type], int(dice.choice([32, 256])))  # of 256, because kernels for few columns read whole groups
-    k = unit * int(dice.integers(1, 1 + 1024 // unit))
+    k = BLOCKS[type] * int(dice.integers(1, 1 + 1024 // BLOCKS[type]))
     n_rows = 8 * int(dice.integers(1, 12))  # whole rows of repacked blocks
     slots = n_used if dice.random() < 0.5 else 1
     ids = np.stack([dice.permutation(n_experts)[:n_used] for _ in range(n_tokens)]).astype(np.int32)
@@ -105,6 +104,8 @@ def test_any_choice_may_be_skipped(type: str, instruction_set: str) -> None:
         dice = np.random.default_rng(5)
         for n_tokens in (2, 40, 200):
             given = mixture(dice, type, n_tokens)
+            while n_tokens > 2 and native.core().multiply(**given)["kernel"] == "ggml":
+                given = mixture(dice, type, n_tokens)
             away = dice.random(given["ids"].shape) < dice.choice([0.1, 0.5, 0.9])
             whole, fewer = multiply(given), without(dice, given, away)
             for n_threads in (1, 3):

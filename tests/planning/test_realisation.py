@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from oallama.data.entries import OTHER, REALISATIONS, OperatorTime
+from oallama.data.entries import OTHER, REALISATIONS, TILED_FROM, OperatorTime
 from oallama.data.plan import HOST, PlacementPlan
 from oallama.data.plan_difference import describe_difference
 from oallama.data.profile import Profile
@@ -124,7 +124,8 @@ def tiling(base: Profile, ratio: float) -> Profile:
 def test_a_weight_in_memory_twice_has_the_times_of_both() -> None:
     points = [("plain", 1, 1.0), ("plain", 512, 8.0), ("repacked", 1, 0.5), ("repacked", 512, 6.0), ("tiled", 512, 4.0)]
     profile, key = times(*points), (HOST, "MUL_MAT", "q4_K", (64, 128))
-    for n, single in ((1, "repacked"), (7, "repacked"), (8, "tiled"), (512, "tiled")):
+    few, many = TILED_FROM - 1, TILED_FROM
+    for n, single in ((1, "repacked"), (few, "repacked"), (many, "tiled"), (512, "tiled")):
         assert profile.op_time(*key, n, realisation=TWICE) == profile.op_time(*key, n, realisation=single)
     chosen = choose(WEIGHT, [(1, 8.0), (512, 1.0)], profile, usual="repacked")
     assert chosen.realisation == "repacked" and chosen.seconds[TWICE] == pytest.approx(8.0)
@@ -195,7 +196,8 @@ def test_plans_say_how_many_weights_are_tiled() -> None:
     made = planned(tiling(machine(2.0, 2.0, op_offload=False), 1 / 3), planner="cpu", workload=Workload(512, 4))
     assert "tiled" in set(on_host(made)) and made.repacked_nbytes == 0
     note = next(note for note in made.predicted.notes if "oallama's kernels" in note)
-    assert "from 8 tokens on" in note and "longer" in note
+    n_tiled = sum(realisation == "tiled" for realisation in on_host(made))
+    assert note.startswith(f"{n_tiled} weights on the host take oallama's kernels; ") and "longer" in note
 
 
 @pytest.mark.parametrize("planner", ["exact", "oato", "cpu"])

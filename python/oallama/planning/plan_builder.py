@@ -271,7 +271,7 @@ class PlanBuilder:
         plain = replace(homes, realisation=np.minimum(homes.realisation, REALISATIONS.index(PLAIN)))
         gain = self.predictor.request(plain, self.workload) / dry_run.seconds - 1
         longer = f"with all weights on the host plain the request takes {gain:.1%} longer"
-        notes = [f"{tiled} weights on the host take oallama's kernels from {TILED_FROM} tokens on"] if tiled else []
+        notes = [f"{tiled} weights on the host take oallama's kernels"] if tiled else []
         if twice:
             notes.append(
                 f"{twice} weights on the host are in memory twice: repacked ({format_bytes(again)}), and as in the "
