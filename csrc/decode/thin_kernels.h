@@ -36,7 +36,7 @@ constexpr int64_t pass_groups = 64;    // of all columns at once: they stay in t
 constexpr int64_t panel_bytes = 65536; // of rows: they stay in the second cache while columns pass
 
 struct Matrix {
-    const char * weight;
+    const char * rows;
     size_t       row_stride;
     int64_t      n_groups; // of a row
     size_t       n_last;   // bytes of a row's last group
@@ -47,8 +47,16 @@ struct Matrix {
 struct Part {
     const Matrix & matrix;
     int64_t        first, end, from, to;
-    int64_t        ahead, fetched; // meanwhile rows are fetched, so many ahead, below row `fetched`
     const Column * columns;
+    int64_t        ahead, fetched; // meanwhile rows are fetched, so many ahead, below row `fetched`;
+    const char *   then;           // behind them these, or null
+
+    OA_INLINE const char * next(int64_t row, int64_t n) const {
+        if (row + ahead + n <= fetched) {
+            return matrix.rows + size_t(row + ahead) * matrix.row_stride;
+        }
+        return then && row + ahead >= fetched ? then + size_t(row + ahead - fetched) * matrix.row_stride : nullptr;
+    }
 };
 
 // Some groups of N rows with those of C columns. Each result is summed alone, in one order. `n_last`: bytes of the last
@@ -88,8 +96,8 @@ OA_INLINE void together(const char * rows, const char * next, size_t row_stride,
 
 template <class Type, int N, int C> void rows_at(const Part & p, int64_t row) {
     const Matrix &      m      = p.matrix;
-    const char * const  at     = m.weight + size_t(row) * m.row_stride;
-    const char * const  next   = row + p.ahead + N <= p.fetched ? at + size_t(p.ahead) * m.row_stride : nullptr;
+    const char * const  at     = m.rows + size_t(row) * m.row_stride;
+    const char * const  next   = p.next(row, N);
     const size_t        n_last = row + N <= m.whole ? 0 : m.n_last;
     const ColumnGroup * columns[C];
     float               sums[N][C];
@@ -125,28 +133,30 @@ template <class Type, int C> void pass(const Part & p) {
 }
 
 template <class Type>
-void multiply(const char * weight, size_t row_stride, int64_t first, int64_t end, int64_t n_values,
-              const Column * columns, int64_t n_columns) {
+void multiply(const char * rows, size_t row_stride, int64_t n_rows, int64_t n_values, const Column * columns,
+              int64_t n_columns, const char * then) {
     constexpr decltype(&pass<Type, 1>) by_number[] = { pass<Type, 1>, pass<Type, 2>, pass<Type, 3>, pass<Type, 4> };
     constexpr int64_t                  most = std::size(by_number), bytes = group_bytes<Type>;
     const int64_t all = groups_of(n_values), row_bytes = n_values / Type::block_values * Type::block_bytes;
-    const size_t  n_last = size_t(row_bytes % bytes);
     // Behind its last values a column has zeros. So bytes of the next row do no harm there, where it comes at once.
-    const int64_t over  = (all * bytes + row_bytes - 1) / row_bytes - 1; // rows that are read behind one
-    const Matrix  whole = { weight, row_stride, all, n_last, row_stride == size_t(row_bytes) ? end - over : first };
+    const int64_t over   = (all * bytes + row_bytes - 1) / row_bytes - 1; // rows that are read behind one
+    const int64_t whole  = row_stride == size_t(row_bytes) ? n_rows - over : 0;
+    const Matrix  matrix = { rows, row_stride, all, size_t(row_bytes % bytes), whole };
 
     const int64_t n_passes = (n_columns + most - 1) / most, at_once = (n_columns + n_passes - 1) / n_passes;
     const int64_t step = pass_groups / at_once / sum_groups * sum_groups;
     for (int64_t from = 0; from < all; from += step) {
-        const int64_t to = std::min(from + step, all), part_bytes = (to - from) * bytes;
-        const int64_t panel = n_passes == 1 ? end - first : (panel_bytes / part_bytes / 4 + 1) * 4;
-        const int64_t ahead = (ahead_bytes / (rows_at_once * part_bytes) + 1) * rows_at_once;
-        for (int64_t row = first; row < end; row += panel) {
-            const int64_t last = std::min(row + panel, end);
+        const int64_t      to = std::min(from + step, all), part_bytes = (to - from) * bytes;
+        const int64_t      panel  = n_passes == 1 ? n_rows : (panel_bytes / part_bytes / 4 + 1) * 4;
+        const int64_t      ahead  = (ahead_bytes / (rows_at_once * part_bytes) + 1) * rows_at_once;
+        const char * const behind = step < all ? nullptr : then;
+        for (int64_t row = 0; row < n_rows; row += panel) {
+            const int64_t end = std::min(row + panel, n_rows);
             for (int64_t i = 0; i < n_passes; ++i) {
                 const int64_t c = n_columns * i / n_passes, n = n_columns * (i + 1) / n_passes - c;
-                const int64_t fetched = i ? 0 : end; // the first pass fetches for all
-                by_number[n - 1]({ whole, row, last, from, to, ahead, fetched, columns + c });
+                const bool    fetches = i == 0; // for all passes
+                by_number[n - 1]({ matrix, row, end, from, to, columns + c, ahead, fetches ? n_rows : 0,
+                                   fetches ? behind : nullptr });
             }
         }
     }

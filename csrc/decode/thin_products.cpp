@@ -14,10 +14,11 @@ namespace oa::decode {
 
 namespace {
 
-constexpr int64_t some_items = 8;   // of each thread, where there are rows enough: threads take turns
-constexpr int64_t most_rows  = 128; // of an item
-constexpr int64_t most_once  = 64;  // columns that are given to a kernel at once
-constexpr size_t  cache_line = 64;
+constexpr int64_t some_items  = 8;   // of each thread, where there are rows enough: threads take turns
+constexpr int64_t most_rows   = 128; // of an item
+constexpr int64_t most_once   = 64;  // columns that are given to a kernel at once
+constexpr size_t  cache_line  = 64;
+constexpr size_t  first_bytes = 8192; // that a thread fetches before it begins
 
 using products::Choice;
 
@@ -144,38 +145,69 @@ void list_used(const Work & work, const Shared & shared) {
     shared.used[0] = n_used;
 }
 
-// Rows are summed alone: how many a thread takes at a time changes no bit.
-int64_t rows_of_item(const Work & work, int64_t n_matrices, int64_t nth) {
-    const int64_t rows = work.n_rows * n_matrices / (some_items * nth);
-    return std::clamp((rows + 3) / 4 * 4, int64_t(4), most_rows);
-}
+struct Rows {
+    const char * weight; // the first of them
+    int64_t      expert, first, end;
+};
 
-// Rows first .. end - 1 of a matrix with all columns that are for it. Returns their number.
-int64_t run(const Work & work, const Shared & shared, const ggml_tensor * node, int64_t expert, int64_t first,
-            int64_t end) {
-    const ggml_tensor * weight  = node->src[0];
-    const char * const  matrix  = static_cast<const char *>(weight->data) + size_t(expert) * weight->nb[2];
-    const int64_t       n_slots = node->ne[1], of_token = node->src[1]->ne[1]; // of a mixture
-    const int64_t       begin = work.mixture ? shared.begins[expert] : 0;
-    const int64_t       n     = work.mixture ? shared.begins[expert + 1] - begin : work.n_columns;
+// Rows that threads take in turn. Rows are summed alone: how many a thread takes at a time changes no bit.
+class Items {
+  public:
+    Items(const Work & work, const ggml_tensor * weight, const Shared & shared, int64_t nth) :
+        weight_(weight), used_(work.mixture ? shared.used : nullptr), n_matrices_(used_ ? used_[0] : 1) {
+        const int64_t rows = weight->ne[1] * n_matrices_ / (some_items * nth);
+        rows_              = std::clamp((rows + 3) / 4 * 4, int64_t(4), most_rows);
+        of_matrix_         = (weight->ne[1] + rows_ - 1) / rows_;
+    }
+
+    int64_t n() const { return n_matrices_ * of_matrix_; }
+
+    Rows at(int64_t item) const {
+        const int64_t expert = used_ ? used_[1 + item / of_matrix_] : 0, first = item % of_matrix_ * rows_;
+        return { static_cast<const char *>(weight_->data) + size_t(expert) * weight_->nb[2] +
+                     size_t(first) * weight_->nb[1],
+                 expert, first, std::min(first + rows_, weight_->ne[1]) };
+    }
+
+  private:
+    const ggml_tensor * weight_;
+    const int32_t *     used_;
+    int64_t             n_matrices_, rows_, of_matrix_;
+};
+
+// Rows of a matrix with all columns that are for it. `then`: rows that the thread is likely to take next, or null.
+// Returns the number of columns.
+int64_t run(const Work & work, const Shared & shared, const ggml_tensor * node, const Rows & rows, const char * then) {
+    const int64_t n_slots = node->ne[1], of_token = node->src[1]->ne[1]; // of a mixture
+    const int64_t begin = work.mixture ? shared.begins[rows.expert] : 0;
+    const int64_t n     = work.mixture ? shared.begins[rows.expert + 1] - begin : work.n_columns;
     for (int64_t from = 0; from < n; from += most_once) {
         Column        columns[most_once];
-        const int64_t once = std::min(n - from, most_once);
+        const int64_t once = std::min(n - from, most_once), n_rows = rows.end - rows.first;
         for (int64_t i = 0; i < once; ++i) {
-            int64_t column = from + i, row = from + i;
+            int64_t column = from + i, result = from + i;
             if (work.mixture) {
                 const Choice & choice = shared.choices[begin + from + i];
                 column                = choice.token * of_token + choice.slot % of_token;
-                row                   = choice.token * n_slots + choice.slot;
+                result                = choice.token * n_slots + choice.slot;
             }
             columns[i] = { shared.columns + column * work.column_bytes,
-                           static_cast<float *>(node->data) + row * work.n_rows };
+                           static_cast<float *>(node->data) + result * work.n_rows + rows.first };
             tell_read(columns[i].groups, size_t(work.column_bytes));
-            tell_written(columns[i].out + first, size_t(end - first) * sizeof(float));
+            tell_written(columns[i].out, size_t(n_rows) * sizeof(float));
         }
-        work.kernel->multiply(matrix, weight->nb[1], first, end, work.n_values, columns, once);
+        const bool last = from + once == n;
+        work.kernel->multiply(rows.weight, node->src[0]->nb[1], n_rows, work.n_values, columns, once,
+                              last ? then : nullptr);
     }
     return n;
+}
+
+// Into the second cache, as kernels do.
+void fetch(const char * from, size_t n_bytes) {
+    for (size_t i = 0; i < n_bytes; i += cache_line) {
+        __builtin_prefetch(from + i, 0, 2);
+    }
 }
 
 } // namespace
@@ -206,7 +238,12 @@ size_t oa_thin_work_bytes(const ggml_tensor * node) {
 void oa_thin_compute(const ggml_compute_params * params, ggml_tensor * node, void (*worked)(int64_t)) {
     Work work;
     read(node, work);
-    const Shared shared(work, params->wdata);
+    const Shared        shared(work, params->wdata);
+    const ggml_tensor * weight = node->src[0];
+    if (!work.mixture) { // what the thread begins with comes while columns are quantised
+        const Rows first = Items(work, weight, shared, params->nth).at(params->ith);
+        fetch(first.weight, first_bytes);
+    }
     quantise(work, static_cast<const float *>(node->src[1]->data), shared.columns, params->ith, params->nth);
     if (params->ith == 0) {
         ggml_threadpool_chunk_set(params->threadpool, params->nth);
@@ -215,11 +252,11 @@ void oa_thin_compute(const ggml_compute_params * params, ggml_tensor * node, voi
         }
     }
     ggml_barrier(params->threadpool);
-    const int64_t n_matrices = work.mixture ? shared.used[0] : 1, rows = rows_of_item(work, n_matrices, params->nth);
-    const int64_t of_matrix = (work.n_rows + rows - 1) / rows, n_items = n_matrices * of_matrix;
-    for (int64_t item = params->ith; item < n_items; item = ggml_threadpool_chunk_add(params->threadpool, 1)) {
-        const int64_t first = item % of_matrix * rows, end = std::min(first + rows, work.n_rows);
-        const int64_t expert = work.mixture ? shared.used[1 + item / of_matrix] : 0;
-        worked((end - first) * work.n_values * run(work, shared, node, expert, first, end));
+    const Items items(work, weight, shared, params->nth);
+    for (int64_t item = params->ith; item < items.n(); item = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+        const int64_t next = item + params->nth; // likely: threads take items in turn
+        const Rows    rows = items.at(item);
+        const int64_t n    = run(work, shared, node, rows, next < items.n() ? items.at(next).weight : nullptr);
+        worked((rows.end - rows.first) * work.n_values * n);
     }
 }

@@ -22,16 +22,16 @@ constexpr int64_t groups_of(int64_t n_values) {
 
 struct Column {
     const char * groups; // quantised
-    float *      out;    // its products with all rows
+    float *      out;    // its products with the rows
 };
 
 struct Kernel {
     int64_t block_values; // rows are whole blocks
     // A group of a column, up to `group_values` values: bytes and scales in the order in which they are read.
     void (*quantise)(const float * values, int64_t n, char * to);
-    // The products of rows first .. end - 1 with columns.
-    void (*multiply)(const char * weight, size_t row_stride, int64_t first, int64_t end, int64_t n_values,
-                     const Column * columns, int64_t n_columns);
+    // The products of rows with columns. `then`: rows that are likely read next, or null.
+    void (*multiply)(const char * rows, size_t row_stride, int64_t n_rows, int64_t n_values, const Column * columns,
+                     int64_t n_columns, const char * then);
 };
 
 struct Kernels {
