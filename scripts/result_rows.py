@@ -118,6 +118,8 @@ GROUPS: dict[str, list[Row]] = {
             (*ATTENTION[:1], "2026-11-24-attention-xeon", *ATTENTION[2:]), partial(texts.attention, cache="q8_0")),
         Row("prompt of 512 tokens, our kernels against llama.cpp's without AMX",
             ("2026-11-24-cpu-prompts",), texts.prompts),
+        Row("a 4096 x 4096 matrix with 2 to 8 columns on an EPYC with AVX2, our kernels against the faster of ggml's "
+            "two forms", ("2026-12-01-products-few-older-epyc",), texts.few_columns, True),
         Row("2 layers of a model, `auto` against llama.cpp's faster `-fa`: TTFT of 512 tokens behind 0 and 12288 "
             "(and 32768 for one model)", DEPTHS, partial(texts.at_depth, time="ttft", rival="llama.cpp")),
         Row("the same: TPOT", DEPTHS, partial(texts.at_depth, time="tpot", rival="llama.cpp")),

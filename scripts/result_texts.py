@@ -179,6 +179,15 @@ def prompts(lines: Lines) -> str:
     return "; ".join(f"{line['type']} {line['times_rival']['value']:.2f}x" for line in lines)
 
 
+def few_columns(lines: Lines) -> str:
+    """By type, the least and the most over the numbers of columns from 2 on."""
+    found: dict[str, list[float]] = {}
+    for line in lines:
+        if line["rows"] > 1:
+            found.setdefault(line["type"], []).append(line["times_rival"]["ours avx2"]["value"])
+    return "; ".join(f"{type.upper()} {span(each, '{:.1f}x')}" for type, each in found.items())
+
+
 def at_depth(*files: Lines, time: str, rival: str) -> str:
     """By model, at its depths in order."""
     found: dict[str, list[str]] = {}
