@@ -1,6 +1,6 @@
 """The paper's ablation on a CPU: a hot model's guests in a cold model's process, one core each.
 
-python bench/weave.py [-o FILE.jsonl] [--rounds 5] [--steps 40] [--modes alone,polls]
+python bench/weave.py [-o FILE.jsonl] [--rounds 5] [--steps 40] [--modes alone,polls] [--prompt 256]
 
 Modes, interleaved in every round, each with both models started anew:
   alone      the cold model, no receiver, no hot model
@@ -9,6 +9,8 @@ Modes, interleaved in every round, each with both models started anew:
   graphs     guests; the cold model's threads compute their attention at the end of a graph (control by requests)
   operators  guests; at the end of every operator
   parts      guests; also inside of matrix multiplications
+  home-ours  as home, with our attention on the hot model's side
+  ours       as parts, with our attention on both sides
 One JSON line per mode and round: seconds of the steps (a token of every sequence) of either model while the hot one
 decodes, and how long the hot one waited for results; and seconds of steps in which a guest joins with a prompt, while
 all others decode a token. --table FILE.jsonl prints a recorded file.
@@ -30,15 +32,19 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from oallama.bench import maps
 from oallama.bench.machine import describe
 from oallama.bench.script import arguments, read, record, words
+from oallama.engine.backend_map import backend_map
+from oallama.engine.load_settings import Settings
+from oallama.loading import autoplan
 from oallama.modelmaker import make_model
 from oallama.weave import Receiver
 from oallama.weave.sequences import Sequences
 
-MODES = ("alone", "polls", "home", "graphs", "operators", "parts")
+MODES = ("alone", "polls", "home", "graphs", "operators", "parts", "home-ours", "ours")
+OURS = ("home-ours", "ours")
 HOT_CORE, COLD_CORE = 0, 1
-PROMPT = 256
 QUOTA = 1 << 30
 JOINS = 6
 
@@ -50,6 +56,7 @@ def main() -> None:
     parser.add_argument("--hot-sequences", type=int, default=8)
     parser.add_argument("--guests", type=int, default=4, help="of them")
     parser.add_argument("--cold-sequences", type=int, default=4)
+    parser.add_argument("--prompt", type=int, default=256, help="tokens of each sequence when decoding begins")
     parser.add_argument("--deadline", type=float, default=1.0, help="seconds; a graph may take longer than usual")
     parser.add_argument("--model", type=Path, help="of both (default: llama small, Q8_0)")
     parser.add_argument("--modes", type=words, default=MODES, help="default: all")
@@ -78,8 +85,8 @@ def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
-    names = ("steps", "hot_sequences", "guests", "cold_sequences", "deadline")
-    return {name: getattr(options, name) for name in names} | {"prompt": PROMPT}
+    names = ("steps", "hot_sequences", "guests", "cold_sequences", "deadline", "prompt")
+    return {name: getattr(options, name) for name in names}
 
 
 def measure(mode: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -105,44 +112,61 @@ def measure(mode: str, options: argparse.Namespace) -> dict[str, Any]:
 
 def worker(side: str, mode: str, path: str, core: int, options: argparse.Namespace) -> subprocess.Popen[str]:
     command = ["taskset", "-c", str(core), sys.executable, __file__, "--worker", f"{side}:{mode}:{path}"]
-    for name in ("steps", "hot_sequences", "guests", "cold_sequences", "deadline", "model"):
+    for name in ("steps", "hot_sequences", "guests", "cold_sequences", "deadline", "prompt", "model"):
         command += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def prompt(sequence: int) -> list[int]:
-    return [300 + (sequence * 31 + i * 7) % 1000 for i in range(PROMPT)]
+def prompt(sequence: int, n: int) -> list[int]:
+    return [300 + (sequence * 31 + i * 7) % 1000 for i in range(n)]
+
+
+def cells(n_sequences: int, options: argparse.Namespace) -> int:
+    """Of a cache in which sequences have room for their prompts and all steps, and for one that joins."""
+    return max(8192, (n_sequences + 1) * (options.prompt + 512))
+
+
+def our_attention(model: Path) -> str:
+    """A backend map of the CPU."""
+    graph = autoplan.read_graph(model, Settings(n_ctx=64))
+    return maps.backend_map(graph, "CPU", lambda tensor: "CPU host") + "attention oallama\n"
 
 
 def cold(mode: str, path: str, options: argparse.Namespace) -> None:
     """Decodes until told to end; prints (end, seconds) of every step."""
+    n = options.cold_sequences
     with ExitStack() as stack:
-        model = stack.enter_context(Sequences(options.model, n_seq=options.cold_sequences, n_ctx=8192))
-        if mode not in ("alone", "home"):
-            receiver = stack.enter_context(Receiver(path, QUOTA, polls="parts" if mode == "polls" else mode))
+        model = stack.enter_context(Sequences(options.model, n_seq=n, n_ctx=cells(n, options)))
+        if mode not in ("alone", "home", "home-ours"):
+            polls = "parts" if mode in ("polls", "ours") else mode
+            receiver = stack.enter_context(Receiver(path, QUOTA, polls=polls))
             stack.enter_context(receiver.serving())
         steps = []
-        numbers = range(options.cold_sequences)
-        fill(model, numbers)
+        numbers = range(n)
+        fill(model, numbers, options.prompt)
         print("ready", flush=True)
         while not select.select([sys.stdin], [], [], 0)[0]:
             begin = time.monotonic()
             model.step({number: [500] for number in numbers})
             steps.append((time.monotonic(), time.monotonic() - begin))
-            if model.lengths[0] >= PROMPT + 200:  # the context stays as long as it was
+            if model.lengths[0] >= options.prompt + 200:  # the context stays as long as it was
                 for number in numbers:
-                    model.remove(number, PROMPT)
+                    model.remove(number, options.prompt)
         print(json.dumps(steps))
 
 
 def hot(mode: str, path: str, options: argparse.Namespace) -> None:
     """Decodes its steps; prints their seconds."""
-    channels = [] if mode == "home" else [path]
+    channels = [] if mode.startswith("home") else [path]
     first = options.hot_sequences - options.guests
-    sizes = {"n_seq": options.hot_sequences, "n_ctx": 8192, "n_ubatch": 512}
-    with Sequences(options.model, channels=channels, first_guest=first, deadline_s=options.deadline, **sizes) as model:
-        numbers = range(options.hot_sequences)
-        fill(model, numbers)
+    n = options.hot_sequences
+    sizes = {"n_seq": n, "n_ctx": cells(n, options), "n_ubatch": 512}
+    with ExitStack() as stack:
+        with backend_map(our_attention(options.model) if mode in OURS else None):
+            made = Sequences(options.model, channels=channels, first_guest=first, deadline_s=options.deadline, **sizes)
+        model = stack.enter_context(made)
+        numbers = range(n)
+        fill(model, numbers, options.prompt)
         before, begin, seconds = model.stats["waited_s"], time.monotonic(), []
         for _ in range(options.steps):
             started = time.monotonic()
@@ -152,7 +176,7 @@ def hot(mode: str, path: str, options: argparse.Namespace) -> None:
         found = {"begin": begin, "end": time.monotonic(), "hot_s": seconds, "waited_s": waited - before}
         found |= {"join_s": joins(model, options), "join_waited_s": model.stats["waited_s"] - waited}
         joined = JOINS if options.guests else 0
-        assert mode == "home" or model.stats["n_guests"] == options.guests + joined
+        assert not channels or model.stats["n_guests"] == options.guests + joined
         print(json.dumps({**found, "lost": model.stats["n_lost"]}))
 
 
@@ -162,15 +186,15 @@ def joins(model: Sequences, options: argparse.Namespace) -> list[float]:
     for at in range(JOINS):
         model.remove(last)
         started = time.monotonic()
-        model.step({**{number: [500] for number in range(last)}, last: prompt(last + at)})
+        model.step({**{number: [500] for number in range(last)}, last: prompt(last + at, options.prompt)})
         seconds.append(time.monotonic() - started)
         model.step({number: [500] for number in range(last + 1)})
     return seconds
 
 
-def fill(model: Any, numbers: range) -> None:
+def fill(model: Any, numbers: range, n: int) -> None:
     for number in numbers:
-        model.step({number: prompt(number)})
+        model.step({number: prompt(number, n)})
 
 
 def summary(line: dict[str, Any]) -> str:

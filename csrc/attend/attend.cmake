@@ -1,6 +1,6 @@
 # Our attention joins ggml-cpu. Its kernels are compiled once for each instruction set and chosen at run time.
-set(OALLAMA_ATTEND_SOURCES ${OALLAMA_CSRC}/attend/graph_threads.cpp ${OALLAMA_CSRC}/attend/own_attention.cpp
-    ${OALLAMA_CSRC}/attend/kernels_base.cpp)
+set(OALLAMA_ATTEND_SOURCES ${OALLAMA_CSRC}/attend/alone.cpp ${OALLAMA_CSRC}/attend/graph_threads.cpp
+    ${OALLAMA_CSRC}/attend/own_attention.cpp ${OALLAMA_CSRC}/attend/kernels_base.cpp)
 if (CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
     list(APPEND OALLAMA_ATTEND_SOURCES
         ${OALLAMA_CSRC}/attend/kernels_avx2.cpp

@@ -8,6 +8,12 @@ namespace {
 
 constexpr float nothing = -__builtin_inff();
 
+// Some cells of K or V that lie one behind the other.
+struct Cells {
+    const char * first;
+    size_t       row, head; // bytes to the next one
+};
+
 class Item {
   public:
     Item(const Task & task, const Place & at, float * scratch);
@@ -30,6 +36,11 @@ class Item {
                                                size_t(at_.sequence) * task_.q_strides.sequence);
     }
 
+    // What a query token's mask says of a block of the cache.
+    const uint16_t * mask_of(int64_t token, int64_t begin) const {
+        return task_.cells ? seen_ : mask_row(token) + begin;
+    }
+
     const char * k_at(int64_t token) const {
         return k_ + size_t(token) * task_.k_strides.row + size_t(at_.head) * task_.k_strides.head;
     }
@@ -39,15 +50,17 @@ class Item {
     }
 
     bool  look(int64_t begin, int64_t n);
+    void  gather_mask(int64_t begin, int64_t n);
     float slope(int64_t head) const;
     float query_scale() const { return task_.softcap != 0.0f ? task_.scale / task_.softcap : task_.scale; }
     void  write_row(int64_t head, int64_t row, float most, float sum, const float * values, int64_t stride,
                     float * partials) const;
 
     // By dots (item_dots.h).
-    void take_rows();
-    void dots(int64_t begin, int64_t n);
-    void weigh(int64_t head, int64_t row, int64_t begin, int64_t n);
+    void  take_rows();
+    void  dots(int64_t begin, int64_t n);
+    Cells cells_of(const char * cache, const Strides & strides, size_t bytes, int64_t begin, int64_t n) const;
+    void  weigh(int64_t head, int64_t row, int64_t begin, int64_t n);
     // By columns or tiles (item_columns.h, item_tiles.h).
     void take_columns();
     void columns(int64_t begin, int64_t n);
@@ -62,6 +75,7 @@ class Item {
     const char *  v_;
     int64_t       first_token_, n_tokens_;
     int64_t       rows_begin_, rows_end_; // that see some of the block
+    uint16_t      seen_[block_tokens];    // of a row alone: its mask of the block
     State         s_;
 };
 
@@ -88,8 +102,11 @@ Item::Item(const Task & task, const Place & at, float * scratch) : task_(task), 
 // Notes what each query token sees of a block, and which rows see some of it; whether any does.
 bool Item::look(int64_t begin, int64_t n) {
     int64_t first = n_tokens_, end = 0;
+    if (task_.cells && task_.mask) {
+        gather_mask(begin, n);
+    }
     for (int64_t i = 0; i < n_tokens_; ++i) {
-        s_.sights[i] = task_.mask ? sight_of(mask_row(first_token_ + i) + begin, n) : Sight::all;
+        s_.sights[i] = task_.mask ? sight_of(mask_of(first_token_ + i, begin), n) : Sight::all;
         if (s_.sights[i] != Sight::none) {
             first = i < first ? i : first;
             end   = i + 1;
@@ -100,6 +117,13 @@ bool Item::look(int64_t begin, int64_t n) {
     rows_begin_ = rows_begin_ > 0 ? rows_begin_ : 0;
     rows_end_   = rows_end_ < at_.n_rows ? rows_end_ : at_.n_rows;
     return first < end;
+}
+
+void Item::gather_mask(int64_t begin, int64_t n) {
+    const uint16_t * row = mask_row(first_token_);
+    for (int64_t i = 0; i < n; ++i) {
+        seen_[i] = row[task_.cells[begin + i]];
+    }
 }
 
 float Item::slope(int64_t head) const {

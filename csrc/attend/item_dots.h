@@ -34,16 +34,36 @@ void Item::take_rows() {
 void Item::dots(int64_t begin, int64_t n) {
     const int64_t first = rows_begin_, n_rows = rows_end_ - rows_begin_;
     float *       scores = s_.scores + first * block_tokens;
-    dots_of[int(task_.k_type)].scores(s_.queries + first * task_.d_k,
-                                      { at_.n_heads, at_.n_rows, n_rows, task_.k_strides.head }, task_.d_k, k_at(begin),
-                                      task_.k_strides.row, n, scores);
+    const Cells   k      = cells_of(k_, task_.k_strides, task_.k_bytes, begin, n);
+    dots_of[int(task_.k_type)].scores(s_.queries + first * task_.d_k, { at_.n_heads, at_.n_rows, n_rows, k.head },
+                                      task_.d_k, k.first, k.row, n, scores);
     for (int64_t h = 0; h < at_.n_heads; ++h) {
         for (int64_t r = rows_begin_; r < rows_end_; ++r) {
             weigh(h, r, begin, n);
         }
     }
-    dots_of[int(task_.v_type)].mix(scores, { at_.n_heads, at_.n_rows, n_rows, task_.v_strides.head }, v_at(begin),
-                                   task_.v_strides.row, n, task_.d_v, s_.values + first * task_.d_v);
+    const Cells v = cells_of(v_, task_.v_strides, task_.v_bytes, begin, n);
+    dots_of[int(task_.v_type)].mix(scores, { at_.n_heads, at_.n_rows, n_rows, v.head }, v.first, v.row, n, task_.d_v,
+                                   s_.values + first * task_.d_v);
+}
+
+// A block of the cache as it lies there, or copied where its cells lie apart. One block's copies are used at a time.
+Cells Item::cells_of(const char * cache, const Strides & strides, size_t bytes, int64_t begin, int64_t n) const {
+    const char * of_heads = cache + size_t(at_.head) * strides.head;
+    if (!task_.cells) {
+        return { of_heads + size_t(begin) * strides.row, strides.row, strides.head };
+    }
+    const int32_t * cells = task_.cells + begin;
+    if (cells[n - 1] - cells[0] == n - 1) {
+        return { of_heads + size_t(cells[0]) * strides.row, strides.row, strides.head };
+    }
+    char * to = s_.copies;
+    for (int64_t i = 0; i < n; ++i) {
+        for (int64_t h = 0; h < at_.n_heads; ++h, to += bytes) {
+            memcpy(to, of_heads + size_t(cells[i]) * strides.row + size_t(h) * strides.head, bytes);
+        }
+    }
+    return { s_.copies, size_t(at_.n_heads) * bytes, bytes };
 }
 
 // Whether there is a NaN: it must show in the result.
@@ -73,7 +93,7 @@ void Item::weigh(int64_t head, int64_t r, int64_t begin, int64_t n) {
     }
     if (sight == Sight::some) {
         const float  times = slope((at_.head + head) * task_.group() + (at_.row + r) % task_.group());
-        const auto * mask  = mask_row(token) + begin;
+        const auto * mask  = mask_of(token, begin);
         for (int64_t i = 0; i < n; i += width) {
             if (i + width <= n) {
                 store(s + i, load(s + i) + from_half(mask + i) * times);

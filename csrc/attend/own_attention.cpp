@@ -1,9 +1,10 @@
 #include "own_attention.h"
 
+#include "alone.h"
 #include "ggml-cpu-impl.h"
 #include "ggml-cpu.h"
 #include "kernel_choice.h"
-#include "task.h"
+#include "operators.h"
 
 #include <algorithm>
 #include <cmath>
@@ -22,11 +23,9 @@ namespace oa::attend {
 namespace {
 
 constexpr int64_t some_items  = 64;  // what a task is cut into at least, where it is long enough: threads take turns
-constexpr int64_t few_items   = 32;  // below that many, heads of a block are computed apart
 constexpr int64_t least_split = 128; // tokens; a part costs a row of partial values
 constexpr int64_t widest      = 16;  // values of a vector
 constexpr int64_t long_turns  = 8;   // of a thread, about
-constexpr size_t  cache_line  = 64;
 
 #if defined(__x86_64__)
 // Whether the CPU has AMX for bf16, and the kernel lets this process use it.
@@ -73,10 +72,6 @@ KernelChoice<Kernels> & choice() {
     return made;
 }
 
-const Kernels & kernels() {
-    return choice().get();
-}
-
 bool type_of(ggml_type type, CacheType & found) {
     switch (type) {
         case GGML_TYPE_F32: found = CacheType::f32; return true;
@@ -86,10 +81,6 @@ bool type_of(ggml_type type, CacheType & found) {
         case GGML_TYPE_Q4_0: found = CacheType::q4_0; return true;
         default: return false;
     }
-}
-
-int64_t parts(int64_t whole, int64_t part) {
-    return (whole + part - 1) / part;
 }
 
 // Tiles have 16 bits of a value: enough for what is rounded more in the cache.
@@ -139,7 +130,12 @@ const char * data(const ggml_tensor * tensor) {
     return static_cast<const char *>(tensor->data);
 }
 
-// Null and a task where there is a kernel for the operator, else why not.
+} // namespace
+
+const Kernels & kernels() {
+    return choice().get();
+}
+
 const char * read(const ggml_tensor * node, Task & task) {
     const ggml_tensor * q = node->src[0], *k = node->src[1], *v = node->src[2], *mask = node->src[3];
     const ggml_tensor * sinks = node->src[4];
@@ -189,6 +185,11 @@ const char * read(const ggml_tensor * node, Task & task) {
     memcpy(&task.scale, node->op_params, sizeof(float));
     memcpy(&task.max_bias, node->op_params + 1, sizeof(float));
     memcpy(&task.softcap, node->op_params + 2, sizeof(float));
+    task.k_bytes = ggml_row_size(k->type, task.d_k);
+    task.v_bytes = ggml_row_size(v->type, task.d_v);
+    if (node->op_params[OA_ATTEND_PARAM] == OA_ATTEND_ALONE) {
+        return read_alone(task);
+    }
     cut(task);
     return nullptr;
 }
@@ -197,9 +198,7 @@ size_t scratch_bytes(const Task & task) {
     return parts(int64_t(kernels().scratch_floats(task) * sizeof(float)), int64_t(cache_line)) * cache_line;
 }
 
-char * aligned(void * memory) {
-    return reinterpret_cast<char *>((uintptr_t(memory) + cache_line - 1) & ~uintptr_t(cache_line - 1));
-}
+namespace {
 
 size_t partial_bytes(const Task & task) {
     const int64_t rows = task.n_sequences * task.n_tokens * task.n_head;
@@ -226,7 +225,8 @@ class Turns {
     int64_t n_items_, n_long_, at_once_ = 1;
 };
 
-// Adds up the parts of a query row, in order.
+} // namespace
+
 void merge(const Task & task, int64_t number, const float * partials) {
     const float * parts_of_row = partials + number * task.n_splits * task.partial_floats();
     const int64_t query = number % task.n_head, token = number / task.n_head % task.n_tokens;
@@ -256,8 +256,6 @@ void merge(const Task & task, int64_t number, const float * partials) {
     }
 }
 
-} // namespace
-
 } // namespace oa::attend
 
 using namespace oa::attend;
@@ -274,8 +272,16 @@ const char * oa_attend_kernel(const ggml_tensor * node) {
         return "";
     }
     constexpr const char * methods[] = { "dots", "columns", "tiles" };
-    snprintf(name, sizeof(name), "%s %s", kernels().name, methods[int(task.method)]);
+    snprintf(name, sizeof(name), "%s %s%s", kernels().name, methods[int(task.method)], task.alone ? " alone" : "");
     return name;
+}
+
+uint32_t oa_attend_alone(ggml_type type_k, ggml_type type_v, int64_t d_k, int64_t d_v, int64_t rows_per_kv_head) {
+    CacheType  found;
+    const bool fits = type_of(type_k, found) && type_of(type_v, found) && d_k % widest == 0 && d_v % widest == 0 &&
+                      d_k % ggml_blck_size(type_k) == 0 && d_v % ggml_blck_size(type_v) == 0 &&
+                      rows_per_kv_head < kernels().many_rows;
+    return fits ? choice().number() : 0;
 }
 
 bool oa_attend_use(const char * instruction_set) {
@@ -289,14 +295,20 @@ bool oa_attend_takes(const ggml_tensor * node) {
 size_t oa_attend_work_bytes(const ggml_tensor * node, int n_threads) {
     Task task;
     read(node, task);
-    return size_t(n_threads) * scratch_bytes(task) + partial_bytes(task) + cache_line;
+    const size_t bytes =
+        task.alone ? alone_bytes(task, n_threads) : n_threads * scratch_bytes(task) + partial_bytes(task);
+    return bytes + cache_line;
 }
 
 void oa_attend_compute(const ggml_compute_params * params, ggml_tensor * node, void (*worked)(int64_t)) {
     Task task;
     read(node, task);
+    char * memory = aligned(params->wdata);
+    if (task.alone) {
+        compute_alone(params, task, memory, worked);
+        return;
+    }
     const size_t scratch  = scratch_bytes(task);
-    char *       memory   = aligned(params->wdata);
     float *      mine     = reinterpret_cast<float *>(memory + size_t(params->ith) * scratch);
     float *      partials = reinterpret_cast<float *>(memory + size_t(params->nth) * scratch);
     if (params->ith == 0) {

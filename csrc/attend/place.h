@@ -1,4 +1,4 @@
-// Which part of a task an item is, and what a query token sees of a block of the cache.
+// Which part of a task an item is.
 #pragma once
 
 #include "task.h"
@@ -25,18 +25,6 @@ Place place_of(const Task & t, int64_t item) {
     at.begin    = at.split * t.split_tokens;
     at.end      = t.n_kv - at.begin < t.split_tokens ? t.n_kv : at.begin + t.split_tokens;
     return at;
-}
-
-// What a query token sees of a block.
-enum class Sight : char { none, all, some };
-
-Sight sight_of(const uint16_t * mask, int64_t n) {
-    uint16_t seen = 0, added = 0;
-    for (int64_t i = 0; i < n; ++i) {
-        seen |= uint16_t(mask[i] ^ 0xfc00);
-        added |= uint16_t(mask[i] & 0x7fff);
-    }
-    return !seen ? Sight::none : !added ? Sight::all : Sight::some;
 }
 
 } // namespace

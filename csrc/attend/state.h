@@ -2,6 +2,7 @@
 #pragma once
 
 #include "place.h"
+#include "sights.h"
 
 namespace {
 
@@ -30,6 +31,7 @@ struct State {
     float * block; // of K, then of V: widened, or as tiles
     float * weights;
     Sight * sights;
+    char *  copies; // of cells that do not lie together
 };
 
 int64_t padded(int64_t n, int64_t to) {
@@ -51,16 +53,18 @@ State state_in(const Task & t, Memory & memory) {
     const int64_t rows = room_for_rows(t);
     const int64_t d_k = padded(t.d_k, tiles ? 32 : 1), widest = d_k > t.d_v ? d_k : t.d_v;
     State         s;
-    s.stride  = dots ? block_tokens : rows;
-    s.queries = memory.take(rows * d_k);
-    s.values  = memory.take(rows * t.d_v);
-    s.most    = memory.take(rows);
-    s.sum     = memory.take(rows);
-    s.shrinks = memory.take(dots ? 0 : rows);
-    s.scores  = memory.take(rows * block_tokens);
-    s.block   = memory.take(dots ? 0 : block_tokens * widest);
-    s.weights = memory.take(tiles ? block_tokens * rows : 0);
-    s.sights  = reinterpret_cast<Sight *>(memory.take((t.rows_per_tile + t.group() - 1) / t.group() + 1));
+    s.stride              = dots ? block_tokens : rows;
+    s.queries             = memory.take(rows * d_k);
+    s.values              = memory.take(rows * t.d_v);
+    s.most                = memory.take(rows);
+    s.sum                 = memory.take(rows);
+    s.shrinks             = memory.take(dots ? 0 : rows);
+    s.scores              = memory.take(rows * block_tokens);
+    s.block               = memory.take(dots ? 0 : block_tokens * widest);
+    s.weights             = memory.take(tiles ? block_tokens * rows : 0);
+    s.sights              = reinterpret_cast<Sight *>(memory.take((t.rows_per_tile + t.group() - 1) / t.group() + 1));
+    const int64_t of_cell = t.heads_per_group * int64_t(t.k_bytes > t.v_bytes ? t.k_bytes : t.v_bytes);
+    s.copies = reinterpret_cast<char *>(memory.take(t.alone ? block_tokens * of_cell / int64_t(sizeof(float)) + 1 : 0));
     return s;
 }
 

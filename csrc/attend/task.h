@@ -35,7 +35,12 @@ struct Task {
     CacheType     k_type, v_type;
     int64_t       d_k, d_v, n_tokens, n_head, n_head_kv, n_sequences, n_kv; // n_tokens: of queries, n_kv: of the cache
     int64_t       mask_sequences, kv_sequences;
+    size_t        k_bytes, v_bytes; // of a head
     float         scale, max_bias, softcap;
+
+    // A single row that sees all `n_kv` cells; which of the cache they are, or null: all, one behind the other.
+    bool            alone;
+    const int32_t * cells;
 
     // How it is cut, by the shape alone: results do not depend on the number of threads.
     Method  method;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <initializer_list>
@@ -62,6 +63,12 @@ template <class Kernels> class KernelChoice {
         });
         chosen_.store(*found, std::memory_order_relaxed);
         return **found;
+    }
+
+    // Of those that are taken, from 1 on.
+    uint32_t number() {
+        const auto found = std::find(by_speed_.begin(), by_speed_.end(), &get());
+        return uint32_t(found - by_speed_.begin()) + 1;
     }
 
     // Takes those of that name, or for "" the default again. False where the CPU lacks them or none have that name.

@@ -37,7 +37,7 @@ ggml_tensor * heads_of(ggml_context * ctx, ggml_tensor * cache, int64_t width, i
 py::dict attend(const Values & q, const Bytes & k, const Bytes & v, const std::string & type_k,
                 const std::string & type_v, int64_t n_head_kv, int64_t d_v, const std::optional<Halves> & mask,
                 const std::optional<Values> & sinks, float scale, float max_bias, float softcap, int n_threads,
-                bool marked) {
+                bool marked, bool alone) {
     if (q.ndim() != 4) {
         throw std::invalid_argument("q has " + std::to_string(q.ndim()) + " axes; expected 4");
     }
@@ -68,7 +68,7 @@ py::dict attend(const Values & q, const Bytes & k, const Bytes & v, const std::s
     if (of_sinks) {
         ggml_flash_attn_ext_add_sinks(op, of_sinks);
     }
-    op->op_params[OA_ATTEND_PARAM] = marked;
+    op->op_params[OA_ATTEND_PARAM] = !marked ? 0 : alone ? OA_ATTEND_ALONE : OA_ATTEND_TOGETHER;
     ggml_cgraph * graph            = ggml_new_graph(ctx.get());
     ggml_build_forward_expand(graph, op);
 
@@ -102,15 +102,22 @@ py::dict attend(const Values & q, const Bytes & k, const Bytes & v, const std::s
 } // namespace
 
 void register_attend(py::module_ & m) {
+    m.def("attend", &attend, py::arg("q"), py::arg("k"), py::arg("v"), py::arg("type_k"), py::arg("type_v"),
+          py::arg("n_head_kv"), py::arg("d_v"), py::arg("mask") = py::none(), py::arg("sinks") = py::none(),
+          py::arg("scale") = 1.0f, py::arg("max_bias") = 0.0f, py::arg("softcap") = 0.0f, py::arg("n_threads") = 1,
+          py::arg("marked") = true, py::arg("alone") = false,
+          "One attention operator on the CPU. q: f32 [sequences, tokens, heads, width]. k, v: bytes of caches\n"
+          "[sequences, rows, heads of K/V * width] in ggml's types. mask: halves as uint16 [sequences or 1, tokens,\n"
+          "rows]. marked: by our kernels where there is one. alone: each row alone. Returns out (f32 [sequences, "
+          "tokens, heads, d_v]), kernel\n"
+          "(what computed it) and refusal (why there is no kernel, or None).");
     m.def(
-        "attend", &attend, py::arg("q"), py::arg("k"), py::arg("v"), py::arg("type_k"), py::arg("type_v"),
-        py::arg("n_head_kv"), py::arg("d_v"), py::arg("mask") = py::none(), py::arg("sinks") = py::none(),
-        py::arg("scale") = 1.0f, py::arg("max_bias") = 0.0f, py::arg("softcap") = 0.0f, py::arg("n_threads") = 1,
-        py::arg("marked") = true,
-        "One attention operator on the CPU. q: f32 [sequences, tokens, heads, width]. k, v: bytes of caches\n"
-        "[sequences, rows, heads of K/V * width] in ggml's types. mask: halves as uint16 [sequences or 1, tokens,\n"
-        "rows]. marked: by our kernels where there is one. Returns out (f32 [sequences, tokens, heads, d_v]), kernel\n"
-        "(what computed it) and refusal (why there is no kernel, or None).");
+        "attend_alone",
+        [](const std::string & type_k, const std::string & type_v, int64_t d_k, int64_t d_v, int64_t rows_per_kv_head) {
+            return OA_OF_CPU(oa_attend_alone)(oa_parse_type(type_k), oa_parse_type(type_v), d_k, d_v, rows_per_kv_head);
+        },
+        py::arg("type_k"), py::arg("type_v"), py::arg("d_k"), py::arg("d_v"), py::arg("rows_per_kv_head"),
+        "The number of our kernel for rows alone, for caches of these types and heads of these widths; 0: none.");
     m.def(
         "attend_use", [](const char * set) { return OA_OF_CPU(oa_attend_use)(set); }, py::arg("instruction_set"),
         "Take one instruction set for our attention (\"base\", \"avx2\", \"avx512\", \"amx\"; \"\" for the best of "

@@ -88,7 +88,8 @@ void append(Sender & sender, uint32_t layer, const Given & sequences, const Floa
 
 py::array_t<float> attend(Sender & sender, uint32_t layer, const Given & sequences, const Floats & q, const Floats & k,
                           const Floats & v, float scale, float max_bias, float softcap,
-                          const std::optional<Floats> & sinks, bool tiled, uint32_t n_chunks, uint32_t n_padded) {
+                          const std::optional<Floats> & sinks, bool tiled, uint32_t n_chunks, uint32_t n_padded,
+                          uint32_t own) {
     if (q.ndim() != 3 || k.ndim() != 3 || v.ndim() != 3 || q.shape(0) != k.shape(0) || q.shape(0) != v.shape(0) ||
         q.shape(2) != k.shape(2) || k.shape(1) != v.shape(1) || q.size() == 0 || v.size() == 0 ||
         q.shape(1) % k.shape(1) != 0) {
@@ -114,7 +115,8 @@ py::array_t<float> attend(Sender & sender, uint32_t layer, const Given & sequenc
                                   0,
                                   tiled,
                                   n_chunks,
-                                  n_padded };
+                                  n_padded,
+                                  own };
     wanted.rows               = rows.data();
     wanted.sinks              = sinks ? sinks->data() : nullptr;
     wanted.q                  = q.data();
@@ -221,7 +223,7 @@ void register_sender(py::module_ & m) {
         .def("trim", [](Sender & self, Place at, uint32_t n) { return resize(self, at, n, &Sender::trim); })
         .def("attend", &attend, py::arg("layer"), py::arg("sequences"), py::arg("q"), py::arg("k"), py::arg("v"),
              py::arg("scale"), py::arg("max_bias"), py::arg("softcap"), py::arg("sinks"), py::arg("tiled"),
-             py::arg("n_chunks"), py::arg("n_padded"))
+             py::arg("n_chunks"), py::arg("n_padded"), py::arg("own"))
         .def("append", &append, py::arg("layer"), py::arg("sequences"), py::arg("k"), py::arg("v"));
 }
 

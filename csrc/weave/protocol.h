@@ -25,7 +25,7 @@
 namespace oa::weave {
 
 constexpr uint32_t magic         = 0x5645574f; // "OWEV"
-constexpr uint32_t version       = 4;
+constexpr uint32_t version       = 5;
 constexpr size_t   line          = 128;
 constexpr uint32_t max_sequences = 256; // of one task
 
@@ -147,6 +147,7 @@ struct AttendTask {
     uint32_t tiled;    // as ggml-cpu does with batches of many rows
     uint32_t n_chunks; // above 1: a single row's tokens, cut as ggml-cpu cuts them for as many threads,
     uint32_t n_padded; // of so many tokens
+    uint32_t own;      // by our kernel of this number (own_attention.h), each row alone; 0: by ggml-cpu's
 };
 
 // Consecutive rows that belong to one sequence: its tokens position, position + 1, ..

@@ -33,7 +33,7 @@ OA_HD constexpr bool is_sound(const AttendTask & task, uint32_t max_width, uint3
 
 // The same of an append task.
 OA_HD constexpr bool is_sound_append(const AttendTask & task, uint32_t max_width, uint32_t unit) {
-    return has_sound_rows(task, max_width, unit) && task.n_head == 0 && !task.has_sinks && !task.tiled;
+    return has_sound_rows(task, max_width, unit) && task.n_head == 0 && !task.has_sinks && !task.tiled && !task.own;
 }
 
 // Whether a sound task's payload has as many bytes as it should, and its answer no more than there is room for.

@@ -91,7 +91,9 @@ def unpacked(nbytes: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]:
     return np.asarray(values, np.float64)
 
 
-def computed(case: Case, given: dict[str, Any], n_threads: int = 1, marked: bool = True) -> dict[str, Any]:
+def computed(
+    case: Case, given: dict[str, Any], n_threads: int = 1, marked: bool = True, alone: bool = False
+) -> dict[str, Any]:
     mask = given["mask"]
     return dict(
         native.core().attend(
@@ -109,6 +111,7 @@ def computed(case: Case, given: dict[str, Any], n_threads: int = 1, marked: bool
             softcap=case.softcap,
             n_threads=n_threads,
             marked=marked,
+            alone=alone,
         )
     )
 
@@ -244,6 +247,65 @@ def test_threads_change_no_bit(case: Case) -> None:
     one = computed(case, given)["out"]
     for n_threads in (2, 3, 7):
         assert np.array_equal(computed(case, given, n_threads)["out"], one)
+
+
+ALONE = [case for case in CASES if case.n_sequences == 1 and case.n_head // case.n_head_kv < 10]
+
+
+@pytest.mark.parametrize("case", ALONE, ids=str)
+def test_rows_alone_are_right_with_any_number_of_threads(case: Case, instruction_set: str) -> None:
+    given = case.operands()
+    one, *others = (computed(case, given, n, alone=True) for n in (1, 2, 7))
+    assert one["refusal"] is None and one["kernel"] == f"{instruction_set} dots alone"
+    assert error(one["out"], reference(case, given)) < allowed("dots")
+    assert all(np.array_equal(one["out"], other["out"]) for other in others)
+
+
+@pytest.mark.parametrize("n_kv", [1, 63, 300, 1000, 20000])
+@pytest.mark.parametrize("kind", ["f16", "q8_0"])
+@pytest.mark.parametrize("mask", ["causal", "alibi"])
+@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.usefixtures("instruction_set")
+def test_a_row_alone_has_the_same_bits_wherever_its_cells_lie(n_kv: int, kind: str, mask: str, sinks: bool) -> None:
+    """Behind others, between others, and beside rows that see other cells."""
+    case = Case(1, n_kv, 8, 2, 64, 32, kind, kind, mask, sinks=sinks)
+    given = case.operands()
+    assert given["mask"] is not None
+    expected = computed(case, given, alone=True)["out"][0, 0]
+    rng = np.random.default_rng(1)
+    for places in (np.arange(n_kv) + 130, np.sort(rng.choice(2 * n_kv + 77, n_kv, replace=False))):
+        n_cells = int(places[-1]) + 50
+        around = replace(case, n_tokens=3, n_kv=n_cells, mask="holes", seed=2)
+        there = around.operands()
+        assert there["mask"] is not None
+        there["mask"][0, 1] = -np.inf
+        there["mask"][0, 1, places] = given["mask"][0, 0]
+        there["q"][0, 1], there["sinks"] = given["q"][0, 0], given["sinks"]
+        for name in ("k", "v"):
+            rows = there[name].reshape(n_cells, -1)
+            rows[places] = given[name].reshape(n_kv, -1)
+            there[name] = rows
+        found = computed(replace(around, mask=mask), there, n_threads=2, alone=True)["out"][0]
+        assert np.array_equal(found[1], expected) and not np.array_equal(found[0], expected)
+
+
+def test_a_row_alone_that_sees_nothing_is_zero() -> None:
+    case = Case(2, 200, 8, 2)
+    given = case.operands()
+    assert given["mask"] is not None
+    given["mask"][0, 0] = -np.inf
+    out = computed(case, given, alone=True)["out"][0]
+    assert not out[0].any() and out[1].any()
+
+
+@pytest.mark.parametrize(
+    ("case", "words"), [(Case(2, 64, 64, 1), "too many heads"), (Case(1, 64, 8, 2, n_sequences=2), "one cache for all")]
+)
+def test_rows_alone_without_a_kernel_are_ggmls(case: Case, words: str) -> None:
+    given = case.operands()
+    done, plain = computed(case, given, alone=True), computed(case, given, marked=False)
+    assert words in done["refusal"] and done["kernel"] == "ggml"
+    assert np.array_equal(done["out"], plain["out"])
 
 
 def test_what_has_no_kernel_is_ggmls() -> None:

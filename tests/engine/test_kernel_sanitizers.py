@@ -14,7 +14,11 @@ from support.sanitizers import skip_without
 
 SCRIPT = ROOT / "scripts" / "sanitize_kernels.sh"
 BUILD_S = 1800.0
-KINDS = {"attend": ("dots", "columns"), "products": ("matrix", "mixture"), "decode": ("matrix", "mixture")}
+KINDS = {
+    "attend": ("dots", "dots alone", "columns"),
+    "products": ("matrix", "mixture"),
+    "decode": ("matrix", "mixture"),
+}
 
 
 def skip_without_kernels(family: str) -> None:
@@ -29,7 +33,7 @@ def test_nothing_is_found(family: str, sanitizer: str, rounds: int) -> None:
     skip_without(sanitizer)
     skip_without_kernels(family)
     found = json.loads(ran(SCRIPT, family, sanitizer, str(rounds), timeout=BUILD_S).stdout.splitlines()[-1])
-    assert found["rounds"] == rounds and all(found[kind] >= rounds // 4 for kind in KINDS[family])
+    assert found["rounds"] == rounds and all(found[kind] >= rounds // 8 for kind in KINDS[family])
 
 
 @pytest.mark.slow

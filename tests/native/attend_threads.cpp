@@ -75,12 +75,14 @@ Operator make(Random & random) {
         fill(sinks, random);
         ggml_flash_attn_ext_add_sinks(made.node, sinks);
     }
-    made.mark(OA_ATTEND_PARAM);
+    const bool alone = s.n_sequences == 1 && s.n_head / s.n_head_kv < 12 && random() % 2;
+    made.mark(OA_ATTEND_PARAM, alone ? OA_ATTEND_ALONE : OA_ATTEND_TOGETHER);
     return made;
 }
 
 std::string kind(const ggml_tensor * node) {
-    return std::string(oa_attend_kernel(node)).find("dots") != std::string::npos ? "dots" : "columns";
+    const std::string kernel = oa_attend_kernel(node);
+    return kernel.substr(kernel.find(' ') + 1); // behind the instruction set
 }
 
 } // namespace

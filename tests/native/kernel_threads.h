@@ -62,8 +62,8 @@ struct Operator {
     }
 
     // The node is whole: `param` of its parameters is the mark.
-    void mark(int param) {
-        node->op_params[param] = 1;
+    void mark(int param, int32_t mark = 1) {
+        node->op_params[param] = mark;
         give_memory(node);
         graph = ggml_new_graph(ctx.get());
         ggml_build_forward_expand(graph, node);

@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -16,12 +17,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from oallama.data.plan import HOST
 from oallama.engine import runtime
+from oallama.engine.backend_map import backend_map
 from oallama.errors import OallamaError
 from oallama.weave import Receiver, channel_path
 from oallama.weave.sequences import Sequences
 from support.archs import TOKENS, write_models
 from support.guests import play, tokens
+from support.hand_plan import hand_plan
 from support.logits import nmse
 from support.processes import until
 from support.receivers import receiver, strike
@@ -50,6 +54,12 @@ def same(a: Sequence[np.ndarray], b: Sequence[np.ndarray]) -> bool:
     return len(a) == len(b) and all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
 
 
+def by_our_kernels(model: Path, **options: Any) -> Sequences:
+    plan = hand_plan(model, HOST)
+    with backend_map(replace(plan, context=replace(plan.context, attention="oallama")).to_backend_map()):
+        return Hot(model, **options)
+
+
 @pytest.mark.parametrize("first_guest", [0, 2, 4, 6], ids=lambda first: f"from-{first}")
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3moe"])
 def test_guests_have_the_same_logits(arch: str, first_guest: int, tiny: Callable[..., Path], path: str) -> None:
@@ -62,6 +72,40 @@ def test_guests_have_the_same_logits(arch: str, first_guest: int, tiny: Callable
         stats = hot.stats
         assert stats["n_lost"] == 0 and (stats["n_guests"] > 0) == (first_guest < 6)
         assert receiver.stats()["n_refused"] == 0
+
+
+@pytest.mark.parametrize("kv_type", [0, 1, 8], ids=["f32", "f16", "q8_0"])
+@pytest.mark.parametrize("arch", ["llama", "qwen3moe"])
+def test_guests_have_the_same_logits_by_our_kernels(
+    arch: str, kv_type: int, tiny: Callable[..., Path], path: str
+) -> None:
+    """A row is computed alone, so sequences whose cells lie between those of others have the same bits, too."""
+    found, model = [], tiny(arch)
+    with Receiver(path, 64 * MIB) as receiver:
+        for first_guest in (6, 0, 2, 4):
+            with by_our_kernels(model, channels=[path], first_guest=first_guest, kv_type=kv_type, n_threads=2) as hot:
+                found.append(play(hot))
+                assert hot.stats["n_lost"] == 0 and (hot.stats["n_guests"] > 0) == (first_guest < 6)
+        assert receiver.stats()["n_refused"] == 0
+    assert all(same(found[0], each) for each in found[1:])
+    with Hot(model, kv_type=kv_type) as hot:
+        theirs = play(hot)
+    assert not same(found[0], theirs)  # ggml's kernels
+    assert max(nmse(ours, other) for ours, other in zip(found[0], theirs, strict=True)) < 1e-3
+
+
+def test_guests_by_our_kernels_come_home(tiny: Callable[..., Path], path: str) -> None:
+    """A killed receiver's guests are computed again at home: in cells behind those of the others."""
+    found = []
+    with by_our_kernels(tiny("llama"), channels=[path], first_guest=6) as hot:
+        expected = play(hot)
+    with receiver(path) as process, by_our_kernels(tiny("llama"), channels=[path], first_guest=2) as hot:
+        found += play(hot, end=6)
+        assert hot.stats["n_guests"] == 2
+        strike(process, signal.SIGKILL)
+        found += play(hot, first=6)
+        assert hot.stats["n_lost"] == 2
+    assert close(found, expected)
 
 
 @pytest.mark.parametrize("kv_type", [0, 1, 8], ids=["f32", "f16", "q8_0"])

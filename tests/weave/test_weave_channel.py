@@ -13,10 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from oallama.engine import native
 from oallama.errors import OallamaError
 from oallama.weave import Receiver, SequenceRows, channel_path, remove_abandoned
 from oallama.weave import Sender as AnySender
@@ -116,6 +118,27 @@ def test_attention_is_right(
         assert receiver.stats()["n_sequences"] == 2
         assert all(sender.trim(handle, 0) for handle in handles)
         assert sender.free_nbytes == 64 * MIB and receiver.stats()["n_refused"] == 0
+
+
+@pytest.mark.parametrize("kv", ["f16", "bf16", "q8_0"])
+@pytest.mark.parametrize(("n_head", "n_head_kv", "more"), [(8, 2, {}), (4, 4, {"max_bias": 8.0}), (5, 1, {"sinks": 1})])
+def test_our_kernels_are_right(path: str, kv: str, n_head: int, n_head_kv: int, more: dict[str, float]) -> None:
+    """Row by row, whatever rows come together."""
+    options: dict[str, Any] = {name: floats(n_head) if name == "sinks" else value for name, value in more.items()}
+    own = native.core().attend_alone(kv, kv, 64, 64, n_head // n_head_kv)
+    assert own > 0
+    with Receiver(path, 64 * MIB) as receiver, Sender(path) as sender:
+        handle = sender.open(
+            n_layers=2, max_tokens=500, k_width=64 * n_head_kv, v_width=64 * n_head_kv, k_type=kv, v_type=kv
+        )
+        assert handle is not None and sender.reserve(handle, 300)
+        for step in steps(((7, 0), (150, 0), (1, 0), (1, 0)), 2, n_head, n_head_kv, 64, 64, options):
+            given = [SequenceRows(handle, first, n) for _, first, n in step.rows]
+            out = sender.attend(step.layer, given, step.q, step.k, step.v, scale=0.1, own=own, **options)
+            assert nmse(out, step.expected) < {"f16": 1e-6, "bf16": 1e-4, "q8_0": 5e-4}[kv]
+        assert receiver.stats()["n_refused"] == 0
+        with pytest.raises(OallamaError, match="malformed"):
+            sender.attend(0, [SequenceRows(handle, 0, 1)], step.q, step.k, step.v, scale=0.1, own=99)
 
 
 def test_the_cut_of_a_task_does_not_show(path: str) -> None:

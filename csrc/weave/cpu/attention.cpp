@@ -6,6 +6,7 @@
 #include "ggml-cpu.h"
 #include "ggml.h"
 #include "ops.h"
+#include "own_attention.h"
 
 #include <algorithm>
 #include <cmath>
@@ -61,10 +62,16 @@ void fill_mask(ggml_fp16_t * row, uint32_t n_tokens, uint32_t position, bool ali
     }
 }
 
-// How ggml-cpu would have cut it.
+// How ggml-cpu would have cut it; our kernels do so by the length.
 bool is_cut_soundly(const AttendTask & task) {
     return task.n_chunks > 0 && task.n_chunks <= max_chunks &&
-           (task.n_chunks == 1 || (task.n_rows == 1 && !task.tiled));
+           (task.n_chunks == 1 || (task.n_rows == 1 && !task.tiled && !task.own)) && !(task.tiled && task.own);
+}
+
+// Whether this process has the kernel that is asked for.
+bool has_kernel(const AttendTask & task, const OpenTask & made) {
+    return !task.own || task.own == oa_attend_alone(ggml_type(made.k_type), ggml_type(made.v_type), task.d_k, task.d_v,
+                                                    task.n_head / task.n_head_kv);
 }
 
 } // namespace
@@ -91,7 +98,7 @@ Status AttendJob::read(Kind kind, const char * payload, size_t nbytes, size_t re
         const bool       blocks = task_.d_k % ggml_blck_size(ggml_type(made.k_type)) == 0 &&
                             task_.d_v % ggml_blck_size(ggml_type(made.v_type)) == 0;
         const bool tiles = (made.k_type == GGML_TYPE_F16 || made.k_type == GGML_TYPE_F32) && made.k_type == made.v_type;
-        if (!fits_shape(task_, made) || !blocks || is_again(given, i) ||
+        if (!fits_shape(task_, made) || !blocks || !has_kernel(task_, made) || is_again(given, i) ||
             ((task_.tiled || task_.n_chunks > 1) && !tiles)) {
             return Status::malformed;
         }
@@ -196,15 +203,27 @@ void AttendJob::attend(const Rows & rows, uint32_t head, float * out) const {
         }
         return;
     }
+    const auto row_mask = [&](uint32_t i) -> ggml_fp16_t * {
+        if (!alibi) {
+            return nullptr;
+        }
+        ggml_fp16_t * mask = mask_of(position + i + 1);
+        fill_mask(mask, position + i + 1, position + i, alibi);
+        return mask;
+    };
+    if (task_.own) {
+        for (uint32_t i = 0; i < rows.given.n_rows; ++i) {
+            compute(i, 1, row_mask(i), [&](ggml_tensor & dst, int, int, uint32_t) {
+                dst.op_params[OA_ATTEND_PARAM] = OA_ATTEND_ALONE;
+                oa_attend_alone_compute(&dst, head, scratch(oa_attend_alone_floats(&dst)));
+            });
+        }
+        return;
+    }
     const size_t per_head = d_k + 2 * d_v + CACHE_LINE_SIZE_F32, partial = 2 + d_v;
     params.wdata = scratch(n_head * per_head + size_t(n_head) * task_.n_chunks * partial);
     for (uint32_t i = 0; i < rows.given.n_rows; ++i) {
-        ggml_fp16_t * mask = nullptr;
-        if (alibi) {
-            mask = mask_of(position + i + 1);
-            fill_mask(mask, position + i + 1, position + i, alibi);
-        }
-        compute(i, 1, mask, [&](ggml_tensor & dst, int begin, int end, uint32_t n_tokens) {
+        compute(i, 1, row_mask(i), [&](ggml_tensor & dst, int begin, int end, uint32_t n_tokens) {
             if (task_.n_chunks == 1) {
                 ggml_compute_forward_flash_attn_ext_f16_one_chunk(&params, &dst, begin, end, 0, n_tokens, nullptr, 0);
                 return;

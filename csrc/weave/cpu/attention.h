@@ -2,7 +2,8 @@
 // append task is its first half.
 //
 // The attention is ggml-cpu's own (patch 0010 makes three of its functions callable), cut as ggml-cpu would have cut it
-// in the sender: the same bits come out as if the sequence had never left.
+// in the sender, or that of our kernels, row by row (own_attention.h): the same bits come out as if the sequence had
+// never left.
 #pragma once
 
 #include "rules.h"

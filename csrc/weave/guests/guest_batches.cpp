@@ -1,6 +1,8 @@
 // The micro-batches of a hot model's cache: the order of their rows, and what of them goes to receivers and comes back.
+#include "cpu_functions.h"
 #include "guest_cache.h"
 #include "guest_rows.h"
+#include "own_attention.h"
 
 #include <algorithm>
 
@@ -153,6 +155,14 @@ void GuestCache::apply_guests(const llama_ubatch & ubatch, uint32_t n_local, uin
     }
 }
 
+uint32_t GuestCache::own_attention(const AttendTask & of_layer, uint32_t n_rows) const {
+    if (!own_attention_ || n_rows >= tiled_rows) {
+        return 0;
+    }
+    return OA_OF_CPU(oa_attend_alone)(kept_as(type_k()), kept_as(type_v()), of_layer.d_k, of_layer.d_v,
+                                      of_layer.n_head / of_layer.n_head_kv);
+}
+
 void GuestCache::send(const Attention & wanted, uint32_t n_threads) {
     out_row_       = size_t(wanted.task.n_head) * wanted.task.d_v;
     out_           = wanted.out;
@@ -163,9 +173,10 @@ void GuestCache::send(const Attention & wanted, uint32_t n_threads) {
         mine.task.n_rows        = part.n_rows;
         mine.task.n_sequences   = uint32_t(part.rows.size());
         mine.task.tiled         = f16 && n_rows_ >= tiled_rows;
+        mine.task.own           = own_attention(wanted.task, n_rows_);
         mine.task.n_chunks      = 1;
         const uint32_t n_padded = std::min<uint32_t>(get_size(), GGML_PAD(part.rows[0].position + 1, padding));
-        if (f16 && n_rows_ == 1 && n_padded >= chunked_tokens) {
+        if (f16 && n_rows_ == 1 && n_padded >= chunked_tokens && !mine.task.own) {
             mine.task.n_chunks = n_threads;
             mine.task.n_padded = n_padded;
         }
@@ -190,6 +201,7 @@ void GuestCache::append(const Attention & wanted) {
         mine.task.n_rows      = part.n_rows;
         mine.task.n_sequences = uint32_t(part.rows.size());
         mine.task.tiled       = 0;
+        mine.task.own         = 0;
         mine.task.n_chunks    = 1;
         mine.rows             = part.rows.data();
         mine.k += part.first * wanted.k_stride;

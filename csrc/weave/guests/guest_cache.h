@@ -43,9 +43,9 @@ struct GuestLayer {
 class GuestCache : public llama_kv_cache {
   public:
     template <class... Arguments>
-    GuestCache(GuestOptions options, const llama_hparams & hparams, Arguments &&... arguments) :
+    GuestCache(GuestOptions options, bool own_attention, const llama_hparams & hparams, Arguments &&... arguments) :
         llama_kv_cache(std::forward<Arguments>(arguments)...), options_(std::move(options)), hparams_(hparams),
-        layers_(hparams.n_layer()), channels_(options_, shape(), device()) {}
+        own_attention_(own_attention), layers_(hparams.n_layer()), channels_(options_, shape(), device()) {}
 
     ~GuestCache() override;
 
@@ -79,6 +79,10 @@ class GuestCache : public llama_kv_cache {
     uint32_t sender_number() const { return sender_number_; }
     // The one that has all of the cache; null: there are several.
     ggml_backend_dev_t device() const;
+    // Whether the model attends by our kernels; and the number of the one for a layer and a micro-batch of so many
+    // rows, 0: ggml's. From 64 rows on ggml-cpu's tiles are faster than rows alone.
+    bool     has_own_attention() const { return own_attention_; }
+    uint32_t own_attention(const AttendTask & of_layer, uint32_t n_rows) const;
     // Its graphs have ended: guests of a receiver that has failed meanwhile are lost.
     void look_after_device();
 
@@ -127,6 +131,7 @@ class GuestCache : public llama_kv_cache {
 
     const GuestOptions            options_;
     const llama_hparams &         hparams_;
+    const bool                    own_attention_;
     std::map<llama_seq_id, Guest> guests_;
     std::vector<GuestLayer>       layers_;
     GuestChannels                 channels_;

@@ -3,6 +3,8 @@
 #include "guest_places.h"
 #include "llama-hparams.h"
 #include "llama-impl.h"
+#include "llama-model.h"
+#include "tensor_flags.h"
 
 #include <cstdlib>
 #include <optional>
@@ -116,8 +118,9 @@ llama_kv_cache * oa_weave_new_cache(const llama_model & model, const llama_hpara
         throw std::runtime_error("sequences with a receiver need flash attention, a unified KV cache (kv_unified) and "
                                  "positions of one dimension");
     }
-    return new GuestCache(std::move(options), hparams, model, hparams, type_k, type_v, v_trans, offload, unified,
-                          kv_size, n_seq_max, n_pad, n_swa, swa_type, mem_other, filter, reuse, share);
+    const bool own_attention = model.tok_embd && model.tok_embd->flags & OA_TENSOR_FLAG_ATTENDS;
+    return new GuestCache(std::move(options), own_attention, hparams, model, hparams, type_k, type_v, v_trans, offload,
+                          unified, kv_size, n_seq_max, n_pad, n_swa, swa_type, mem_other, filter, reuse, share);
 }
 
 bool oa_weave_decode(llama_context * ctx, const llama_batch_ext & batch, int & result) {

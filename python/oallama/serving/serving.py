@@ -94,12 +94,6 @@ def preset(models: Sequence[Served]) -> str:
     return "\n".join(sections)
 
 
-def _table(plan: PlacementPlan, guests: int) -> str:
-    """The plan's table. A model with guests attends as its receivers do, so that guests have the same bits."""
-    context = replace(plan.context, attention="ggml") if guests else plan.context
-    return replace(plan, context=context).to_backend_map()
-
-
 def environments(hot: Served, cold: Sequence[Served], deadline_s: float, limits: Limits, folder: str) -> str:
     """Variables of the models' processes, as MODEL_ENVIRONMENTS wants them. folder: for receivers' sockets on GPUs, and
     for the tables of plans.
@@ -116,7 +110,7 @@ def environments(hot: Served, cold: Sequence[Served], deadline_s: float, limits:
     for number, served in enumerate((hot, *cold)):
         if served.plan:
             table = Path(folder) / f"{number}.map"
-            table.write_text(_table(served.plan, served.guests))
+            table.write_text(served.plan.to_backend_map())
             found[served.name] |= {BACKEND_MAP.name: str(table), **tuned_variable(served.devices)}
     for served in lenders:
         receiver = f"{paths[served.name]}:{served.lend_nbytes}"

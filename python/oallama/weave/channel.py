@@ -212,13 +212,15 @@ class Sender:
         tiled: bool = False,
         n_chunks: int = 1,
         n_padded: int = 0,
+        own: int = 0,
     ) -> Floats:
         """Append K and V of the rows to their sequences; causal attention of the rows over all of their sequence.
 
         q: [rows, n_head, d_k], k: [rows, n_head_kv, d_k], v: [rows, n_head_kv, d_v]; returns [rows, n_head, d_v].
         All of them numpy arrays of float32, or anything with `__dlpack__` on the CPU. max_bias: ALiBi's. softcap: of
-        the scores, 0: none. sinks: [n_head]. tiled, n_chunks, n_padded: how ggml-cpu would have cut it
-        (csrc/weave/protocol.h), which decides about the last bits.
+        the scores, 0: none. sinks: [n_head]. tiled, n_chunks, n_padded: how ggml-cpu would have cut it; own: the
+        number of the kernel of ours that computes it in its place, 0: none. They decide about the last bits
+        (csrc/weave/protocol.h).
 
         Raises:
             ValueError: shapes that do not fit each other.
@@ -230,7 +232,7 @@ class Sender:
         rows = _rows(sequences)
         with self._told():
             out: Floats = self._native.attend(
-                layer, rows, q, k, v, scale, max_bias, softcap, sinks, tiled, n_chunks, n_padded
+                layer, rows, q, k, v, scale, max_bias, softcap, sinks, tiled, n_chunks, n_padded, own
             )
         return out
 

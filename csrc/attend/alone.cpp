@@ -1,0 +1,199 @@
+#include "alone.h"
+
+#include "ggml-cpu-impl.h"
+#include "operators.h"
+#include "own_attention.h"
+#include "sights.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+namespace oa::attend {
+
+namespace {
+
+constexpr int64_t least_cells = 256; // of a part
+constexpr int64_t most_parts  = 16;  // each has a row of partial values
+
+int64_t most_splits(int64_t n_cells) {
+    return std::clamp<int64_t>(n_cells / least_cells, 1, most_parts);
+}
+
+// The task of one row, which is cut by the number of its cells alone.
+Task of_row(const Task & all, int64_t row, const int32_t * cells, int64_t n_cells) {
+    Task task = all;
+    task.q += size_t(row) * all.q_strides.row;
+    task.out += size_t(row) * all.out_strides.row;
+    task.mask += task.mask ? size_t(row) * all.mask_strides.row : 0;
+    task.n_tokens     = 1;
+    task.cells        = cells;
+    task.n_kv         = n_cells;
+    task.split_tokens = std::max(parts(parts(n_cells, most_splits(n_cells)), block_tokens), int64_t(1)) * block_tokens;
+    task.n_splits     = parts(n_cells, task.split_tokens);
+    return task;
+}
+
+// What threads share of an operator, in its working memory.
+struct Shared {
+    float *   partials; // of each row as many as it may have
+    int64_t * counts;   // of the cells that a row sees
+    int32_t * lists;    // of them
+
+    size_t partials_of_row; // floats
+};
+
+size_t lines(size_t nbytes) {
+    return (nbytes + cache_line - 1) / cache_line * cache_line;
+}
+
+size_t partials_of_row(const Task & task) {
+    return size_t(task.n_head * most_splits(task.n_kv) * task.partial_floats());
+}
+
+Shared shared(const Task & task, char * memory) {
+    Shared all;
+    all.partials_of_row = partials_of_row(task);
+    all.partials        = reinterpret_cast<float *>(memory);
+    memory += lines(size_t(task.n_tokens) * all.partials_of_row * sizeof(float));
+    all.counts = reinterpret_cast<int64_t *>(memory);
+    memory += lines(size_t(task.n_tokens) * sizeof(int64_t));
+    all.lists = reinterpret_cast<int32_t *>(memory);
+    return all;
+}
+
+// Lists the cells that a row sees; returns how many.
+int64_t list(const Task & task, int64_t row, int32_t * cells) {
+    const auto * mask = reinterpret_cast<const uint16_t *>(task.mask + size_t(row) * task.mask_strides.row);
+    int64_t      n    = 0;
+    for (int64_t begin = 0; begin < task.n_kv; begin += block_tokens) {
+        const int64_t end = std::min(begin + block_tokens, task.n_kv);
+        switch (sight_of(mask + begin, end - begin)) {
+            case Sight::none: break;
+            case Sight::all:
+                std::iota(cells + n, cells + n + end - begin, int32_t(begin));
+                n += end - begin;
+                break;
+            case Sight::some:
+                for (int64_t cell = begin; cell < end; ++cell) {
+                    cells[n] = int32_t(cell);
+                    n += mask[cell] != minus_infinity;
+                }
+                break;
+        }
+    }
+    return n;
+}
+
+void write_nothing(const Task & task) {
+    for (int64_t head = 0; head < task.n_head; ++head) {
+        memset(task.out + size_t(head) * task.out_strides.head, 0, size_t(task.d_v) * sizeof(float));
+    }
+}
+
+void no_look(int64_t) {}
+
+} // namespace
+
+const char * read_alone(Task & task) {
+    if (task.n_sequences != 1 || task.kv_sequences != 1) {
+        return "rows alone have one cache for all sequences";
+    }
+    if (task.group() >= kernels().many_rows) {
+        return "too many heads share a K/V head for rows alone";
+    }
+    task.alone           = true;
+    task.method          = Method::dots;
+    task.rows_per_tile   = task.group();
+    task.n_tiles         = 1;
+    task.heads_per_group = task.n_head_kv;
+    task.n_groups        = 1;
+    return nullptr;
+}
+
+size_t alone_bytes(const Task & task, int n_threads) {
+    return size_t(n_threads) * scratch_bytes(task) +
+           lines(size_t(task.n_tokens) * partials_of_row(task) * sizeof(float)) +
+           lines(size_t(task.n_tokens) * sizeof(int64_t)) + size_t(task.n_tokens * task.n_kv) * sizeof(int32_t);
+}
+
+void compute_alone(const ggml_compute_params * params, const Task & task, char * memory, Worked worked) {
+    const size_t  scratch = scratch_bytes(task);
+    float * const mine    = reinterpret_cast<float *>(memory + size_t(params->ith) * scratch);
+    const Shared  all     = shared(task, memory + size_t(params->nth) * scratch);
+    for (int64_t row = params->ith; row < task.n_tokens; row += params->nth) {
+        all.counts[row] = task.mask ? list(task, row, all.lists + row * task.n_kv) : task.n_kv;
+    }
+    if (params->ith == 0) {
+        ggml_threadpool_chunk_set(params->threadpool, params->nth);
+    }
+    ggml_barrier(params->threadpool);
+
+    const auto row_task = [&](int64_t row) {
+        return of_row(task, row, task.mask ? all.lists + row * task.n_kv : nullptr, all.counts[row]);
+    };
+    int64_t n_splits = 0;
+    for (int64_t row = 0; row < task.n_tokens; ++row) {
+        n_splits += row_task(row).n_splits;
+    }
+    // As few parts of the heads as there may be: they lie beside each other in memory and are read together.
+    const int64_t n_groups = std::clamp<int64_t>(few_items / std::max<int64_t>(n_splits, 1), 1, task.n_head_kv);
+    int64_t       row = 0, first = 0; // item of the row
+    for (int64_t item = params->ith; row < task.n_tokens; item = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+        while (row < task.n_tokens) {
+            Task of            = row_task(row);
+            of.heads_per_group = parts(task.n_head_kv, n_groups);
+            of.n_groups        = parts(task.n_head_kv, of.heads_per_group);
+            if (item < first + of.n_items()) {
+                kernels().run(of, item - first, mine,
+                              of.n_splits > 1 ? all.partials + size_t(row) * all.partials_of_row : nullptr, worked);
+                break;
+            }
+            first += of.n_items();
+            ++row;
+        }
+    }
+    ggml_barrier(params->threadpool);
+    for (int64_t at = params->ith; at < task.n_tokens * task.n_head; at += params->nth) {
+        const Task of = row_task(at / task.n_head);
+        if (of.n_splits > 1) {
+            merge(of, at % task.n_head, all.partials + size_t(at / task.n_head) * all.partials_of_row);
+        } else if (of.n_splits == 0 && at % task.n_head == 0) {
+            write_nothing(of);
+        }
+    }
+}
+
+} // namespace oa::attend
+
+using namespace oa::attend;
+
+namespace {
+
+// An operator of one row, one K/V head at a time.
+Task alone(const ggml_tensor * node) {
+    Task task;
+    GGML_ASSERT(!read(node, task) && task.alone && task.n_tokens == 1);
+    task                 = of_row(task, 0, nullptr, task.n_kv);
+    task.heads_per_group = 1;
+    task.n_groups        = task.n_head_kv;
+    return task;
+}
+
+} // namespace
+
+size_t oa_attend_alone_floats(const ggml_tensor * node) {
+    const Task task = alone(node);
+    return kernels().scratch_floats(task) + size_t(task.n_head * task.n_splits * task.partial_floats());
+}
+
+void oa_attend_alone_compute(const ggml_tensor * node, int64_t kv_head, float * memory) {
+    const Task    task     = alone(node);
+    float * const partials = memory + kernels().scratch_floats(task);
+    for (int64_t split = 0; split < task.n_splits; ++split) {
+        kernels().run(task, kv_head * task.n_splits + split, memory, task.n_splits > 1 ? partials : nullptr, no_look);
+    }
+    for (int64_t head = kv_head * task.group(); task.n_splits > 1 && head < (kv_head + 1) * task.group(); ++head) {
+        merge(task, head, partials);
+    }
+}
