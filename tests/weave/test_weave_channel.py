@@ -256,8 +256,8 @@ def test_who_may_not_attach(path: str) -> None:
         os.chown(path, os.geteuid(), -1)
         with open(path, "r+b") as file:
             file.seek(4)
-            file.write((5).to_bytes(4, "little"))
-        with pytest.raises(OallamaError, match="speaks version 5 of the protocol, this sender 4"):
+            file.write((99).to_bytes(4, "little"))
+        with pytest.raises(OallamaError, match="speaks version 99 of the protocol, this sender 5"):
             Sender(path)
 
 
