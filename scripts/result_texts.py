@@ -140,6 +140,15 @@ def weave(lines: Lines) -> str:
     return f"{graphs / operators:.1f}x faster"
 
 
+def own_attention(lines: Lines) -> str:
+    """By round: the hot model's step with ggml's attention over that with ours. The median, and all."""
+    theirs, ours = (
+        [statistics.median(line["hot_s"]) for line in lines if line.get("mode") == mode] for mode in ("parts", "ours")
+    )
+    gains = [a / b for a, b in zip(theirs, ours, strict=True)]
+    return f"{statistics.median(gains):.2f}x ({span(gains, '{:.2f}')})"
+
+
 def capacity(lines: Lines) -> str:
     """Of guests over the best of the other ways, by the medians of the seeds' highest rates."""
     rates: dict[str, list[float]] = {}
