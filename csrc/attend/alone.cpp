@@ -13,8 +13,9 @@ namespace oa::attend {
 
 namespace {
 
-constexpr int64_t least_cells = 256; // of a part
-constexpr int64_t most_parts  = 16;  // each has a row of partial values
+constexpr int64_t least_cells  = 256; // of a part
+constexpr int64_t most_parts   = 16;  // each has a row of partial values
+constexpr int64_t rows_at_once = 32;  // more would take much memory
 
 int64_t most_splits(int64_t n_cells) {
     return std::clamp<int64_t>(n_cells / least_cells, 1, most_parts);
@@ -51,13 +52,17 @@ size_t partials_of_row(const Task & task) {
     return size_t(task.n_head * most_splits(task.n_kv) * task.partial_floats());
 }
 
+int64_t n_rows(const Task & task) {
+    return std::min(task.n_tokens, rows_at_once);
+}
+
 Shared shared(const Task & task, char * memory) {
     Shared all;
     all.partials_of_row = partials_of_row(task);
     all.partials        = reinterpret_cast<float *>(memory);
-    memory += lines(size_t(task.n_tokens) * all.partials_of_row * sizeof(float));
+    memory += lines(size_t(n_rows(task)) * all.partials_of_row * sizeof(float));
     all.counts = reinterpret_cast<int64_t *>(memory);
-    memory += lines(size_t(task.n_tokens) * sizeof(int64_t));
+    memory += lines(size_t(n_rows(task)) * sizeof(int64_t));
     all.lists = reinterpret_cast<int32_t *>(memory);
     return all;
 }
@@ -85,9 +90,71 @@ int64_t list(const Task & task, int64_t row, int32_t * cells) {
     return n;
 }
 
+// Some rows of an operator, whose lists and parts are in memory at once.
+class Rows {
+  public:
+    Rows(const Task & task, const Shared & all, int64_t first) :
+        task_(task), all_(all), first_(first), n_(std::min(task.n_tokens - first, rows_at_once)) {}
+
+    int64_t n() const { return n_; }
+
+    void list_cells(int64_t i) const { all_.counts[i] = task_.mask ? list(task_, first_ + i, cells(i)) : task_.n_kv; }
+
+    Task    task(int64_t i) const { return of_row(task_, first_ + i, task_.mask ? cells(i) : nullptr, all_.counts[i]); }
+    float * partials(int64_t i) const { return all_.partials + size_t(i) * all_.partials_of_row; }
+
+  private:
+    int32_t * cells(int64_t i) const { return all_.lists + i * task_.n_kv; }
+
+    const Task &   task_;
+    const Shared & all_;
+    int64_t        first_, n_;
+};
+
 void write_nothing(const Task & task) {
     for (int64_t head = 0; head < task.n_head; ++head) {
         memset(task.out + size_t(head) * task.out_strides.head, 0, size_t(task.d_v) * sizeof(float));
+    }
+}
+
+// Every thread of the pool calls it. `memory`: of the thread.
+void compute_rows(const ggml_compute_params * params, const Rows & rows, float * memory, Worked worked) {
+    for (int64_t i = params->ith; i < rows.n(); i += params->nth) {
+        rows.list_cells(i);
+    }
+    if (params->ith == 0) {
+        ggml_threadpool_chunk_set(params->threadpool, params->nth);
+    }
+    ggml_barrier(params->threadpool);
+
+    int64_t n_splits = 0;
+    for (int64_t i = 0; i < rows.n(); ++i) {
+        n_splits += rows.task(i).n_splits;
+    }
+    // As few parts of the heads as there may be: they lie beside each other in memory and are read together.
+    const int64_t wanted = few_items / std::max<int64_t>(n_splits, 1);
+    int64_t       row = 0, before = 0; // items of the rows before it
+    for (int64_t item = params->ith; row < rows.n(); item = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+        for (; row < rows.n(); ++row) {
+            Task of            = rows.task(row);
+            of.heads_per_group = parts(of.n_head_kv, std::clamp<int64_t>(wanted, 1, of.n_head_kv));
+            of.n_groups        = parts(of.n_head_kv, of.heads_per_group);
+            if (item < before + of.n_items()) {
+                kernels().run(of, item - before, memory, of.n_splits > 1 ? rows.partials(row) : nullptr, worked);
+                break;
+            }
+            before += of.n_items();
+        }
+    }
+    ggml_barrier(params->threadpool);
+    for (int64_t i = params->ith; i < rows.n(); i += params->nth) {
+        const Task of = rows.task(i);
+        if (of.n_splits == 0) {
+            write_nothing(of);
+        }
+        for (int64_t head = 0; of.n_splits > 1 && head < of.n_head; ++head) {
+            merge(of, head, rows.partials(i));
+        }
     }
 }
 
@@ -113,54 +180,18 @@ const char * read_alone(Task & task) {
 
 size_t alone_bytes(const Task & task, int n_threads) {
     return size_t(n_threads) * scratch_bytes(task) +
-           lines(size_t(task.n_tokens) * partials_of_row(task) * sizeof(float)) +
-           lines(size_t(task.n_tokens) * sizeof(int64_t)) + size_t(task.n_tokens * task.n_kv) * sizeof(int32_t);
+           lines(size_t(n_rows(task)) * partials_of_row(task) * sizeof(float)) +
+           lines(size_t(n_rows(task)) * sizeof(int64_t)) + size_t(n_rows(task) * task.n_kv) * sizeof(int32_t);
 }
 
 void compute_alone(const ggml_compute_params * params, const Task & task, char * memory, Worked worked) {
     const size_t  scratch = scratch_bytes(task);
     float * const mine    = reinterpret_cast<float *>(memory + size_t(params->ith) * scratch);
     const Shared  all     = shared(task, memory + size_t(params->nth) * scratch);
-    for (int64_t row = params->ith; row < task.n_tokens; row += params->nth) {
-        all.counts[row] = task.mask ? list(task, row, all.lists + row * task.n_kv) : task.n_kv;
-    }
-    if (params->ith == 0) {
-        ggml_threadpool_chunk_set(params->threadpool, params->nth);
-    }
-    ggml_barrier(params->threadpool);
-
-    const auto row_task = [&](int64_t row) {
-        return of_row(task, row, task.mask ? all.lists + row * task.n_kv : nullptr, all.counts[row]);
-    };
-    int64_t n_splits = 0;
-    for (int64_t row = 0; row < task.n_tokens; ++row) {
-        n_splits += row_task(row).n_splits;
-    }
-    // As few parts of the heads as there may be: they lie beside each other in memory and are read together.
-    const int64_t n_groups = std::clamp<int64_t>(few_items / std::max<int64_t>(n_splits, 1), 1, task.n_head_kv);
-    int64_t       row = 0, first = 0; // item of the row
-    for (int64_t item = params->ith; row < task.n_tokens; item = ggml_threadpool_chunk_add(params->threadpool, 1)) {
-        while (row < task.n_tokens) {
-            Task of            = row_task(row);
-            of.heads_per_group = parts(task.n_head_kv, n_groups);
-            of.n_groups        = parts(task.n_head_kv, of.heads_per_group);
-            if (item < first + of.n_items()) {
-                kernels().run(of, item - first, mine,
-                              of.n_splits > 1 ? all.partials + size_t(row) * all.partials_of_row : nullptr, worked);
-                break;
-            }
-            first += of.n_items();
-            ++row;
-        }
-    }
-    ggml_barrier(params->threadpool);
-    for (int64_t at = params->ith; at < task.n_tokens * task.n_head; at += params->nth) {
-        const Task of = row_task(at / task.n_head);
-        if (of.n_splits > 1) {
-            merge(of, at % task.n_head, all.partials + size_t(at / task.n_head) * all.partials_of_row);
-        } else if (of.n_splits == 0 && at % task.n_head == 0) {
-            write_nothing(of);
-        }
+    for (int64_t first = 0; first < task.n_tokens; first += rows_at_once) {
+        const Rows rows(task, all, first);
+        compute_rows(params, rows, mine, worked);
+        ggml_barrier(params->threadpool); // the memory is used again
     }
 }
 

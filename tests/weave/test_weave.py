@@ -94,6 +94,23 @@ def test_guests_have_the_same_logits_by_our_kernels(
     assert max(nmse(ours, other) for ours, other in zip(found[0], theirs, strict=True)) < 1e-3
 
 
+@pytest.mark.parametrize("kv_type", [1, 8], ids=["f16", "q8_0"])
+def test_long_prompts_side_by_side_by_our_kernels(kv_type: int, tiny: Callable[..., Path], path: str) -> None:
+    """Several sequences with many rows in one micro-batch, whose cells lie anywhere."""
+    script = [
+        {0: tokens(150, 1), 1: tokens(90, 2)},
+        {0: tokens(1, 3), 1: tokens(70, 4), 2: tokens(100, 5)},
+        *({i: tokens(1, 10 * i + j) for i in range(3)} for j in range(3)),
+    ]
+    found, options = [], {"n_ubatch": 256, "n_threads": 2, "kv_type": kv_type}
+    with Receiver(path, 64 * MIB):
+        for first_guest in (3, 1, 0):
+            with by_our_kernels(tiny("llama"), channels=[path], first_guest=first_guest, **options) as hot:
+                found.append([logits for step in script for _, logits in sorted(hot.step(step).items())])
+                assert hot.stats["n_guests"] == 3 - first_guest
+    assert same(found[0], found[1]) and same(found[0], found[2])
+
+
 def test_guests_by_our_kernels_come_home(tiny: Callable[..., Path], path: str) -> None:
     """A killed receiver's guests are computed again at home: in cells behind those of the others."""
     found = []

@@ -155,8 +155,8 @@ void GuestCache::apply_guests(const llama_ubatch & ubatch, uint32_t n_local, uin
     }
 }
 
-uint32_t GuestCache::own_attention(const AttendTask & of_layer, uint32_t n_rows) const {
-    if (!own_attention_ || n_rows >= tiled_rows) {
+uint32_t GuestCache::own_attention(const AttendTask & of_layer) const {
+    if (!own_attention_) {
         return 0;
     }
     return OA_OF_CPU(oa_attend_alone)(kept_as(type_k()), kept_as(type_v()), of_layer.d_k, of_layer.d_v,
@@ -172,8 +172,8 @@ void GuestCache::send(const Attention & wanted, uint32_t n_threads) {
         Attention mine          = wanted;
         mine.task.n_rows        = part.n_rows;
         mine.task.n_sequences   = uint32_t(part.rows.size());
-        mine.task.tiled         = f16 && n_rows_ >= tiled_rows;
-        mine.task.own           = own_attention(wanted.task, n_rows_);
+        mine.task.own           = own_attention(wanted.task);
+        mine.task.tiled         = f16 && n_rows_ >= tiled_rows && !mine.task.own;
         mine.task.n_chunks      = 1;
         const uint32_t n_padded = std::min<uint32_t>(get_size(), GGML_PAD(part.rows[0].position + 1, padding));
         if (f16 && n_rows_ == 1 && n_padded >= chunked_tokens && !mine.task.own) {

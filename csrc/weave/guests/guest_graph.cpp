@@ -209,7 +209,7 @@ ggml_tensor * oa_weave_attend(const llm_graph_context & graph, const llm_graph_i
     layer.task.max_bias  = graph.hparams.f_max_alibi_bias;
     layer.task.softcap   = graph.hparams.attn_soft_cap ? graph.hparams.f_attn_logit_softcapping : 0.0f;
 
-    const bool own        = guests.own_attention(layer.task, uint32_t(n_all));
+    const bool own        = guests.own_attention(layer.task);
     const auto as_of_away = [&](ggml_tensor * node) { // computed as the rows that are away
         oa_attend_rows_set(node, int32_t(n_all));
         node->op_params[OA_ATTEND_PARAM] = own ? OA_ATTEND_ALONE : 0;
