@@ -9,8 +9,8 @@ Modes, interleaved in every round, each with both models started anew:
   graphs     guests; the cold model's threads compute their attention at the end of a graph (control by requests)
   operators  guests; at the end of every operator
   parts      guests; also inside of matrix multiplications
-  home-ours  as home, with our attention on the hot model's side
-  ours       as parts, with our attention on both sides
+  home-ours  as home; the hot model's attention is by our kernels
+  ours       as parts; the same, its guests' as well
 One JSON line per mode and round: seconds of the steps (a token of every sequence) of either model while the hot one
 decodes, and how long the hot one waited for results; and seconds of steps in which a guest joins with a prompt, while
 all others decode a token. --table FILE.jsonl prints a recorded file.

@@ -148,7 +148,7 @@ GROUPS: dict[str, list[Row]] = {
         Row("a hot model's step with four guests of eight sequences, our attention against ggml's",
             ("2026-12-01-weave-ours",), texts.own_attention),
         Row("highest rate of a hot model with 90 % in time, guests against the best of 2, 4 and 6 slots in the same "
-            "memory", ("2026-11-30-capacity",), texts.capacity),
+            "memory", ("2026-11-30-capacity", "2026-12-01-capacity"), texts.capacity),
         Row("faults of receivers: wrong tokens, hangs; noticed after at most",
             ("2026-11-23-weave-soak",), texts.soak),
     ],

@@ -149,10 +149,10 @@ def own_attention(lines: Lines) -> str:
     return f"{statistics.median(gains):.2f}x ({span(gains, '{:.2f}')})"
 
 
-def capacity(lines: Lines) -> str:
+def capacity(*files: Lines) -> str:
     """Of guests over the best of the other ways, by the medians of the seeds' highest rates."""
     rates: dict[str, list[float]] = {}
-    for line in lines:
+    for line in chain(*files):
         if "highest_met" in line:
             rates.setdefault(line["way"], []).append(line["highest_met"])
     highest = {way: statistics.median(found) for way, found in rates.items()}

@@ -127,23 +127,27 @@ void compute_rows(const ggml_compute_params * params, const Rows & rows, float *
     }
     ggml_barrier(params->threadpool);
 
-    int64_t n_splits = 0;
+    int64_t n_splits = 0, most_items = 0;
     for (int64_t i = 0; i < rows.n(); ++i) {
         n_splits += rows.task(i).n_splits;
     }
     // As few parts of the heads as there may be: they lie beside each other in memory and are read together.
     const int64_t wanted = few_items / std::max<int64_t>(n_splits, 1);
-    int64_t       row = 0, before = 0; // items of the rows before it
-    for (int64_t item = params->ith; row < rows.n(); item = ggml_threadpool_chunk_add(params->threadpool, 1)) {
-        for (; row < rows.n(); ++row) {
-            Task of            = rows.task(row);
-            of.heads_per_group = parts(of.n_head_kv, std::clamp<int64_t>(wanted, 1, of.n_head_kv));
-            of.n_groups        = parts(of.n_head_kv, of.heads_per_group);
-            if (item < before + of.n_items()) {
-                kernels().run(of, item - before, memory, of.n_splits > 1 ? rows.partials(row) : nullptr, worked);
-                break;
-            }
-            before += of.n_items();
+    const auto    cut    = [&](int64_t i) {
+        Task of            = rows.task(i);
+        of.heads_per_group = parts(of.n_head_kv, std::clamp<int64_t>(wanted, 1, of.n_head_kv));
+        of.n_groups        = parts(of.n_head_kv, of.heads_per_group);
+        return of;
+    };
+    for (int64_t i = 0; i < rows.n(); ++i) {
+        most_items = std::max(most_items, cut(i).n_items());
+    }
+    // The same part of all rows, then the next one: rows of one sequence find its cells in the caches.
+    for (int64_t at = params->ith; at < most_items * rows.n(); at = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+        const int64_t i = at % rows.n(), item = at / rows.n();
+        const Task    of = cut(i);
+        if (item < of.n_items()) {
+            kernels().run(of, item, memory, of.n_splits > 1 ? rows.partials(i) : nullptr, worked);
         }
     }
     ggml_barrier(params->threadpool);
@@ -166,7 +170,7 @@ const char * read_alone(Task & task) {
     if (task.n_sequences != 1 || task.kv_sequences != 1) {
         return "rows alone have one cache for all sequences";
     }
-    if (task.group() >= kernels().many_rows) {
+    if (task.group() > most_alone) {
         return "too many heads share a K/V head for rows alone";
     }
     task.alone           = true;

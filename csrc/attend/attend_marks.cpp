@@ -1,6 +1,5 @@
 #include "attend_marks.h"
 
-#include "attend_rows.h"
 #include "own_attention.h"
 #include "tensor_flags.h"
 
@@ -10,7 +9,7 @@ void oa_attend_mark(const ggml_tensor * embedding, ggml_cgraph * graph) {
     }
     for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
         ggml_tensor * node = ggml_graph_node(graph, i);
-        if (node->op == GGML_OP_FLASH_ATTN_EXT && !oa_attend_rows(node, 0)) {
+        if (node->op == GGML_OP_FLASH_ATTN_EXT && !node->op_params[OA_ATTEND_PARAM]) {
             node->op_params[OA_ATTEND_PARAM] = OA_ATTEND_TOGETHER;
         }
     }

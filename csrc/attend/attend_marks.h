@@ -3,6 +3,6 @@
 
 #include "ggml.h"
 
-// Marks all fused attention of the graph if the model's token embedding says so, but that of batches with guests: what
-// builds it does (weave/guests/guest_graph.cpp). Devices other than CPUs ignore marks.
+// Marks all fused attention of the graph that has no mark yet, if the model's token embedding says so. Devices other
+// than CPUs ignore marks.
 void oa_attend_mark(const ggml_tensor * embedding, ggml_cgraph * graph);

@@ -280,7 +280,7 @@ uint32_t oa_attend_alone(ggml_type type_k, ggml_type type_v, int64_t d_k, int64_
     CacheType  found;
     const bool fits = type_of(type_k, found) && type_of(type_v, found) && d_k % widest == 0 && d_v % widest == 0 &&
                       d_k % ggml_blck_size(type_k) == 0 && d_v % ggml_blck_size(type_v) == 0 &&
-                      rows_per_kv_head < kernels().many_rows;
+                      rows_per_kv_head <= most_alone;
     return fits ? choice().number() : 0;
 }
 
@@ -289,7 +289,8 @@ bool oa_attend_use(const char * instruction_set) {
 }
 
 bool oa_attend_takes(const ggml_tensor * node) {
-    return node->op_params[OA_ATTEND_PARAM] && !oa_attend_refusal(node);
+    const int32_t mark = node->op_params[OA_ATTEND_PARAM];
+    return (mark == OA_ATTEND_TOGETHER || mark == OA_ATTEND_ALONE) && !oa_attend_refusal(node);
 }
 
 size_t oa_attend_work_bytes(const ggml_tensor * node, int n_threads) {

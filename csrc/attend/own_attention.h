@@ -10,8 +10,9 @@
 #define OA_ATTEND_PARAM 13 // of op_params of a GGML_OP_FLASH_ATTN_EXT; ggml uses the first few
 
 // What is there: the rows of a micro-batch share what they read; or each is computed alone from the cells that it sees,
-// in their order. Then its bits depend neither on other rows nor on where in the cache its cells lie.
-enum { OA_ATTEND_TOGETHER = 1, OA_ATTEND_ALONE = 2 };
+// in their order. Then its bits depend neither on other rows nor on where in the cache its cells lie. Or ggml computes
+// it, whatever the model's mark says.
+enum { OA_ATTEND_TOGETHER = 1, OA_ATTEND_ALONE = 2, OA_ATTEND_BY_GGML = 3 };
 
 #ifdef __cplusplus
 extern "C" {

@@ -111,6 +111,20 @@ def test_long_prompts_side_by_side_by_our_kernels(kv_type: int, tiny: Callable[.
     assert same(found[0], found[1]) and same(found[0], found[2])
 
 
+@pytest.mark.parametrize("kv_type", [1, 8], ids=["f16", "q8_0"])
+def test_a_long_cache_is_cut_alike_by_our_kernels(kv_type: int, tiny: Callable[..., Path], path: str) -> None:
+    """By the number of cells, whatever the threads. Beside another sequence, between whose cells the new ones lie."""
+    script = [{0: tokens(1100, 1)}, {1: tokens(30, 2)}, *({0: tokens(1, i), 1: tokens(1, i)} for i in range(5))]
+    found = []
+    with Receiver(path, 64 * MIB):
+        for first_guest, n_threads in ((2, 1), (0, 3), (1, 2)):
+            options = {"n_ubatch": 512, "n_threads": n_threads, "kv_type": kv_type}
+            with by_our_kernels(tiny("llama"), channels=[path], first_guest=first_guest, **options) as hot:
+                found.append([logits for step in script for _, logits in sorted(hot.step(step).items())])
+                assert hot.stats["n_guests"] == 2 - first_guest and hot.stats["n_lost"] == 0
+    assert same(found[0], found[1]) and same(found[0], found[2])
+
+
 def test_guests_by_our_kernels_come_home(tiny: Callable[..., Path], path: str) -> None:
     """A killed receiver's guests are computed again at home: in cells behind those of the others."""
     found = []
@@ -167,16 +181,18 @@ def test_several_prompts_at_once(first_guest: int, kv_type: int, tiny: Callable[
     assert same(*found)
 
 
-def test_the_bias_of_positions_is_kept(tmp_path: Path, path: str) -> None:
+@pytest.mark.parametrize("ours", [False, True], ids=["ggml", "ours"])
+def test_the_bias_of_positions_is_kept(ours: bool, tmp_path: Path, path: str) -> None:
     """ALiBi, which the mask of a prompt at home has, too."""
     model = write_models(tmp_path, "^bloom$")[0]
     script = [{0: TOKENS[:20]}, {0: TOKENS[20:21], 1: TOKENS[:30]}, {0: TOKENS[21:22], 1: TOKENS[30:31]}]
     found = []
     with Receiver(path, 64 * MIB):
-        for channels in ([], [path]):
-            with Hot(model, channels=channels) as hot:
+        for first_guest in (2, 0):
+            channels = [path] if ours or first_guest == 0 else []
+            with (by_our_kernels if ours else Hot)(model, channels=channels, first_guest=first_guest) as hot:
                 found.append([logits for step in script for logits in hot.step(step).values()])
-                assert (hot.stats["n_appended"] > 0) == bool(channels)
+                assert (hot.stats["n_appended"] > 0) == (first_guest == 0)
     assert same(*found)
 
 

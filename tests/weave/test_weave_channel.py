@@ -123,22 +123,32 @@ def test_attention_is_right(
 @pytest.mark.parametrize("kv", ["f16", "bf16", "q8_0"])
 @pytest.mark.parametrize(("n_head", "n_head_kv", "more"), [(8, 2, {}), (4, 4, {"max_bias": 8.0}), (5, 1, {"sinks": 1})])
 def test_our_kernels_are_right(path: str, kv: str, n_head: int, n_head_kv: int, more: dict[str, float]) -> None:
-    """Row by row, whatever rows come together."""
+    """Rows have the same bits together and one by one; those of a long sequence are added up in parts."""
     options: dict[str, Any] = {name: floats(n_head) if name == "sinks" else value for name, value in more.items()}
     own = native.core().attend_alone(kv, kv, 64, 64, n_head // n_head_kv)
     assert own > 0
+    types = {"k_width": 64 * n_head_kv, "v_width": 64 * n_head_kv, "k_type": kv, "v_type": kv}
     with Receiver(path, 64 * MIB) as receiver, Sender(path) as sender:
-        handle = sender.open(
-            n_layers=2, max_tokens=500, k_width=64 * n_head_kv, v_width=64 * n_head_kv, k_type=kv, v_type=kv
-        )
-        assert handle is not None and sender.reserve(handle, 300)
-        for step in steps(((7, 0), (150, 0), (1, 0), (1, 0)), 2, n_head, n_head_kv, 64, 64, options):
-            given = [SequenceRows(handle, first, n) for _, first, n in step.rows]
-            out = sender.attend(step.layer, given, step.q, step.k, step.v, scale=0.1, own=own, **options)
+        handles = [sender.open(n_layers=2, max_tokens=700, **types) for _ in range(2)]
+        together, apart = (handle for handle in handles if handle is not None and sender.reserve(handle, 700))
+        for step in steps(((7,), (640,), (1,), (1,)), 2, n_head, n_head_kv, 64, 64, options):
+            ((_, first, n),) = step.rows
+            rows = step.q, step.k, step.v
+            out = sender.attend(step.layer, [SequenceRows(together, first, n)], *rows, scale=0.1, own=own, **options)
             assert nmse(out, step.expected) < {"f16": 1e-6, "bf16": 1e-4, "q8_0": 5e-4}[kv]
+            single = [
+                sender.attend(
+                    step.layer, [SequenceRows(apart, first + i, 1)], *(a[i : i + 1] for a in rows), scale=0.1, own=own,
+                    **options,
+                )
+                for i in range(n)
+            ]  # fmt: skip
+            assert np.array_equal(out, np.concatenate(single))
+        theirs = sender.attend(step.layer, [SequenceRows(apart, first, 1)], *rows, scale=0.1, **options)
+        assert not np.array_equal(theirs, out)  # ggml's kernels
         assert receiver.stats()["n_refused"] == 0
         with pytest.raises(OallamaError, match="malformed"):
-            sender.attend(0, [SequenceRows(handle, 0, 1)], step.q, step.k, step.v, scale=0.1, own=99)
+            sender.attend(0, [SequenceRows(together, 0, 1)], *rows, scale=0.1, own=99)
 
 
 def test_the_cut_of_a_task_does_not_show(path: str) -> None:

@@ -114,9 +114,9 @@ llama_kv_cache * oa_weave_new_cache(const llama_model & model, const llama_hpara
         return new llama_kv_cache(model, hparams, type_k, type_v, v_trans, offload, unified, kv_size, n_seq_max, n_pad,
                                   n_swa, swa_type, mem_other, filter, reuse, share);
     }
-    if (v_trans || !(unified || n_seq_max == 1) || hparams.n_pos_per_embd() != 1) {
+    if (v_trans || !(unified || n_seq_max == 1) || hparams.n_pos_per_embd() != 1 || hparams.n_rel_attn_bkts > 0) {
         throw std::runtime_error("sequences with a receiver need flash attention, a unified KV cache (kv_unified) and "
-                                 "positions of one dimension");
+                                 "positions of one dimension, without a learned bias");
     }
     const bool own_attention = model.tok_embd && model.tok_embd->flags & OA_TENSOR_FLAG_ATTENDS;
     return new GuestCache(std::move(options), own_attention, hparams, model, hparams, type_k, type_v, v_trans, offload,

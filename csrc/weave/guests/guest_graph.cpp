@@ -212,7 +212,7 @@ ggml_tensor * oa_weave_attend(const llm_graph_context & graph, const llm_graph_i
     const bool own        = guests.own_attention(layer.task);
     const auto as_of_away = [&](ggml_tensor * node) { // computed as the rows that are away
         oa_attend_rows_set(node, int32_t(n_all));
-        node->op_params[OA_ATTEND_PARAM] = own ? OA_ATTEND_ALONE : 0;
+        node->op_params[OA_ATTEND_PARAM] = own ? OA_ATTEND_ALONE : OA_ATTEND_BY_GGML;
     };
     ggml_tensor *away = nullptr, *local = nullptr, *of_new = nullptr;
     if (n_away > 0) {
