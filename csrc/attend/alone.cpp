@@ -35,38 +35,6 @@ Task of_row(const Task & all, int64_t row, const int32_t * cells, int64_t n_cell
     return task;
 }
 
-// What threads share of an operator, in its working memory.
-struct Shared {
-    float *   partials; // of each row as many as it may have
-    int64_t * counts;   // of the cells that a row sees
-    int32_t * lists;    // of them
-
-    size_t partials_of_row; // floats
-};
-
-size_t lines(size_t nbytes) {
-    return (nbytes + cache_line - 1) / cache_line * cache_line;
-}
-
-size_t partials_of_row(const Task & task) {
-    return size_t(task.n_head * most_splits(task.n_kv) * task.partial_floats());
-}
-
-int64_t n_rows(const Task & task) {
-    return std::min(task.n_tokens, rows_at_once);
-}
-
-Shared shared(const Task & task, char * memory) {
-    Shared all;
-    all.partials_of_row = partials_of_row(task);
-    all.partials        = reinterpret_cast<float *>(memory);
-    memory += lines(size_t(n_rows(task)) * all.partials_of_row * sizeof(float));
-    all.counts = reinterpret_cast<int64_t *>(memory);
-    memory += lines(size_t(n_rows(task)) * sizeof(int64_t));
-    all.lists = reinterpret_cast<int32_t *>(memory);
-    return all;
-}
-
 // Lists the cells that a row sees; returns how many.
 int64_t list(const Task & task, int64_t row, int32_t * cells) {
     const auto * mask = reinterpret_cast<const uint16_t *>(task.mask + size_t(row) * task.mask_strides.row);
@@ -90,25 +58,43 @@ int64_t list(const Task & task, int64_t row, int32_t * cells) {
     return n;
 }
 
-// Some rows of an operator, whose lists and parts are in memory at once.
+// Where some rows' things lie in the memory that threads share, in bytes. Values of parts come first.
+struct Layout {
+    size_t partials_of_row; // as many as it may have
+    size_t counts;          // of the cells that a row sees
+    size_t lists;           // of them
+    size_t end;
+
+    explicit Layout(const Task & task) {
+        const auto n    = size_t(std::min(task.n_tokens, rows_at_once));
+        partials_of_row = size_t(task.n_head * most_splits(task.n_kv) * task.partial_floats()) * sizeof(float);
+        counts          = GGML_PAD(n * partials_of_row, cache_line);
+        lists           = counts + n * sizeof(int64_t);
+        end             = lists + n * size_t(task.n_kv) * sizeof(int32_t);
+    }
+};
+
+// Some rows of an operator.
 class Rows {
   public:
-    Rows(const Task & task, const Shared & all, int64_t first) :
-        task_(task), all_(all), first_(first), n_(std::min(task.n_tokens - first, rows_at_once)) {}
+    Rows(const Task & task, int64_t first, char * memory) :
+        task_(task), at_(task), first_(first), n_(std::min(task.n_tokens - first, rows_at_once)), memory_(memory) {}
 
     int64_t n() const { return n_; }
 
-    void list_cells(int64_t i) const { all_.counts[i] = task_.mask ? list(task_, first_ + i, cells(i)) : task_.n_kv; }
+    void list_cells(int64_t i) const { count(i) = task_.mask ? list(task_, first_ + i, cells(i)) : task_.n_kv; }
 
-    Task    task(int64_t i) const { return of_row(task_, first_ + i, task_.mask ? cells(i) : nullptr, all_.counts[i]); }
-    float * partials(int64_t i) const { return all_.partials + size_t(i) * all_.partials_of_row; }
+    Task    task(int64_t i) const { return of_row(task_, first_ + i, task_.mask ? cells(i) : nullptr, count(i)); }
+    float * partials(int64_t i) const { return reinterpret_cast<float *>(memory_ + size_t(i) * at_.partials_of_row); }
 
   private:
-    int32_t * cells(int64_t i) const { return all_.lists + i * task_.n_kv; }
+    int64_t & count(int64_t i) const { return reinterpret_cast<int64_t *>(memory_ + at_.counts)[i]; }
+    int32_t * cells(int64_t i) const { return reinterpret_cast<int32_t *>(memory_ + at_.lists) + i * task_.n_kv; }
 
-    const Task &   task_;
-    const Shared & all_;
-    int64_t        first_, n_;
+    const Task & task_;
+    const Layout at_;
+    int64_t      first_, n_;
+    char *       memory_;
 };
 
 void write_nothing(const Task & task) {
@@ -170,9 +156,6 @@ const char * read_alone(Task & task) {
     if (task.n_sequences != 1 || task.kv_sequences != 1) {
         return "rows alone have one cache for all sequences";
     }
-    if (task.group() > most_alone) {
-        return "too many heads share a K/V head for rows alone";
-    }
     task.alone           = true;
     task.method          = Method::dots;
     task.rows_per_tile   = task.group();
@@ -183,18 +166,14 @@ const char * read_alone(Task & task) {
 }
 
 size_t alone_bytes(const Task & task, int n_threads) {
-    return size_t(n_threads) * scratch_bytes(task) +
-           lines(size_t(n_rows(task)) * partials_of_row(task) * sizeof(float)) +
-           lines(size_t(n_rows(task)) * sizeof(int64_t)) + size_t(n_rows(task) * task.n_kv) * sizeof(int32_t);
+    return size_t(n_threads) * scratch_bytes(task) + Layout(task).end;
 }
 
 void compute_alone(const ggml_compute_params * params, const Task & task, char * memory, Worked worked) {
     const size_t  scratch = scratch_bytes(task);
     float * const mine    = reinterpret_cast<float *>(memory + size_t(params->ith) * scratch);
-    const Shared  all     = shared(task, memory + size_t(params->nth) * scratch);
     for (int64_t first = 0; first < task.n_tokens; first += rows_at_once) {
-        const Rows rows(task, all, first);
-        compute_rows(params, rows, mine, worked);
+        compute_rows(params, Rows(task, first, memory + size_t(params->nth) * scratch), mine, worked);
         ggml_barrier(params->threadpool); // the memory is used again
     }
 }

@@ -7,15 +7,10 @@
 namespace oa::attend {
 
 constexpr int64_t few_items  = 32; // below that many, heads of a block are computed apart
-constexpr int64_t most_alone = 64; // heads of queries that share a K/V head, where rows are computed alone
 constexpr size_t  cache_line = 64;
 
 inline int64_t parts(int64_t whole, int64_t part) {
     return (whole + part - 1) / part;
-}
-
-inline char * aligned(void * memory) {
-    return reinterpret_cast<char *>((uintptr_t(memory) + cache_line - 1) & ~uintptr_t(cache_line - 1));
 }
 
 const Kernels & kernels();

@@ -200,6 +200,10 @@ size_t scratch_bytes(const Task & task) {
 
 namespace {
 
+char * aligned(void * memory) {
+    return reinterpret_cast<char *>((uintptr_t(memory) + cache_line - 1) & ~uintptr_t(cache_line - 1));
+}
+
 size_t partial_bytes(const Task & task) {
     const int64_t rows = task.n_sequences * task.n_tokens * task.n_head;
     return task.n_splits > 1 ? size_t(rows * task.n_splits * task.partial_floats()) * sizeof(float) : 0;
@@ -276,11 +280,10 @@ const char * oa_attend_kernel(const ggml_tensor * node) {
     return name;
 }
 
-uint32_t oa_attend_alone(ggml_type type_k, ggml_type type_v, int64_t d_k, int64_t d_v, int64_t rows_per_kv_head) {
+uint32_t oa_attend_alone(ggml_type type_k, ggml_type type_v, int64_t d_k, int64_t d_v) {
     CacheType  found;
     const bool fits = type_of(type_k, found) && type_of(type_v, found) && d_k % widest == 0 && d_v % widest == 0 &&
-                      d_k % ggml_blck_size(type_k) == 0 && d_v % ggml_blck_size(type_v) == 0 &&
-                      rows_per_kv_head <= most_alone;
+                      d_k % ggml_blck_size(type_k) == 0 && d_v % ggml_blck_size(type_v) == 0;
     return fits ? choice().number() : 0;
 }
 
@@ -289,8 +292,7 @@ bool oa_attend_use(const char * instruction_set) {
 }
 
 bool oa_attend_takes(const ggml_tensor * node) {
-    const int32_t mark = node->op_params[OA_ATTEND_PARAM];
-    return (mark == OA_ATTEND_TOGETHER || mark == OA_ATTEND_ALONE) && !oa_attend_refusal(node);
+    return node->op_params[OA_ATTEND_PARAM] && !oa_attend_refusal(node);
 }
 
 size_t oa_attend_work_bytes(const ggml_tensor * node, int n_threads) {

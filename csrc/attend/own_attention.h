@@ -10,9 +10,8 @@
 #define OA_ATTEND_PARAM 13 // of op_params of a GGML_OP_FLASH_ATTN_EXT; ggml uses the first few
 
 // What is there: the rows of a micro-batch share what they read; or each is computed alone from the cells that it sees,
-// in their order. Then its bits depend neither on other rows nor on where in the cache its cells lie. Or ggml computes
-// it, whatever the model's mark says.
-enum { OA_ATTEND_TOGETHER = 1, OA_ATTEND_ALONE = 2, OA_ATTEND_BY_GGML = 3 };
+// in their order. Then its bits depend neither on other rows nor on where in the cache its cells lie.
+enum { OA_ATTEND_TOGETHER = 1, OA_ATTEND_ALONE = 2 };
 
 #ifdef __cplusplus
 extern "C" {
@@ -33,7 +32,7 @@ void oa_attend_compute(const struct ggml_compute_params * params, struct ggml_te
 
 // A number of the kernel that computes rows alone, for caches of these types and heads of these widths; 0: none. Equal
 // numbers make equal bits.
-uint32_t oa_attend_alone(ggml_type type_k, ggml_type type_v, int64_t d_k, int64_t d_v, int64_t rows_per_kv_head);
+uint32_t oa_attend_alone(ggml_type type_k, ggml_type type_v, int64_t d_k, int64_t d_v);
 // An operator of one row that sees all of K and V: the heads of one K/V head, on the calling thread, with so much
 // working memory.
 size_t oa_attend_alone_floats(const ggml_tensor * node);

@@ -65,7 +65,7 @@ template <class Kernels> class KernelChoice {
         return **found;
     }
 
-    // Of those that are taken, from 1 on.
+    // The number of those that are taken, from 1 on.
     uint32_t number() {
         const auto found = std::find(by_speed_.begin(), by_speed_.end(), &get());
         return uint32_t(found - by_speed_.begin()) + 1;

@@ -113,10 +113,10 @@ void register_attend(py::module_ & m) {
           "(what computed it) and refusal (why there is no kernel, or None).");
     m.def(
         "attend_alone",
-        [](const std::string & type_k, const std::string & type_v, int64_t d_k, int64_t d_v, int64_t rows_per_kv_head) {
-            return OA_OF_CPU(oa_attend_alone)(oa_parse_type(type_k), oa_parse_type(type_v), d_k, d_v, rows_per_kv_head);
+        [](const std::string & type_k, const std::string & type_v, int64_t d_k, int64_t d_v) {
+            return OA_OF_CPU(oa_attend_alone)(oa_parse_type(type_k), oa_parse_type(type_v), d_k, d_v);
         },
-        py::arg("type_k"), py::arg("type_v"), py::arg("d_k"), py::arg("d_v"), py::arg("rows_per_kv_head"),
+        py::arg("type_k"), py::arg("type_v"), py::arg("d_k"), py::arg("d_v"),
         "The number of our kernel for rows alone, for caches of these types and heads of these widths; 0: none.");
     m.def(
         "attend_use", [](const char * set) { return OA_OF_CPU(oa_attend_use)(set); }, py::arg("instruction_set"),

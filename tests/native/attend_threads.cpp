@@ -6,9 +6,6 @@
 
 namespace {
 
-// Without barriers a row alone would be computed from a list that is not there yet: it could crash.
-bool with_alone = true;
-
 struct Shape {
     int64_t   n_tokens, n_kv, n_head, n_head_kv, d_k, d_v, n_sequences;
     ggml_type type_k, type_v;
@@ -78,7 +75,8 @@ Operator make(Random & random) {
         fill(sinks, random);
         ggml_flash_attn_ext_add_sinks(made.node, sinks);
     }
-    const bool alone = with_alone && s.n_sequences == 1 && random() % 2;
+    // Without waiting a row alone would be computed from a list that is not there yet: it could crash.
+    const bool alone = !unwaited && s.n_sequences == 1 && random() % 2;
     made.mark(OA_ATTEND_PARAM, alone ? OA_ATTEND_ALONE : OA_ATTEND_TOGETHER);
     return made;
 }
@@ -91,6 +89,5 @@ std::string kind(const ggml_tensor * node) {
 } // namespace
 
 int main(int argc, char ** argv) {
-    with_alone = argc <= 3;
     return run_family({ make, oa_attend_takes, oa_attend_use, kind, { "base", "avx2", "avx512" } }, argc, argv);
 }

@@ -125,7 +125,7 @@ def test_attention_is_right(
 def test_our_kernels_are_right(path: str, kv: str, n_head: int, n_head_kv: int, more: dict[str, float]) -> None:
     """Rows have the same bits together and one by one; those of a long sequence are added up in parts."""
     options: dict[str, Any] = {name: floats(n_head) if name == "sinks" else value for name, value in more.items()}
-    own = native.core().attend_alone(kv, kv, 64, 64, n_head // n_head_kv)
+    own = native.core().attend_alone(kv, kv, 64, 64)
     assert own > 0
     types = {"k_width": 64 * n_head_kv, "v_width": 64 * n_head_kv, "k_type": kv, "v_type": kv}
     with Receiver(path, 64 * MIB) as receiver, Sender(path) as sender:

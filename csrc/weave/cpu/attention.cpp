@@ -70,8 +70,7 @@ bool is_cut_soundly(const AttendTask & task) {
 
 // Whether this process has the kernel that is asked for.
 bool has_kernel(const AttendTask & task, const OpenTask & made) {
-    return !task.own || task.own == oa_attend_alone(ggml_type(made.k_type), ggml_type(made.v_type), task.d_k, task.d_v,
-                                                    task.n_head / task.n_head_kv);
+    return !task.own || task.own == oa_attend_alone(ggml_type(made.k_type), ggml_type(made.v_type), task.d_k, task.d_v);
 }
 
 } // namespace

@@ -156,11 +156,10 @@ void GuestCache::apply_guests(const llama_ubatch & ubatch, uint32_t n_local, uin
 }
 
 uint32_t GuestCache::own_attention(const AttendTask & of_layer) const {
-    if (!own_attention_) {
+    if (!own_attention_ || sender_number_ != 0) {
         return 0;
     }
-    return OA_OF_CPU(oa_attend_alone)(kept_as(type_k()), kept_as(type_v()), of_layer.d_k, of_layer.d_v,
-                                      of_layer.n_head / of_layer.n_head_kv);
+    return OA_OF_CPU(oa_attend_alone)(kept_as(type_k()), kept_as(type_v()), of_layer.d_k, of_layer.d_v);
 }
 
 void GuestCache::send(const Attention & wanted, uint32_t n_threads) {
@@ -172,7 +171,6 @@ void GuestCache::send(const Attention & wanted, uint32_t n_threads) {
         Attention mine          = wanted;
         mine.task.n_rows        = part.n_rows;
         mine.task.n_sequences   = uint32_t(part.rows.size());
-        mine.task.own           = own_attention(wanted.task);
         mine.task.tiled         = f16 && n_rows_ >= tiled_rows && !mine.task.own;
         mine.task.n_chunks      = 1;
         const uint32_t n_padded = std::min<uint32_t>(get_size(), GGML_PAD(part.rows[0].position + 1, padding));

@@ -79,8 +79,7 @@ class GuestCache : public llama_kv_cache {
     uint32_t sender_number() const { return sender_number_; }
     // The one that has all of the cache; null: there are several.
     ggml_backend_dev_t device() const;
-    // Whether the model attends by our kernels; and the number of the one for a layer, 0: ggml's.
-    bool     has_own_attention() const { return own_attention_; }
+    // The number of our kernel that a layer attends by (own_attention.h); 0: ggml's.
     uint32_t own_attention(const AttendTask & of_layer) const;
     // Its graphs have ended: guests of a receiver that has failed meanwhile are lost.
     void look_after_device();

@@ -189,7 +189,7 @@ std::unique_ptr<llm_graph_input_attn_kv> oa_weave_input(const llm_graph_context 
 ggml_tensor * oa_weave_attend(const llm_graph_context & graph, const llm_graph_input_attn_kv * inp, ggml_tensor * q,
                               ggml_tensor * k, ggml_tensor * v, ggml_tensor * sinks, float scale, int il) {
     const auto * of = dynamic_cast<const GuestInput *>(inp);
-    if (!of || (of->n_new + of->n_away == 0 && !of->context().cache()->has_own_attention())) {
+    if (!of) {
         return nullptr;
     }
     ggml_context * ctx     = graph.ctx0;
@@ -209,10 +209,13 @@ ggml_tensor * oa_weave_attend(const llm_graph_context & graph, const llm_graph_i
     layer.task.max_bias  = graph.hparams.f_max_alibi_bias;
     layer.task.softcap   = graph.hparams.attn_soft_cap ? graph.hparams.f_attn_logit_softcapping : 0.0f;
 
-    const bool own        = guests.own_attention(layer.task);
-    const auto as_of_away = [&](ggml_tensor * node) { // computed as the rows that are away
+    layer.task.own = guests.own_attention(layer.task);
+    if (n_new + n_away == 0 && !layer.task.own) {
+        return nullptr;
+    }
+    const auto as_away = [&](ggml_tensor * node) { // computed as the rows that are away
         oa_attend_rows_set(node, int32_t(n_all));
-        node->op_params[OA_ATTEND_PARAM] = own ? OA_ATTEND_ALONE : OA_ATTEND_BY_GGML;
+        node->op_params[OA_ATTEND_PARAM] = layer.task.own ? OA_ATTEND_ALONE : 0;
     };
     ggml_tensor *away = nullptr, *local = nullptr, *of_new = nullptr;
     if (n_away > 0) {
@@ -240,13 +243,13 @@ ggml_tensor * oa_weave_attend(const llm_graph_context & graph, const llm_graph_i
         ggml_build_forward_expand(graph.gf, cache->cpy_v(ctx, rows(ctx, v, 0, n_local), inp->get_v_idxs(), il));
         local = graph.build_attn_mha(rows(ctx, q, 0, n_local), cache->get_k(ctx, il), cache->get_v(ctx, il), nullptr,
                                      inp->get_kq_mask(), sinks, nullptr, 0, scale, il);
-        as_of_away(local->src[0]);
+        as_away(local->src[0]);
     }
     if (n_new > 0) {
         of_new = graph.build_attn_mha(rows(ctx, q, n_local, n_new), as_kept(ctx, k_new, guests.type_k()),
                                       as_kept(ctx, v_new, guests.type_v()), nullptr, of->mask_of_new, sinks, nullptr, 0,
                                       scale, il);
-        as_of_away(of_new->src[0]);
+        as_away(of_new->src[0]);
     }
 
     ggml_tensor * all = local && of_new ? ggml_concat(ctx, local, of_new, 1) : local ? local : of_new;
