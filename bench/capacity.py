@@ -35,6 +35,7 @@ from typing import Any
 
 from oallama.base.children import die_with_parent
 from oallama.base.environment import MODEL_ENVIRONMENTS
+from oallama.base.ports import free_port
 from oallama.bench import find_baseline_lib
 from oallama.bench.load import Load, Slo, Target, drive, highest, parse_lengths, reach, summary_line
 from oallama.bench.load.lengths import LONGEST
@@ -44,7 +45,6 @@ from oallama.bench.stats import Ratio, speedup
 from oallama.data.plan import PlacementPlan
 from oallama.engine import runtime
 from oallama.engine.load_settings import Settings
-from oallama.engine.rpc import free_port
 from oallama.modelmaker import SHAPES, make_model
 from oallama.serving.serve_limits import Limits
 from oallama.serving.serving import Served, environments, preset

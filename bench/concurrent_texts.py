@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from oallama.base.children import die_with_parent
+from oallama.base.ports import free_port
 from oallama.bench import find_baseline_lib
 from oallama.bench.machine import describe
 from oallama.bench.script import arguments, note, record, words
-from oallama.engine.rpc import free_port
 from oallama.modelmaker import make_model
 from oallama.serving.live import series
 from oallama.storyteller import demo_model

@@ -29,12 +29,13 @@ from pathlib import Path
 from typing import Any
 
 from oallama.base.children import die_with_parent
+from oallama.base.ports import free_port
 from oallama.bench.machine import describe
 from oallama.bench.script import arguments, note, record, words
 from oallama.data.workload import Workload
 from oallama.drafts import Acceptance, Joint, plan_jointly, plan_with_heads
 from oallama.engine.load_settings import Settings
-from oallama.engine.rpc import LocalRpcServer, free_port
+from oallama.engine.rpc import LocalRpcServer
 from oallama.engine.runtime import quiet
 from oallama.loading.autoplan import Choices
 from oallama.loading.start import plan_model

@@ -28,10 +28,10 @@ from typing import Any
 from concurrent_texts import guests_of, until_it_answers
 
 from oallama.base.children import die_with_parent
+from oallama.base.ports import free_port
 from oallama.bench.machine import describe
 from oallama.bench.script import arguments, note, record, words
 from oallama.bench.stats import speedup
-from oallama.engine.rpc import free_port
 from oallama.modelmaker import make_model
 
 OALLAMA = Path(sys.executable).parent / "oallama"

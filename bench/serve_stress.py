@@ -33,9 +33,9 @@ from typing import Any
 
 import openai
 
+from oallama.base.ports import free_port
 from oallama.bench.machine import describe
 from oallama.bench.script import arguments, note, record
-from oallama.engine.rpc import free_port
 from oallama.modelmaker import make_model
 
 PROMPTS = [f"{word} went to the market and said" for word in ("fox", "cat", "cow", "hen", "ant", "bee")]

@@ -23,7 +23,7 @@ from threading import Event
 from rich.console import Console
 
 from oallama.base.children import die_with_parent
-from oallama.engine.rpc import free_port
+from oallama.base.ports import free_port
 from oallama.errors import OallamaError
 from oallama.modelmaker import make_model
 from oallama.serving.live import ModelNow, Watch

@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 
+from oallama.base.ports import free_port
 from oallama.cli import chat
 from oallama.data.plan import HOST, PlacementPlan
 from oallama.data.profile import Profile
 from oallama.engine.load_settings import Settings
-from oallama.engine.rpc import free_port
 from support import cli
 from support.cli import CLI
 from support.made_profile import made_profile

@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from oallama.base.ports import free_port
 from oallama.cluster.ranks import launch, mpi
 from oallama.cluster.ranks.disk import read_rate
 from oallama.cluster.ranks.hosts import load_hosts, place
@@ -30,7 +31,6 @@ from oallama.cluster.ranks.rank import RankJob
 from oallama.cluster.ranks.shards import WEIGHTS_SHARE, check_reports, disk_floors, faster_kernels, shares
 from oallama.engine import runtime
 from oallama.engine.load_settings import Settings
-from oallama.engine.rpc import free_port
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.netlab import Conditions, NetLab

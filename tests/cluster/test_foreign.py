@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from oallama.base.ports import free_port
 from oallama.cluster.allocation.devices import load_devices
-from oallama.engine.rpc import free_port
 from oallama.errors import OallamaError
 from support.cli import oallama
 from support.clusters import PROMPT, expected, shown

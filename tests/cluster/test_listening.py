@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from oallama.base.ports import free_port
 from oallama.cluster.ranks import mpi
 from oallama.cluster.ranks.mpi import Host
 from oallama.cluster.ranks.rank import LIBRARY
 from oallama.engine import runtime
-from oallama.engine.rpc import free_port
 from oallama.errors import OallamaError
 from support.listening import End, beyond_loopback, descendants, listening
 from support.processes import process_of, until

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from oallama.base.ports import free_port
 from oallama.cluster.allocation.allocation import allocate
 from oallama.cluster.allocation.cluster_plan import ClusterPlan
 from oallama.cluster.allocation.devices import ClusterFile, load_devices
@@ -30,7 +31,6 @@ from oallama.cluster.pipeline.members import members
 from oallama.cluster.pipeline.pipeline import Options, Pipeline
 from oallama.cluster.spread.choose import plan_of
 from oallama.engine.load_settings import Settings
-from oallama.engine.rpc import free_port
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
 from oallama.netlab import Conditions, NetLab

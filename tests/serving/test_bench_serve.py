@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from typer.testing import CliRunner, Result
 
+from oallama.base.ports import free_port
 from oallama.bench.load import (
     TRACES,
     Load,
@@ -48,7 +49,6 @@ from oallama.bench.load.lengths import LONGEST
 from oallama.bench.load.measure import e2e, itl, tpot, ttft
 from oallama.bench.load.prompts import Prompts, of_words
 from oallama.cli.app import app
-from oallama.engine.rpc import free_port
 from oallama.errors import OallamaError
 from support.processes import process_of, until
 from support.servers import OALLAMA, is_open

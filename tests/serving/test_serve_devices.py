@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from oallama.base.ports import free_port
 from oallama.engine import device_list
 from oallama.engine.device_list import Device
 from oallama.engine.load_settings import Settings
-from oallama.engine.rpc import free_port
 from oallama.errors import OallamaError
 from oallama.serving.serve_limits import Limits
 from oallama.serving.serving import Served, environments, preset

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from oallama.engine.rpc import free_port
+from oallama.base.ports import free_port
 from oallama.modelmaker import make_model
 from support.processes import process_of, until
 from support.servers import OALLAMA, answers, call, children, serving

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from oallama.engine.rpc import free_port
+from oallama.base.ports import free_port
 from oallama.modelmaker import make_model
 from support.processes import process_of, until
 from support.servers import OALLAMA

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from oallama.base.ports import free_port
 from oallama.engine import runtime
-from oallama.engine.rpc import free_port
 from oallama.modelmaker import make_model
 from support.cli import oallama
 from support.processes import process_of, until

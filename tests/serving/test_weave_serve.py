@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 
 from oallama.base.environment import BACKEND_MAP
+from oallama.base.ports import free_port
 from oallama.data.plan import PlacementPlan
 from oallama.engine import skeleton
 from oallama.engine.load_settings import Settings
-from oallama.engine.rpc import free_port
 from oallama.errors import OallamaError
 from oallama.serving import hot_cold
 from oallama.serving.serve_limits import Limits

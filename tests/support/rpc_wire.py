@@ -13,8 +13,9 @@ import tempfile
 from pathlib import Path
 from types import TracebackType
 
+from oallama.base.ports import free_port
 from oallama.engine import runtime
-from oallama.engine.rpc import die_with_parent, free_port
+from oallama.engine.rpc import die_with_parent
 from support.paths import ROOT
 from support.processes import until
 from support.servers import is_open

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oallama.engine.rpc import free_port
+from oallama.base.ports import free_port
 from support.cli import CLI
 
 OALLAMA = str(Path(sys.executable).parent / "oallama")

@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from rich.console import Console
 
-from oallama.engine.rpc import free_port
+from oallama.base.ports import free_port
 from oallama.errors import OallamaError
 from oallama.serving.live import ModelNow, Watch, as_json, model_now, series
 from oallama.views.top import render_top

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from oallama.engine.rpc import free_port
+from oallama.base.ports import free_port
 from oallama.serving.door import Address
 from oallama.serving.unavailable import unavailable
 from support.processes import until

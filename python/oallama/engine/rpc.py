@@ -15,6 +15,7 @@ from types import TracebackType
 
 from oallama.base.children import die_with_parent, last_words
 from oallama.base.environment import BIND_THREADS, THREADS
+from oallama.base.ports import free_port
 from oallama.engine import device_list, runtime
 from oallama.errors import OallamaError
 
@@ -119,10 +120,3 @@ class LocalRpcServer:
         self._process.kill()
         self._process.wait()
         self._log.close()
-
-
-def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

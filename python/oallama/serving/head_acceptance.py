@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..base.children import die_with_parent, last_words
+from ..base.ports import free_port
 from ..data.plan import PlacementPlan
 from ..drafts.acceptance import LEAST, LIMIT_S, MOST_S, N_EACH, PROMPTS, Acceptance, keep
 from ..engine.load_settings import Settings
-from ..engine.rpc import free_port
 from ..errors import OallamaError
 from ..profiling.fingerprint import cpu_set
 from .command import Heads, planned_environment, planned_server

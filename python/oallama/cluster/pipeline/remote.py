@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from oallama.base.children import die_with_parent, last_words
 from oallama.base.json_child import JsonChild
-from oallama.engine.rpc import free_port
+from oallama.base.ports import free_port
 from oallama.errors import OallamaError
 
 from ..allocation.devices import DeviceEntry
