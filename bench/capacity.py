@@ -179,8 +179,7 @@ def servers(way: str, models: dict[str, Model], options: argparse.Namespace) -> 
             program = find_baseline_lib() / "llama-server"
         else:
             variables = {MODEL_ENVIRONMENTS.name: environments(hot, [cold], DEADLINE_S, Limits(), folder)}
-        # With a plan and no guests each slot would have a part of the KV memory for itself.
-        (Path(folder) / "preset.ini").write_text(preset([hot, cold]).replace("no-kv-unified", "kv-unified"))
+        (Path(folder) / "preset.ini").write_text(preset([hot, cold]))
         port, log = free_port(), Path(folder) / "log"
         command = [program, "--models-preset", Path(folder) / "preset.ini", "--port", str(port)]
         with log.open("wb") as output:

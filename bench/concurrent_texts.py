@@ -89,7 +89,7 @@ def serving(server: str, model: Path, cold: Path, options: argparse.Namespace) -
         "ours": [*ours, model, "--no-plan", "--device", "CPU", "--parallel", n, "--ctx", N_CTX],
         "guests": [*ours, "--hot", model, "--cold", cold, "--parallel", AT_HOME, "--guests", n - AT_HOME],
     }
-    command["guests"] += ["--ctx", N_CTX, "--deadline", 5]
+    command["guests"] += ["--no-plan", "--ctx", N_CTX, "--deadline", 5]
     given = [*command[server], "--flash-attn", "on", "--threads", 1, "--port", port]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen([*map(str, given)], stdout=log, stderr=log, preexec_fn=die_with_parent)

@@ -1,12 +1,13 @@
-"""What a plan gains a hot model with guests: tokens per second of both models, with and without one.
+"""What plans gain a hot model with guests and its cold one: tokens per second of both, with and without.
 
 python bench/planned_hot.py [--types Q8_0,F16] [--clients 6] [--tokens 160] [--rounds 5] [--out FILE.jsonl]
 
 `oallama serve --hot --cold`, a core for each model (one thread), two slots at home and the others as guests; the models
-are llama, small, with six layers. "planned" gives the hot model `auto`'s plan for the CPU by --model-config. The two
-servers take turns, each started anew. In a round as many clients as told ask the hot model at once, each for so many
-tokens, while one asks the cold model without end. One JSON line per type: tokens per second of the rounds, and how many
-times faster "planned" is, with the interval.
+are llama, small, with six layers. "planned" is the default: `auto`'s plans for the CPU, of both models. "unplanned" is
+--no-plan. The two servers take turns, each started anew; before the first round a server makes and keeps the plans. In
+a round as many clients as told ask the hot model at once, each for so many tokens, while one asks the cold model
+without end. One JSON line per type: tokens per second of the rounds, and how many times faster "planned" is, with the
+interval.
 """
 
 from __future__ import annotations
@@ -55,12 +56,13 @@ def lines(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             folder = Path(name)
             made = {"file_type": file_type, "shape": "small", "overrides": {"n_layer": 6}}
             hot, cold = (make_model(folder / f"{which}.gguf", **made) for which in ("hot", "cold"))
-            planned(hot, folder)
+            with serving("planned", hot, cold, options):
+                note(f"{file_type}: plans are made")
             found: dict[str, dict[str, list[float]]] = {form: {"hot": [], "cold": []} for form in FORMS}
             for number in range(options.rounds):
                 for form in FORMS:
                     note(f"{file_type}: round {number + 1}, {form}")
-                    for which, rate in measured(form, hot, cold, folder, options).items():
+                    for which, rate in measured(form, hot, cold, options).items():
                         found[form][which].append(rate)
             faster = {}
             for which in ("hot", "cold"):
@@ -73,16 +75,9 @@ def lines(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             }  # fmt: skip
 
 
-def planned(hot: Path, folder: Path) -> None:
-    command = ["plan", hot, "--ctx", N_CTX, "--parallel", AT_HOME, "--threads", 1, "--device", "CPU"]
-    command += ["-o", folder / "plan.json"]
-    subprocess.run([OALLAMA, *map(str, command)], check=True, stdout=subprocess.DEVNULL)
-    (folder / "models.toml").write_text('[hot]\nplan = "plan.json"\n')
-
-
-def measured(form: str, hot: Path, cold: Path, folder: Path, options: argparse.Namespace) -> dict[str, float]:
+def measured(form: str, hot: Path, cold: Path, options: argparse.Namespace) -> dict[str, float]:
     """Tokens per second by model."""
-    with serving(form, hot, cold, folder, options) as port:
+    with serving(form, hot, cold, options) as port:
         ended, of_cold = threading.Event(), [0]
 
         def keep_cold_busy() -> None:
@@ -108,11 +103,11 @@ def measured(form: str, hot: Path, cold: Path, folder: Path, options: argparse.N
 
 
 @contextmanager
-def serving(form: str, hot: Path, cold: Path, folder: Path, options: argparse.Namespace) -> Iterator[int]:
+def serving(form: str, hot: Path, cold: Path, options: argparse.Namespace) -> Iterator[int]:
     port = free_port()
     command: list[object] = [OALLAMA, "serve", "--hot", hot, "--cold", cold, "--parallel", AT_HOME]
     command += ["--guests", options.clients - AT_HOME, "--ctx", N_CTX, "--threads", 1, "--deadline", 5, "--port", port]
-    command += ["--model-config", folder / "models.toml"] * (form == "planned")
+    command += ["--no-plan"] * (form == "unplanned")
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen([*map(str, command)], stdout=log, stderr=log, preexec_fn=die_with_parent)
         try:

@@ -194,7 +194,7 @@ def left_behind() -> set[str]:
 def serving(folder: Path, models: Sequence[Path], port: int) -> Iterator[subprocess.Popen[bytes]]:
     command: list[object] = [Path(sys.executable).parent / "oallama", "serve", "--hot", models[0], "--cold", models[1]]
     command += ["--parallel", "2", "--guests", "3", "--ctx", "2048", "--threads", "1", "--deadline", "5"]
-    command += ["--port", port]
+    command += ["--no-plan", "--port", port]
     with (folder / "log").open("w") as log, subprocess.Popen(list(map(str, command)), stdout=log, stderr=log) as server:
         try:
             yield server

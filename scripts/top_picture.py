@@ -41,6 +41,7 @@ def main() -> None:
         port = free_port()
         command = [Path(sys.executable).parent / "oallama", "serve", "--hot", made["hot"], "--cold", made["cold"]]
         command += ["--parallel", "4", "--ctx", "4096", "--threads", "1", "--deadline", "5", "--port", str(port)]
+        command.append("--no-plan")
         process = subprocess.Popen([*map(str, command)], preexec_fn=die_with_parent, stderr=subprocess.DEVNULL)
         try:
             models = busy(f"http://127.0.0.1:{port}")

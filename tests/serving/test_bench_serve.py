@@ -768,7 +768,8 @@ def test_bench_of_a_model_is_what_it_was() -> None:
 def test_a_woven_server_under_load(tiny: Callable[..., Path], tmp_path: Path) -> None:
     hot, cold, port = tiny("llama", "F16"), tiny("qwen2", "F16"), free_port()
     url, path = f"http://127.0.0.1:{port}", tmp_path / "out.jsonl"
-    arguments = ["--hot", hot, "--cold", cold, "--parallel", "2", "--ctx", "2048", "--threads", "1", "--port", port]
+    arguments = ["--hot", hot, "--cold", cold, "--no-plan", "--parallel", "2", "--ctx", "2048", "--threads", "1"]
+    arguments += ["--port", port]
     with process_of([OALLAMA, "serve", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as server:
         until(lambda: is_open(port))
         models = ("--model", f"{hot.stem}=6", "--model", f"{cold.stem}=2")

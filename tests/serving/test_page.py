@@ -104,6 +104,7 @@ def test_a_key_is_asked_for(tiny: Callable[..., Path], tmp_path: Path) -> None:
 
 def test_a_router_offers_its_models(tiny: Callable[..., Path], tmp_path: Path) -> None:
     arguments = ["--hot", tiny("llama"), "--cold", tiny("qwen2"), "--guests", "0", "--parallel", "1", "--ctx", "256"]
+    arguments += ["--no-plan"]
     with serving(tmp_path / "log", *arguments) as port, visiting(f"http://127.0.0.1:{port}/") as visit:
         page = visit.page
         wait_for(page, "#state", "ready")

@@ -71,7 +71,7 @@ def made(folder: Path, n: int) -> list[Path]:
 
 
 def options(models: list[Path]) -> list[str | Path]:
-    what = models if len(models) == 1 else ["--hot", models[0], "--cold", models[1], "--guests", "0"]
+    what = models if len(models) == 1 else ["--hot", models[0], "--cold", models[1], "--guests", "0", "--no-plan"]
     return [*what, "--parallel", "1", "--ctx", str(CTX), "--threads", "1"]
 
 

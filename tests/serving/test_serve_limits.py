@@ -57,7 +57,7 @@ class Call:
 @contextmanager
 def server(models: list[Path], *more: str | int) -> Iterator[tuple[subprocess.Popen[str], int]]:
     port = free_port()
-    what = [models[0]] if len(models) == 1 else ["--hot", models[0], "--cold", models[1], "--guests", "0"]
+    what = [models[0]] if len(models) == 1 else ["--hot", models[0], "--cold", models[1], "--guests", "0", "--no-plan"]
     metrics = ["--", "--metrics"] if len(models) == 1 else []  # a router's models have them
     own = ["--parallel", "1", "--ctx", CTX, "--threads", "1", "--port", port]
     command = [OALLAMA, "serve", *what, *own, *more, *metrics]

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -47,11 +47,18 @@ def channels(server: subprocess.Popen[str]) -> list[Path]:
     return list(Path("/dev/shm").glob(f"oallama-weave-*-{server.pid}-*"))
 
 
+def variable(model: Path, name: str) -> str:
+    """Of the environment of a model's process."""
+    (process,) = children(model)
+    lines = Path(f"/proc/{process}/environ").read_text().split("\0")
+    return dict(line.partition("=")[::2] for line in lines)[name]
+
+
 @pytest.fixture
 def woven(tiny: Callable[..., Path]) -> Iterator[tuple[subprocess.Popen[str], int, Path, Path]]:
     hot, cold, port = tiny("llama", "F16"), tiny("qwen2", "F16"), free_port()
     arguments = ["--hot", hot, "--cold", cold, "--parallel", "2", "--guests", "3", "--ctx", "2048", "--threads", "1"]
-    arguments += ["--deadline", "5", "--port", str(port)]  # a busy machine is no failure
+    arguments += ["--no-plan", "--deadline", "5", "--port", str(port)]  # a busy machine is no failure
     with start(*arguments) as server:
         until(lambda: answers(port, hot) and answers(port, cold))
         assert channels(server)
@@ -174,15 +181,11 @@ def test_settings_of_single_models(tiny: Callable[..., Path], tmp_path: Path) ->
     assert oallama("plan", cold, *options).returncode == 0
     config = tmp_path / "models.toml"
     config.write_text(f'[{hot.stem}]\nctx = 1024\nparallel = 5\nthreads = 1\n[{cold.stem}]\nplan = "plan.json"\n')
-    arguments = ["--hot", hot, "--cold", cold, "--guests", "0", "--ctx", "512", "--parallel", "2"]
+    arguments = ["--hot", hot, "--cold", cold, "--guests", "0", "--ctx", "512", "--parallel", "2", "--no-plan"]
     with start(*arguments, "--model-config", config, "--port", str(port)) as server:
         until(lambda: answers(port, hot) and answers(port, cold))
         shown = {model: call(port, f"/props?model={model.stem}") for model in (hot, cold)}
-        (process,) = children(cold)
-        environment = dict(
-            line.partition("=")[::2] for line in Path(f"/proc/{process}/environ").read_text().split("\0")
-        )
-        table = Path(environment[BACKEND_MAP.name]).read_text()
+        table = Path(variable(cold, BACKEND_MAP.name)).read_text()
         server.send_signal(signal.SIGTERM)
         _, said = server.communicate(timeout=60)
     assert server.returncode == 0, said
@@ -204,22 +207,65 @@ def test_a_hot_model_with_a_plan_has_guests(tiny: Callable[..., Path], tmp_path:
     assert plan.context.attention == "oallama"
     (tmp_path / "models.toml").write_text(f'["{hot.stem}"]\nplan = "plan.json"\n')
     arguments = ["--hot", hot, "--cold", cold, "--guests", "3", "--ctx", "2048", "--parallel", "2", "--threads", "1"]
-    arguments += ["--model-config", tmp_path / "models.toml", "--deadline", "5", "--port", str(port)]
+    arguments += ["--model-config", tmp_path / "models.toml", "--no-plan", "--deadline", "5", "--port", str(port)]
     with start(*arguments) as server:
         until(lambda: answers(port, hot) and answers(port, cold))
         with ThreadPoolExecutor(5) as pool:
             texts = list(pool.map(lambda prompt: complete(port, hot, prompt, 200), PROMPTS[:5]))
         props = call(port, f"/props?model={hot.stem}")
         found = metrics(port, hot)
-        (process,) = children(hot)
-        variables = Path(f"/proc/{process}/environ").read_text().split("\0")
-        (place,) = (line.partition("=")[2] for line in variables if line.startswith(f"{BACKEND_MAP.name}="))
-        table = Path(place).read_text()
+        table = Path(variable(hot, BACKEND_MAP.name)).read_text()
         server.send_signal(signal.SIGTERM)
         server.communicate(timeout=60)
     assert all(texts) and found["guests_total"] > 0 and found["rows_total"] > 0
     assert props["total_slots"] == 5 and props["default_generation_settings"]["n_ctx"] == 2048
     assert table == plan.to_backend_map() and "attention oallama\n" in table
+
+
+def test_models_are_planned_without_being_asked(tiny: Callable[..., Path]) -> None:
+    """Both for the CPU. The slots of either model share its context, as they do without a plan."""
+    hot, cold, port = tiny("llama"), tiny("qwen2"), free_port()
+    arguments = ["--hot", hot, "--cold", cold, "--guests", "3", "--ctx", "1024", "--parallel", "2", "--threads", "1"]
+    with start(*arguments, "--no-verify", "--deadline", "5", "--port", str(port)) as server:
+        until(lambda: answers(port, hot) and answers(port, cold), 300)
+        with ThreadPoolExecutor(5) as pool:
+
+            def has_guests() -> bool:  # a receiver that is too busy to attach in time is tried again
+                assert all(pool.map(lambda prompt: complete(port, hot, prompt, 100), PROMPTS[:5]))
+                return metrics(port, hot)["guests_total"] > 0
+
+            until(has_guests, 120)
+        contexts = [
+            call(port, f"/props?model={model.stem}")["default_generation_settings"]["n_ctx"] for model in (hot, cold)
+        ]
+        tables = [Path(variable(model, BACKEND_MAP.name)).read_text() for model in (hot, cold)]
+        server.send_signal(signal.SIGTERM)
+        _, said = server.communicate(timeout=60)
+    assert contexts == [1024, 1024] and all(tables)
+    for model in (hot, cold):
+        assert f"{model.stem}: planning for the CPU" in said and f"{model.stem} by plan " in said
+
+
+def test_what_is_wrong_is_said_before_plans_are_made(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def planner(model: Path, wanted: Settings, given: Collection[str]) -> PlacementPlan:
+        asked.append(model.name)
+        raise OallamaError("planned")
+
+    settings = Settings(n_ctx=512, n_seq_max=2, n_threads=1)
+    request = hot_cold.HotCold(tiny("llama"), [tiny("qwen2")], Limits(), guests=2, planner=planner)
+    wrong = [replace(request, lend="much"), replace(request, cold=[tmp_path / "none.gguf"])]
+    wrong += [replace(request, margin="1GiB"), replace(request, plan=tmp_path / "none.json")]
+    for each in wrong:
+        with pytest.raises(OallamaError) as raised:
+            hot_cold.planned(each, settings)
+        assert str(raised.value) != "planned" and not asked
+    with pytest.raises(OallamaError, match="planned"):
+        hot_cold.planned(request, settings)
+    assert asked == [tiny("llama").name]
+    hot, cold = hot_cold.planned(replace(request, planner=None), settings)
+    assert hot.plan is None and cold[0].plan is None
 
 
 def test_no_more_is_lent_than_there_is(tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:

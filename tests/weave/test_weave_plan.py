@@ -11,11 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from oallama.data.operators import AttentionShape
+from oallama.data.plan import ContextSettings
 from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
 from oallama.serving.serve_limits import Limits
 from oallama.serving.serving import Served, environments
-from oallama.weave.plan import Looks, read_looks
+from oallama.weave.channel import Sender, alone_kernel
+from oallama.weave.plan import Load, Looks, measure, read_looks
 from support.cli import oallama
 
 
@@ -60,6 +63,50 @@ def test_the_part_serves_both_kinds_of_step(made: tuple[Path, dict[str, Any], st
     assert read_looks(path, on_gpus=False) == Looks(plan["hot"], plan["cold"], min(parts, default=None), None)
     assert "W before" in shown and "W after" in shown and "they cost" in shown
     assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_the_models_are_those_that_serve_loads(
+    made: tuple[Path, dict[str, Any], str], tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    """By plans for the CPU, which say whose kernels attend; --no-plan: as llama.cpp does by itself."""
+    _, plan, shown = made
+    whose = {"oallama": "our kernels", "ggml": "ggml's kernels"}
+    assert f"attention by {whose[plan['attention']]}" in shown
+    options = [
+        "--ctx",
+        "512",
+        "--parallel",
+        "2",
+        "--guests",
+        "3",
+        "--threads",
+        "1",
+        "--no-plan",
+        "-o",
+        tmp_path / "w.json",
+    ]
+    done = weave_plan(tiny("llama"), tiny("qwen2"), *options)
+    unplanned = json.loads((tmp_path / "w.json").read_text())
+    assert unplanned["attention"] == "ggml" and "attention by ggml's kernels" in done.stdout
+    assert [unplanned[key] for key in ("hot", "cold", "load")] == [plan[key] for key in ("hot", "cold", "load")]
+    assert unplanned["step_s"] != plan["step_s"] and unplanned["decode"]["seconds"] != plan["decode"]["seconds"]
+
+
+@pytest.mark.parametrize("attention", ["ggml", "oallama"])
+def test_the_channel_is_measured_with_the_hot_models_kernel(attention: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    attend = Sender.attend
+
+    def noted(self: Sender, *given: Any, own: int = 0, **more: Any) -> Any:
+        asked.append(own)
+        return attend(self, *given, own=own, **more)
+
+    monkeypatch.setattr(Sender, "attend", noted)
+    shape = AttentionShape(n_head=4, n_head_kv=2, head_dim_k=64, head_dim_v=64)
+    context = ContextSettings(n_ctx=512, attention=attention)
+    times = measure(shape, Load(n_home=1, n_guests=2, n_cold=1, depth=100), context)
+    assert times.guest_s > 0 and times.poll_s > 0
+    assert {*asked} == {alone_kernel("f16", "f16", 64, 64) if attention == "oallama" else 0} and len(asked) > 9
 
 
 @pytest.mark.parametrize(("part", "looks"), [(12345, "12345"), (None, "operators")])

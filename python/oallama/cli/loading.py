@@ -65,27 +65,31 @@ def open_llama(source: Source) -> Llama:
         all_logits=source.all_logits,
     )
     plan = make_plan(source.model, source.placing, wanted, choices)
+    say_where(plan, chosen)
     return _load(source, plan, {"n_threads": source.kernels.threads} if source.kernels.threads else {})
 
 
 def make_plan(model: Path, placing: Placing, wanted: Settings, choices: Choices) -> PlacementPlan:
-    """The plan that a command starts the model with; a line says when it is for the CPU alone.
+    """The plan that a command starts the model with.
 
     Raises:
         OallamaError: as `plan_model`; where only the plan is the matter, it names --no-plan.
     """
     try:
         with progress_bar("preparing", announces=True) as report:
-            plan = plan_model(model, placing.vram, wanted, choices, report, placing.trial())
+            return plan_model(model, placing.vram, wanted, choices, report, placing.trial())
     except OallamaError as error:
         if choices.device in (None, HOST) and (placing.vram, choices.margin, choices.profile) == (None, None, None):
             # Raises its own error where the model or the settings are the matter.
             autoplan.resolve(wanted, autoplan.read_graph(model, wanted).n_ctx_train)
             raise OallamaError(f"{error}; --no-plan loads the model as llama.cpp does by itself") from error
         raise
-    if plan.devices == (HOST,) and choices.device in (None, HOST):
+
+
+def say_where(plan: PlacementPlan, device: str | None) -> None:
+    """A line where a plan is for the CPU alone. device: that was asked for."""
+    if plan.devices == (HOST,) and device in (None, HOST):
         say("no accelerator is used: planned for the CPU alone (--no-plan: as llama.cpp does by itself)")
-    return plan
 
 
 def _load_unplanned(source: Source, wanted: Settings) -> Llama:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +28,7 @@ from oallama.serving.serve_limits import Limits
 from ..serving.hot_cold import HotCold, serve_hot_cold
 from .drafts import plan_pair
 from .groups import grouped
-from .loading import make_plan
+from .loading import make_plan, say_where
 from .options import MODEL_HELP, Connection, Drafts, Hardware, Kernels, Placing, Sizes, settings
 from .serve_on import Served, Where, serve_on
 
@@ -96,13 +98,15 @@ def serve(
     if several.hot is not None:
         of_one = {"--plan": placing.plan, "--vram": placing.vram, "--profile": hardware.profile, "--rpc": hardware.rpc}
         of_one |= {"--draft": drafts.draft}
-        flags = {"--local-rpc": hardware.local_rpc, "--heads": drafts.heads, "--no-plan": placing.no_plan}
+        flags = {"--local-rpc": hardware.local_rpc, "--heads": drafts.heads}
         given = [name for name, value in (of_one | flags).items() if value]
         if model is not None or given:
             what = " and ".join(["MODEL"] * (model is not None) + given)
             raise OallamaError(f"--hot takes the place of MODEL and of what is for one model; leave out {what}")
         asked = (several.guests, several.lend, several.deadline, several.weave, hardware.device, hardware.margin)
         request = HotCold(several.hot, several.cold or [], limits, *asked)
+        if not placing.makes_none(hardware.device or HOST):
+            request = replace(request, planner=partial(_plan_for_cpu, placing, sizes))
         if several.model_config:
             names = [model.stem for model in request.models]
             request = replace(request, configs=read_model_config(several.model_config, names))
@@ -152,6 +156,7 @@ def serve(
             refuse_margin(hardware.margin, "no plan is made")
         else:
             made = make_plan(model, placing, wanted, choices)
+            say_where(made, chosen)
         if made:  # its micro-batch and form of attention may be others
             wanted = _planned_settings(made, sizes, parallel, kernels.threads)
     wanted = autoplan.resolve(wanted, autoplan.read_graph(model, wanted).n_ctx_train)
@@ -161,6 +166,17 @@ def serve(
         sizes = replace(sizes, batch=wanted.n_batch, ubatch=wanted.n_ubatch)
     flash_attn = wanted.flash_attn if placing.plan else kernels.flash_attn
     raise typer.Exit(serve_on(served, where, _plan_options(sizes, wanted, flash_attn, bool(pooling))))
+
+
+def _plan_for_cpu(
+    placing: Placing, sizes: Sizes, model: Path, wanted: Settings, given: Collection[str]
+) -> PlacementPlan:
+    """`given`: names of settings of this model that a plan may not choose, beside those of the command line."""
+    say(f"{model.stem}: planning for the CPU (--no-plan: it runs as llama.cpp does by itself)")
+    choices = sizes.choices()
+    fixed_ubatch, fixed_batch = choices.fixed_ubatch or "n_ubatch" in given, choices.fixed_batch or "n_batch" in given
+    choices = replace(choices, device=HOST, fixed_ubatch=fixed_ubatch, fixed_batch=fixed_batch)
+    return make_plan(model, placing, wanted, choices)
 
 
 def _plan_options(sizes: Sizes, wanted: Settings, flash_attn: str, all_logits: bool) -> list[str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from oallama.base.environment import MODEL_ENVIRONMENTS, REVIVE
 from oallama.base.host_memory import available_bytes
 from oallama.base.printing import say
 from oallama.data.budget import format_bytes, parse_budget
-from oallama.data.plan import HOST, check_model
+from oallama.data.plan import HOST, PlacementPlan, check_model
 from oallama.engine import runtime, skeleton
 from oallama.engine.load_settings import Settings
 from oallama.engine.runtime import quiet
@@ -32,6 +32,8 @@ from oallama.weave.gpus import check_places, check_sharing, parse_places, room_f
 from oallama.weave.plan import REMEDY, read_looks
 
 _KEPT_FREE = 0.05  # of the host's available memory
+# Makes a plan for the CPU: of a model, its settings, and the names of those that its configuration gives.
+Planner = Callable[[Path, Settings, Collection[str]], PlacementPlan]
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,8 @@ class HotCold:
     process for them; None: for as much context as the hot one has at home, as far as there is room for it.
     deadline_s: of the attention of a layer. plan: of `oallama weave plan`, for the hot model and one of the cold ones;
     the others look for tasks as ever. device: as `parse_places` reads it. margin: bytes of a GPU that stay free.
-    configs: of single models, by name.
+    configs: of single models, by name. planner: of the models that have no plan, where all are on the CPU; None: they
+    are loaded as llama.cpp does by itself.
     """
 
     hot: Path
@@ -55,6 +58,7 @@ class HotCold:
     device: str | None = None
     margin: str | None = None
     configs: Mapping[str, ModelConfig] = field(default_factory=dict)
+    planner: Planner | None = None
 
     def config(self, model: Path) -> ModelConfig:
         """What holds for one of the models alone."""
@@ -87,6 +91,7 @@ def planned(request: HotCold, wanted: Settings) -> tuple[Served, list[Served]]:
     if request.margin is not None and not places.on_gpus:
         raise OallamaError("--margin is for models on GPUs (--device); leave it out")
 
+    asked_nbytes = None if request.lend is None else _parse_size(request.lend)
     looks = read_looks(request.plan, places.on_gpus) if request.plan else None
     n_threads = _threads_of_others(request, wanted)
     is_cold = []
@@ -104,7 +109,8 @@ def planned(request: HotCold, wanted: Settings) -> tuple[Served, list[Served]]:
                 raise OallamaError(f"{path.stem}: {error}") from None
             if guests and path == request.hot and settings.flash_attn == "auto":  # the CPU has it
                 settings = replace(settings, flash_attn="on")
-        made = Served(path, settings, device=device, plan=config.plan)
+        parts = config.plan is not None and not (guests and path == request.hot)
+        made = Served(path, settings, device=device, plan=config.plan, parts=parts)
         if not looks or graph.model != looks.cold:
             return made
         is_cold.append(path)
@@ -114,8 +120,10 @@ def planned(request: HotCold, wanted: Settings) -> tuple[Served, list[Served]]:
     check([hot, *cold])
     if looks and not set(is_cold) & set(request.cold):
         raise OallamaError(f"the weave plan {request.plan} is for another cold model; {REMEDY}")
+    if request.planner and not places.on_gpus:  # takes longer than all that is checked before
+        hot, *cold = [_with_plan(request, model) for model in (hot, *cold)]
     if guests:
-        lent = _lent(request, [hot, *cold], guests)
+        lent = _lent(request, [hot, *cold], guests, asked_nbytes)
         hot, cold = replace(hot, guests=guests), [replace(model, lend_nbytes=lent) for model in cold]
     elif any(model.devices for model in (hot, *cold)):
         _rooms(request, [hot, *cold])
@@ -148,21 +156,33 @@ def _check_plans(request: HotCold, guests: int, on_gpus: bool) -> None:
             )
 
 
-def _lent(request: HotCold, models: Sequence[Served], guests: int) -> int:
-    """Bytes of each cold model's process, on its GPU if it has one."""
+def _with_plan(request: HotCold, model: Served) -> Served:
+    """By its own plan, or by a new one; its slots share the context as they do without a plan."""
+    if model.plan or not request.planner:
+        return model
+    plan = request.planner(model.model, model.settings, request.config(model.model).given)
+    return replace(model, plan=plan, settings=replace(model.settings, **asdict(plan.context)))
+
+
+def _parse_size(lend: str) -> int:
+    budget = parse_budget(lend, weights_bytes=0, free_bytes=0)
+    if budget.bytes_total is None:
+        raise OallamaError(f'--lend is a size, like "2GiB", got {lend}')
+    return budget.bytes_total
+
+
+def _lent(request: HotCold, models: Sequence[Served], guests: int, asked_nbytes: int | None) -> int:
+    """Bytes of each cold model's process, on its GPU if it has one. asked_nbytes: by `--lend`."""
     hot, cold = models[0], models[1:]
     where = cold[0].device or "the machine"
     room = _rooms(request, models)[cold[0].device] if cold[0].device else _room_on_host(models)
-    if request.lend is not None:
-        budget = parse_budget(request.lend, weights_bytes=0, free_bytes=0)
-        if budget.bytes_total is None:
-            raise OallamaError(f'--lend is a size, like "2GiB", got {request.lend}')
-        if room is not None and budget.bytes_total > room:
+    if asked_nbytes is not None:
+        if room is not None and asked_nbytes > room:
             short = f"{where} has {format_bytes(room)} left for guests, which is less than --lend {request.lend}"
             if cold[0].device:
                 raise OallamaError(short)
             say(f"{short}; what is too much goes to swap, or ends a process")
-        return budget.bytes_total
+        return asked_nbytes
     of_one = -(-sum(found["kv"] for found in _dry_run(hot).values()) // hot.settings.n_seq_max)
     asked = -(-of_one * guests // len(cold))
     if room is None or asked <= room:
@@ -220,6 +240,7 @@ def _where(model: Served) -> str:
 
 def serve_hot_cold(request: HotCold, wanted: Settings, address: Address, more: Sequence[str]) -> int:
     """Run llama-server's router until it ends; returns its exit code. more: arguments of llama-server."""
+    program = runtime.program("llama-server")  # before minutes of profiling
     hot, cold = planned(request, wanted)
     remove_abandoned()
     there = autoplan.find_accelerator()
@@ -238,7 +259,7 @@ def serve_hot_cold(request: HotCold, wanted: Settings, address: Address, more: S
     ):
         file.write(preset([hot, *cold]))
         file.flush()
-        command = [str(runtime.program("llama-server")), "--models-preset", file.name]
+        command = [str(program), "--models-preset", file.name]
         command += ["--models-max", str(1 + len(cold)), "--host", address.host, "--port", str(address.port)]
         command += [*page, *more]
         say("models load now")

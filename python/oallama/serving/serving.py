@@ -39,6 +39,7 @@ class Served:
         device: where all of it is, None: on the CPU.
         distance: between two looks on a GPU; None: the engine's default.
         plan: by which it is placed; None: as `device` says.
+        parts: each sequence has a part of the context for itself; else all share it.
     """
 
     model: Path
@@ -49,6 +50,7 @@ class Served:
     device: str | None = None
     distance: Distance | None = None
     plan: PlacementPlan | None = None
+    parts: bool = False
 
     @property
     def devices(self) -> list[str]:
@@ -85,7 +87,7 @@ def preset(models: Sequence[Served]) -> str:
         options = {
             **model_options(os.path.abspath(served.model), served.settings, served.devices),
             "parallel": served.n_sequences,
-            "no-kv-unified" if served.plan and not served.guests else "kv-unified": True,
+            "no-kv-unified" if served.parts else "kv-unified": True,
             "cache-ram": 0,
             "metrics": True,
             "load-on-startup": True,

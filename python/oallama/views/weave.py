@@ -68,11 +68,12 @@ def _operators(title: str, step: Step) -> Table:
 
 def _remarks(plan: WeavePlan, hot: str) -> list[str]:
     load, measured = plan.load, plan.measured
+    kernels = "our kernels" if plan.attention == "oallama" else "ggml's kernels"
     lines = [
         f"{hot}: a step of {load.n_home + load.n_guests} sequences after {load.depth} tokens takes "
         f"{seconds(plan.step_s)}; {plan.waiting_share:.0%} of it may be waiting, {seconds(plan.threshold_s)} a task.",
-        f"A layer's attention: {seconds(plan.home_s)} at home (K), {seconds(measured.guest_s)} of the guests through "
-        f"a channel (N, {'by the profile' if plan.distance else 'measured'}). A look for tasks in vain: "
+        f"A layer's attention by {kernels}: {seconds(plan.home_s)} at home (K), {seconds(measured.guest_s)} of the "
+        f"guests through a channel (N, {'by the profile' if plan.distance else 'measured'}). A look for tasks in vain: "
         f"{measured.poll_s * 1e9:.0f} ns ({'an estimate' if plan.distance else 'measured'}).",
     ]
     if plan.distance is not None:

@@ -77,6 +77,14 @@ def _core() -> Any:
     return _core
 
 
+def alone_kernel(type_k: str, type_v: str, d_k: int, d_v: int) -> int:
+    """The number of our kernel that computes rows alone, for caches and heads like these, as `Sender.attend` takes it.
+
+    0: there is none.
+    """
+    return int(_core().attend_alone(type_k, type_v, d_k, d_v))
+
+
 class Receiver:
     """Keeps guests' sequences in at most `quota_nbytes`, and computes their attention.
 

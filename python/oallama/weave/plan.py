@@ -18,11 +18,12 @@ import numpy as np
 
 from oallama.base.jsonfile import read_json_object, write_text_atomic
 from oallama.data.operators import AttentionShape
+from oallama.data.plan import ContextSettings
 from oallama.errors import OallamaError
 from oallama.planning.cost import CostModel
 from oallama.planning.operator_costs import OperatorCost, operator_costs
 
-from .channel import Receiver, Sender, SequenceRows, channel_path
+from .channel import Receiver, Sender, SequenceRows, alone_kernel, channel_path
 from .distance import LOOK_S, Distance, pieces, widest
 from .waiting import Splitting, mean_wait, split
 
@@ -87,6 +88,7 @@ class WeavePlan:
 
     Attributes:
         hot, cold: fingerprints of the files (autoplan.model_fingerprint).
+        attention: whose kernels attend for the hot model and its guests, "ggml" or "oallama".
         layers: of the hot model, each of which sends a task per step.
         step_s: of the hot model with all its sequences, had it no guests.
         home_s: its attention of a layer, of the sequences at home (K); threshold_s: the wait per task aimed at.
@@ -98,6 +100,7 @@ class WeavePlan:
     load: Load
     measured: ChannelTimes
     n_threads: int
+    attention: str
     layers: int
     step_s: float
     home_s: float
@@ -198,6 +201,7 @@ def plan(
         load=load,
         measured=measured,
         n_threads=n_threads,
+        attention=hot.context.attention,
         layers=layers,
         step_s=step_s,
         home_s=home_s,
@@ -253,13 +257,17 @@ def guest_shape(model: CostModel) -> tuple[AttentionShape, int]:
     return max(set(shapes), key=shapes.count), len(shapes)
 
 
-def measure(shape: AttentionShape, load: Load, type_k: str, type_v: str) -> ChannelTimes:
+def measure(shape: AttentionShape, load: Load, context: ContextSettings) -> ChannelTimes:
     """A guest's token after `depth` others, all guests in one task as in a step; medians.
+
+    context: the hot model's, which says the types of the cache and whose kernels attend.
 
     Raises:
         OallamaError: no shared memory for a channel, or none for the guests' K and V of a layer.
     """
     width_k, width_v = shape.n_head_kv * shape.head_dim_k, shape.n_head_kv * shape.head_dim_v
+    type_k, type_v = context.type_k, context.type_v
+    own = alone_kernel(type_k, type_v, shape.head_dim_k, shape.head_dim_v) if context.attention == "oallama" else 0
     n = max(1, load.n_guests)
     quota = n * (load.depth + 64) * (width_k + width_v) * 4 + (1 << 20)
     path = channel_path(f"plan-{os.getpid()}")
@@ -279,6 +287,6 @@ def measure(shape: AttentionShape, load: Load, type_k: str, type_v: str) -> Chan
         times = []
         for _ in range(_REPEATS):
             begin = time.perf_counter()
-            sender.attend(0, rows, q, k, v, scale=shape.head_dim_k**-0.5)
+            sender.attend(0, rows, q, k, v, scale=shape.head_dim_k**-0.5, own=own)
             times.append(time.perf_counter() - begin)
         return ChannelTimes(statistics.median(times), receiver.poll_seconds(_POLLS))
