@@ -14,8 +14,10 @@ from gguf import GGUFReader
 from oallama import Llama
 from oallama.engine.outline import pooling_of
 from oallama.modelmaker.gguf_header import read_metadata
+from support.cli import oallama
 from support.mtp_model import write_model
-from support.servers import call, serving
+from support.processes import until
+from support.servers import answers, call, complete, serving
 
 TEXTS = ["the quick brown fox", "a lazy dog"]
 LAST = 3  # llama.cpp's number
@@ -51,6 +53,28 @@ def test_a_model_made_for_embeddings_gives_them_under_a_plan(tiny: Callable[...,
     for one, other in zip(found, wanted, strict=True):
         assert unit(one["embedding"]) @ unit(other) == pytest.approx(1, abs=1e-3)  # kernels round differently
     assert unit(wanted[0]) @ unit(wanted[1]) < 0.9  # two texts differ
+
+
+def test_one_of_two_models_gives_embeddings(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    """Beside a hot one that generates, by a plan of its own."""
+    hot, cold = tiny("qwen2"), with_pooling(tiny("llama"), tmp_path / "embedder.gguf")
+    arguments = ["--hot", hot, "--cold", cold, "--ctx", "512", "--parallel", "2", "--threads", "1", "--no-verify"]
+    with serving(tmp_path / "log", *arguments) as port:
+        until(lambda: answers(port, hot), 300)
+        found = call(port, "/v1/embeddings", {"model": cold.stem, "input": TEXTS})["data"]
+        assert complete(port, hot, TEXTS[0], 4)
+    assert "embedder by plan" in (tmp_path / "log").read_text(errors="replace")
+    llm = Llama(str(cold), n_ctx=256, embedding=True, verbose=False)
+    wanted = [llm.embed(text) for text in TEXTS]
+    llm.close()
+    for one, other in zip(found, wanted, strict=True):
+        assert unit(one["embedding"]) @ unit(other) == pytest.approx(1, abs=1e-3)  # kernels round differently
+
+
+def test_a_model_made_for_embeddings_has_no_guests(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    hot = with_pooling(tiny("llama"), tmp_path / "embedder.gguf")
+    done = oallama("serve", "--hot", hot, "--cold", tiny("qwen2"))
+    assert done.returncode == 2 and "is made for embeddings" in done.stderr and "give --guests 0" in done.stderr
 
 
 def test_a_model_that_generates_refuses_them(tiny: Callable[..., Path], tmp_path: Path) -> None:

@@ -173,9 +173,14 @@ def _plan_for_cpu(
 ) -> PlacementPlan:
     """`given`: names of settings of this model that a plan may not choose, beside those of the command line."""
     say(f"{model.stem}: planning for the CPU (--no-plan: it runs as llama.cpp does by itself)")
-    choices = sizes.choices()
-    fixed_ubatch, fixed_batch = choices.fixed_ubatch or "n_ubatch" in given, choices.fixed_batch or "n_batch" in given
-    choices = replace(choices, device=HOST, fixed_ubatch=fixed_ubatch, fixed_batch=fixed_batch)
+    choices, pooled = sizes.choices(), bool(pooling_of(model))
+    choices = replace(
+        choices,
+        device=HOST,
+        fixed_ubatch=choices.fixed_ubatch or "n_ubatch" in given or pooled,  # a text is computed in one
+        fixed_batch=choices.fixed_batch or "n_batch" in given,
+        all_logits=pooled,
+    )
     return make_plan(model, placing, wanted, choices)
 
 

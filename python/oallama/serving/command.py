@@ -77,6 +77,11 @@ def model_options(model: str | os.PathLike[str], settings: Settings, devices: Se
     }
 
 
+def pooling_options(pooling: str) -> dict[str, object]:
+    """For a model made for embeddings, which then answers requests for them alone; "rank": for reranking; "": none."""
+    return {"reranking" if pooling == "rank" else "embeddings": True} if pooling else {}
+
+
 def command_line(options: Options) -> list[str]:
     """llama-server with these options; RPC servers must come before the devices that they bring."""
     command = [str(runtime.program("llama-server"))]
@@ -99,16 +104,14 @@ def planned_server(
     draft: Draft | Heads | None = None,
     pooling: str = "",
 ) -> list[str]:
-    """The command line that loads a model as planned; without a plan on the CPU alone. endpoints: RPC servers.
+    """The command line that loads a model as planned; without a plan on the CPU alone.
 
-    pooling: of a model made for embeddings ("rank": for reranking), which then answers requests for them alone.
+    endpoints: RPC servers. pooling: as `pooling_options` takes it.
     """
     devices = [name for name in plan.devices if name != HOST] if plan else []
     servers = {"rpc": ",".join(endpoints)} if endpoints else {}
     speculation = draft.options() if draft else {}
-    more = {"no-kv-unified": True, "metrics": True, **speculation}
-    if pooling:
-        more["reranking" if pooling == "rank" else "embeddings"] = True
+    more = {"no-kv-unified": True, "metrics": True, **speculation, **pooling_options(pooling)}
     return command_line({**servers, **model_options(model, settings, devices), **more})
 
 

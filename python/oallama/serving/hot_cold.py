@@ -17,6 +17,7 @@ from oallama.data.budget import format_bytes, parse_budget
 from oallama.data.plan import HOST, PlacementPlan, check_model
 from oallama.engine import runtime, skeleton
 from oallama.engine.load_settings import Settings
+from oallama.engine.outline import pooling_of
 from oallama.engine.runtime import quiet
 from oallama.errors import OallamaError
 from oallama.loading import autoplan
@@ -101,7 +102,10 @@ def planned(request: HotCold, wanted: Settings) -> tuple[Served, list[Served]]:
         graph = autoplan.read_graph(path, own)
         if looks and path == request.hot:
             check_model(looks.hot, graph.model, REMEDY)
+        pooling = pooling_of(path)
         settings = replace(autoplan.resolve(own, graph.n_ctx_train), n_threads=own.n_threads or n_threads)
+        if pooling not in ("", "last") and "n_ubatch" not in config.given:
+            settings = _for_whole_texts(settings)
         if config.plan:
             try:
                 check_plan(config.plan, path, settings)
@@ -110,7 +114,7 @@ def planned(request: HotCold, wanted: Settings) -> tuple[Served, list[Served]]:
             if guests and path == request.hot and settings.flash_attn == "auto":  # the CPU has it
                 settings = replace(settings, flash_attn="on")
         parts = config.plan is not None and not (guests and path == request.hot)
-        made = Served(path, settings, device=device, plan=config.plan, parts=parts)
+        made = Served(path, settings, device=device, plan=config.plan, parts=parts, pooling=pooling)
         if not looks or graph.model != looks.cold:
             return made
         is_cold.append(path)
@@ -118,6 +122,8 @@ def planned(request: HotCold, wanted: Settings) -> tuple[Served, list[Served]]:
 
     hot, cold = served(request.hot, places.hot), [served(path, places.cold) for path in request.cold]
     check([hot, *cold])
+    if guests and hot.pooling:
+        raise OallamaError(f"{hot.name} is made for embeddings and has no sequences to lend; give --guests 0")
     if looks and not set(is_cold) & set(request.cold):
         raise OallamaError(f"the weave plan {request.plan} is for another cold model; {REMEDY}")
     if request.planner and not places.on_gpus:  # takes longer than all that is checked before
@@ -135,6 +141,12 @@ def _settings(request: HotCold, model: Path, wanted: Settings) -> Settings:
     config = request.config(model)
     own = config.settings(wanted)
     return own if config.plan or own.flash_attn != "auto" else replace(own, flash_attn="on")
+
+
+def _for_whole_texts(settings: Settings) -> Settings:
+    """llama-server pools a text in one micro-batch."""
+    n_ubatch = max(settings.n_ubatch, settings.n_ctx // settings.n_seq_max)
+    return replace(settings, n_ubatch=n_ubatch, n_batch=max(n_ubatch, settings.n_batch))
 
 
 def _threads_of_others(request: HotCold, wanted: Settings) -> int:

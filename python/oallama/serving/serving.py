@@ -20,7 +20,7 @@ from oallama.data.plan import HOST, PlacementPlan
 from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
 from oallama.profiling.tuner import tuned_variable
-from oallama.serving.command import model_options, preset_section
+from oallama.serving.command import model_options, pooling_options, preset_section
 from oallama.serving.serve_limits import Limits
 
 from ..weave.channel import DEFAULT_PART, channel_path
@@ -40,6 +40,7 @@ class Served:
         distance: between two looks on a GPU; None: the engine's default.
         plan: by which it is placed; None: as `device` says.
         parts: each sequence has a part of the context for itself; else all share it.
+        pooling: of a model made for embeddings (`outline.pooling_of`).
     """
 
     model: Path
@@ -51,6 +52,7 @@ class Served:
     distance: Distance | None = None
     plan: PlacementPlan | None = None
     parts: bool = False
+    pooling: str = ""
 
     @property
     def devices(self) -> list[str]:
@@ -91,6 +93,7 @@ def preset(models: Sequence[Served]) -> str:
             "cache-ram": 0,
             "metrics": True,
             "load-on-startup": True,
+            **pooling_options(served.pooling),
         }
         sections.append(preset_section(served.name, options))
     return "\n".join(sections)
