@@ -35,6 +35,7 @@ ATTENTION = (
 DEPTHS = ("2026-11-25-cpu-depth-huge", "2026-11-30-cpu-depth-epyc")
 WIDE_TILES = ("2026-11-30-cpu-depth-wide-tiles",)
 ZEN_4 = ("2026-11-30-cpu-depth-zen4",)
+WITH_AVX2 = ("2026-12-01-cpu-depth-older-epyc",)
 BUSY_THREADS = ("2026-11-28-busy-threads", "2026-11-29-busy-threads")
 FASTER = "request time against llama.cpp's fastest way"
 ERRORS = "error of predictions, chosen plans: median (90th percentile)"
@@ -133,6 +134,11 @@ GROUPS: dict[str, list[Row]] = {
         Row("2 layers on Zen 4 behind 0 and 12288 against llama.cpp's faster `-fa`: TTFT of 512 tokens", ZEN_4,
             partial(texts.at_depth, time="ttft", rival="llama.cpp")),
         Row("the same: TPOT", ZEN_4, partial(texts.at_depth, time="tpot", rival="llama.cpp")),
+        Row("2 layers on an EPYC with AVX2 without a depth against llama.cpp's faster `-fa`: TTFT of 512 tokens",
+            WITH_AVX2, partial(texts.at_depth, time="ttft", rival="llama.cpp")),
+        Row("the same: TPOT", WITH_AVX2, partial(texts.at_depth, time="tpot", rival="llama.cpp")),
+        Row("the same: TPOT against ik_llama.cpp's fastest flags", WITH_AVX2,
+            partial(texts.at_depth, time="tpot", rival="ik")),
     ],
     "hosts": [
         Row("2 emulated hosts x 4 ranks, 1 Gbit: against the same with a star all-reduce",
@@ -147,8 +153,10 @@ GROUPS: dict[str, list[Row]] = {
             ("2026-11-23-weave",), texts.weave),
         Row("a hot model's step with four guests of eight sequences, our attention against ggml's",
             ("2026-12-01-weave-ours",), texts.own_attention),
+        Row("tokens per second of a hot model (Q8_0, six clients, four guests) and of its cold one, by the plans that "
+            "`oallama serve` makes against none", ("2026-12-01-planned-hot",), texts.planned_hot),
         Row("highest rate of a hot model with 90 % in time, guests against the best of 2, 4 and 6 slots in the same "
-            "memory", ("2026-11-30-capacity", "2026-12-01-capacity"), texts.capacity),
+            "memory", ("2026-11-30-capacity", "2026-12-01-capacity-ours"), texts.capacity),
         Row("faults of receivers: wrong tokens, hangs; noticed after at most",
             ("2026-11-23-weave-soak",), texts.soak),
     ],

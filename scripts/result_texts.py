@@ -160,6 +160,14 @@ def capacity(*files: Lines) -> str:
     return f"{guests / max(highest.values()):.2f}x"
 
 
+def planned_hot(lines: Lines) -> str:
+    (line,) = lines
+    return "; ".join(
+        f"{which} {found['value']:.2f}x ({found['low']:.2f} to {found['high']:.2f})"
+        for which, found in line["planned_is_faster"].items()
+    )
+
+
 def soak(lines: Lines) -> str:
     every = next(line for line in lines if line.get("kind") == "all")
     return f"{every['faults']}: {every['wrong']}, {every['hangs']}; {every['noticed_ms']['max']:.0f} ms"

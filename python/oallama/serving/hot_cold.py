@@ -84,14 +84,7 @@ def planned(request: HotCold, wanted: Settings) -> tuple[Served, list[Served]]:
     guests = guests if request.cold else 0
     places = parse_places(request.device)
     check_places(places, len(request.cold), guests)
-    _check_plans(request, guests, places.on_gpus)
-    if guests and of_hot.flash_attn == "off":
-        raise OallamaError(f"guests need flash attention, which {request.hot.stem} is not to have; or give --guests 0")
-    if not guests and (request.lend is not None or request.plan):
-        raise OallamaError("--lend and --weave are for guests, and there are none; leave them out")
-    if request.margin is not None and not places.on_gpus:
-        raise OallamaError("--margin is for models on GPUs (--device); leave it out")
-
+    _check_options(request, of_hot, guests, places.on_gpus)
     asked_nbytes = None if request.lend is None else _parse_size(request.lend)
     looks = read_looks(request.plan, places.on_gpus) if request.plan else None
     n_threads = _threads_of_others(request, wanted)
@@ -104,7 +97,7 @@ def planned(request: HotCold, wanted: Settings) -> tuple[Served, list[Served]]:
             check_model(looks.hot, graph.model, REMEDY)
         pooling = pooling_of(path)
         settings = replace(autoplan.resolve(own, graph.n_ctx_train), n_threads=own.n_threads or n_threads)
-        if pooling not in ("", "last") and "n_ubatch" not in config.given:
+        if pooling not in ("", "last") and not config.plan and "n_ubatch" not in config.given:
             settings = _for_whole_texts(settings)
         if config.plan:
             try:
@@ -122,8 +115,6 @@ def planned(request: HotCold, wanted: Settings) -> tuple[Served, list[Served]]:
 
     hot, cold = served(request.hot, places.hot), [served(path, places.cold) for path in request.cold]
     check([hot, *cold])
-    if guests and hot.pooling:
-        raise OallamaError(f"{hot.name} is made for embeddings and has no sequences to lend; give --guests 0")
     if looks and not set(is_cold) & set(request.cold):
         raise OallamaError(f"the weave plan {request.plan} is for another cold model; {REMEDY}")
     if request.planner and not places.on_gpus:  # takes longer than all that is checked before
@@ -155,8 +146,16 @@ def _threads_of_others(request: HotCold, wanted: Settings) -> int:
     return max(1, (len(cpu_set()) - sum(given)) // max(1, given.count(0)))
 
 
-def _check_plans(request: HotCold, guests: int, on_gpus: bool) -> None:
-    """Raises OallamaError for plans of models that may not have one."""
+def _check_options(request: HotCold, of_hot: Settings, guests: int, on_gpus: bool) -> None:
+    """Raises OallamaError for what cannot be together, and for plans of models that may not have one."""
+    if guests and of_hot.flash_attn == "off":
+        raise OallamaError(f"guests need flash attention, which {request.hot.stem} is not to have; or give --guests 0")
+    if guests and pooling_of(request.hot):
+        raise OallamaError(f"{request.hot.stem} is made for embeddings and has no sequences to lend; give --guests 0")
+    if not guests and (request.lend is not None or request.plan):
+        raise OallamaError("--lend and --weave are for guests, and there are none; leave them out")
+    if request.margin is not None and not on_gpus:
+        raise OallamaError("--margin is for models on GPUs (--device); leave it out")
     plans = {model.stem: plan for model in request.models if (plan := request.config(model).plan)}
     if on_gpus and plans:
         raise OallamaError(f"--device places whole models, and {min(plans)} has a plan; leave out one of them")
