@@ -165,7 +165,8 @@ def cell(
             engine = _stock(plan, base, device, graph.n_layer) if stock else planned(plan, runtime.lib_dir(), base)
             engines.append(replace(engine, name=label))
         for form in forms:
-            cpu = cpu_only(replace(LOAD, n_ctx=settings.n_ctx, n_threads=settings.n_threads, flash_attn=form))
+            params = replace(LOAD, n_ctx=settings.n_ctx, n_threads=settings.n_threads, flash_attn=form)
+            cpu = cpu_only(params, find_baseline_lib())
             engines.append(replace(cpu, name=f"{CPU_ALONE} -fa {form}"))
         sweep = Sweep(
             (N_PROMPT,),

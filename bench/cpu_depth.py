@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from oallama.bench import LoadParams, Sweep, cpu_only, run_bench
+from oallama.bench import LoadParams, Sweep, cpu_only, find_baseline_lib, run_bench
 from oallama.bench.machine import describe
 from oallama.bench.planned import planned
 from oallama.bench.script import arguments, note, numbers, record, words
@@ -68,7 +68,8 @@ def cell(model: Path, depth: int, options: argparse.Namespace) -> dict[str, Any]
     base = LoadParams(n_ctx=n_ctx, n_threads=options.threads, load_mode="none")
     engines = [replace(planned(plan, runtime.lib_dir(), base), name=OURS)]
     for form in ("on", "off"):
-        engines.append(replace(cpu_only(replace(base, flash_attn=form)), name=f"llama.cpp -fa {form}"))
+        theirs = cpu_only(replace(base, flash_attn=form), find_baseline_lib())
+        engines.append(replace(theirs, name=f"llama.cpp -fa {form}"))
     lengths = (options.prompt,), (depth,), (options.generate,)
     sweep = Sweep(*lengths, repeats=1, interleave="reload", state_dir=model.parent)
     ttft: dict[str, list[float]] = {}

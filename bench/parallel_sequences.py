@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from oallama.bench import LoadParams, Sweep, cpu_only, run_bench
+from oallama.bench import LoadParams, Sweep, cpu_only, find_baseline_lib, run_bench
 from oallama.bench.machine import describe
 from oallama.bench.planned import planned
 from oallama.bench.script import arguments, note, numbers, record, words
@@ -74,7 +74,8 @@ def cell(model: Path, n: int, options: argparse.Namespace) -> dict[str, Any]:
     base = LoadParams(n_ctx=settings.n_ctx, n_seq_max=n, n_threads=options.threads, load_mode="none")
     engines = [planned(plan, runtime.lib_dir(), base, name=name) for name, plan in plans.items()]
     engines += [
-        replace(cpu_only(replace(base, flash_attn=form)), name=f"llama.cpp -fa {form}") for form in ("on", "off")
+        replace(cpu_only(replace(base, flash_attn=form), find_baseline_lib()), name=f"llama.cpp -fa {form}")
+        for form in ("on", "off")
     ]
     sweep = Sweep((N_PROMPT,), (depth,), (options.generate,), repeats=options.rounds)
     tpot = {result.engine: [float(s) for s in result.values("tpot_s")] for result in run_bench(model, engines, sweep)}

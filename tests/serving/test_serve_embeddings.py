@@ -59,8 +59,8 @@ def test_one_of_two_models_gives_embeddings(tiny: Callable[..., Path], tmp_path:
     """Beside a hot one that generates, by a plan of its own."""
     hot, cold = tiny("qwen2"), with_pooling(tiny("llama"), tmp_path / "embedder.gguf")
     arguments = ["--hot", hot, "--cold", cold, "--ctx", "512", "--parallel", "2", "--threads", "1", "--no-verify"]
-    with serving(tmp_path / "log", *arguments) as port:
-        until(lambda: answers(port, hot), 300)
+    with serving(tmp_path / "log", *arguments, seconds=600) as port:
+        until(lambda: answers(port, hot))
         found = call(port, "/v1/embeddings", {"model": cold.stem, "input": TEXTS})["data"]
         assert complete(port, hot, TEXTS[0], 4)
     assert "embedder by plan" in (tmp_path / "log").read_text(errors="replace")

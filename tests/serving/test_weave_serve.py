@@ -8,7 +8,7 @@ import signal
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -20,10 +20,14 @@ import pytest
 
 from oallama.base.environment import BACKEND_MAP
 from oallama.base.ports import free_port
+from oallama.cli import serve
+from oallama.cli.options import Placing, Sizes
 from oallama.data.plan import PlacementPlan
 from oallama.engine import skeleton
 from oallama.engine.load_settings import Settings
 from oallama.errors import OallamaError
+from oallama.loading import autoplan
+from oallama.loading.autoplan import Choices
 from oallama.serving import hot_cold
 from oallama.serving.serve_limits import Limits
 from support.cli import oallama
@@ -246,11 +250,26 @@ def test_models_are_planned_without_being_asked(tiny: Callable[..., Path]) -> No
         assert f"{model.stem}: planning for the CPU" in said and f"{model.stem} by plan " in said
 
 
+def test_all_models_are_measured_before_plans_are_made(
+    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan is kept for the profile that it was made from: what is measured after it would void it."""
+    done: list[str] = []
+    monkeypatch.setattr(autoplan, "profile_for", lambda *_: done.append("measured"))
+    monkeypatch.setattr(serve, "make_plan", lambda *given: done.append("planned") or given[-1])
+    models = [hot_cold.Unplanned(tiny("llama"), Settings(n_ctx=512), ())]
+    models.append(hot_cold.Unplanned(tiny("qwen2"), Settings(n_ctx=512), ("n_ubatch",)))
+    first, second = serve._plan_for_cpu(Placing(), Sizes(batch=512), models)
+    assert done == ["measured", "measured", "planned", "planned"]
+    assert first == Choices(device="CPU", fixed_batch=True)
+    assert second == Choices(device="CPU", fixed_batch=True, fixed_ubatch=True)
+
+
 def test_what_is_wrong_is_said_before_plans_are_made(tiny: Callable[..., Path], tmp_path: Path) -> None:
     asked: list[str] = []
 
-    def planner(model: Path, wanted: Settings, given: Collection[str]) -> PlacementPlan:
-        asked.append(model.name)
+    def planner(models: Sequence[hot_cold.Unplanned]) -> list[PlacementPlan]:
+        asked.extend(each.model.name for each in models)
         raise OallamaError("planned")
 
     settings = Settings(n_ctx=512, n_seq_max=2, n_threads=1)
@@ -263,7 +282,7 @@ def test_what_is_wrong_is_said_before_plans_are_made(tiny: Callable[..., Path], 
         assert str(raised.value) != "planned" and not asked
     with pytest.raises(OallamaError, match="planned"):
         hot_cold.planned(request, settings)
-    assert asked == [tiny("llama").name]
+    assert asked == [tiny("llama").name, tiny("qwen2").name]
     hot, cold = hot_cold.planned(replace(request, planner=None), settings)
     assert hot.plan is None and cold[0].plan is None
 

@@ -100,16 +100,16 @@ def children(model: Path) -> list[int]:
 
 
 @contextmanager
-def serving(log: Path, *arguments: str | Path, more: Sequence[str] = ()) -> Iterator[int]:
+def serving(log: Path, *arguments: str | Path, more: Sequence[str] = (), seconds: float = 90.0) -> Iterator[int]:
     """The port of a server that says everything in its log: more than a pipe holds that nobody reads.
 
-    more: arguments of llama-server.
+    more: arguments of llama-server. seconds: that it may take to come up; longer where it makes plans.
     """
     port = free_port()
     command = [*CLI, "serve", *map(str, arguments), "--port", str(port), "--", "-lv", "5", *more]
     with log.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file) as process:
         try:
-            end = time.monotonic() + 90
+            end = time.monotonic() + seconds
             while True:
                 assert process.poll() is None and time.monotonic() < end, log.read_text(errors="replace")[-3000:]
                 try:

@@ -89,7 +89,6 @@ def test_the_models_are_those_that_serve_loads(
     unplanned = json.loads((tmp_path / "w.json").read_text())
     assert unplanned["attention"] == "ggml" and "attention by ggml's kernels" in done.stdout
     assert [unplanned[key] for key in ("hot", "cold", "load")] == [plan[key] for key in ("hot", "cold", "load")]
-    assert unplanned["step_s"] != plan["step_s"] and unplanned["decode"]["seconds"] != plan["decode"]["seconds"]
 
 
 @pytest.mark.parametrize("attention", ["ggml", "oallama"])

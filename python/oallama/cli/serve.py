@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,12 +26,13 @@ from oallama.serving.door import Address
 from oallama.serving.model_config import read_model_config
 from oallama.serving.serve_limits import Limits
 
-from ..serving.hot_cold import HotCold, serve_hot_cold
+from ..serving.hot_cold import HotCold, Unplanned, serve_hot_cold
 from .drafts import plan_pair
 from .groups import grouped
 from .loading import make_plan, say_where
 from .options import MODEL_HELP, Connection, Drafts, Hardware, Kernels, Placing, Sizes, settings
 from .serve_on import Served, Where, serve_on
+from .terminal import progress_bar
 
 
 @dataclass(frozen=True)
@@ -168,20 +170,28 @@ def serve(
     raise typer.Exit(serve_on(served, where, _plan_options(sizes, wanted, flash_attn, bool(pooling))))
 
 
-def _plan_for_cpu(
-    placing: Placing, sizes: Sizes, model: Path, wanted: Settings, given: Collection[str]
-) -> PlacementPlan:
-    """`given`: names of settings of this model that a plan may not choose, beside those of the command line."""
-    say(f"{model.stem}: planning for the CPU (--no-plan: it runs as llama.cpp does by itself)")
-    choices, pooled = sizes.choices(), bool(pooling_of(model))
-    choices = replace(
+def _plan_for_cpu(placing: Placing, sizes: Sizes, models: Sequence[Unplanned]) -> list[PlacementPlan]:
+    """All are measured first: a plan is kept for the profile that it was made from, which the next one extends."""
+    with progress_bar("measuring", announces=True) as report:
+        for model, wanted, _ in models:
+            with suppress(OallamaError):  # make_plan says what is wrong
+                autoplan.profile_for(autoplan.read_graph(model, wanted), Choices(device=HOST), wanted, report)
+    plans = []
+    for of in models:
+        say(f"{of.model.stem}: planning for the CPU (--no-plan: it runs as llama.cpp does by itself)")
+        plans.append(make_plan(of.model, placing, of.settings, _choices_for_cpu(sizes, of)))
+    return plans
+
+
+def _choices_for_cpu(sizes: Sizes, of: Unplanned) -> Choices:
+    choices, pooled = sizes.choices(), bool(pooling_of(of.model))
+    return replace(
         choices,
         device=HOST,
-        fixed_ubatch=choices.fixed_ubatch or "n_ubatch" in given or pooled,  # a text is computed in one
-        fixed_batch=choices.fixed_batch or "n_batch" in given,
+        fixed_ubatch=choices.fixed_ubatch or "n_ubatch" in of.given or pooled,  # a text is computed in one
+        fixed_batch=choices.fixed_batch or "n_batch" in of.given,
         all_logits=pooled,
     )
-    return make_plan(model, placing, wanted, choices)
 
 
 def _plan_options(sizes: Sizes, wanted: Settings, flash_attn: str, all_logits: bool) -> list[str]:

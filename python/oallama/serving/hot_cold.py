@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from oallama.base.children import run_server
 from oallama.base.environment import MODEL_ENVIRONMENTS, REVIVE
@@ -33,8 +34,17 @@ from oallama.weave.gpus import check_places, check_sharing, parse_places, room_f
 from oallama.weave.plan import REMEDY, read_looks
 
 _KEPT_FREE = 0.05  # of the host's available memory
-# Makes a plan for the CPU: of a model, its settings, and the names of those that its configuration gives.
-Planner = Callable[[Path, Settings, Collection[str]], PlacementPlan]
+
+
+class Unplanned(NamedTuple):
+    """A model, its settings, and the names of those that its configuration gives: a plan may not choose them."""
+
+    model: Path
+    settings: Settings
+    given: Collection[str]
+
+
+Planner = Callable[[Sequence[Unplanned]], Sequence[PlacementPlan]]  # for the CPU
 
 
 @dataclass(frozen=True)
@@ -118,7 +128,7 @@ def planned(request: HotCold, wanted: Settings) -> tuple[Served, list[Served]]:
     if looks and not set(is_cold) & set(request.cold):
         raise OallamaError(f"the weave plan {request.plan} is for another cold model; {REMEDY}")
     if request.planner and not places.on_gpus:  # takes longer than all that is checked before
-        hot, *cold = [_with_plan(request, model) for model in (hot, *cold)]
+        hot, *cold = _with_plans(request, request.planner, [hot, *cold])
     if guests:
         lent = _lent(request, [hot, *cold], guests, asked_nbytes)
         hot, cold = replace(hot, guests=guests), [replace(model, lend_nbytes=lent) for model in cold]
@@ -167,12 +177,16 @@ def _check_options(request: HotCold, of_hot: Settings, guests: int, on_gpus: boo
             )
 
 
-def _with_plan(request: HotCold, model: Served) -> Served:
-    """By its own plan, or by a new one; its slots share the context as they do without a plan."""
-    if model.plan or not request.planner:
-        return model
-    plan = request.planner(model.model, model.settings, request.config(model.model).given)
-    return replace(model, plan=plan, settings=replace(model.settings, **asdict(plan.context)))
+def _with_plans(request: HotCold, planner: Planner, models: Sequence[Served]) -> list[Served]:
+    """By their own plans, or by new ones; slots share the context there, as they do without a plan."""
+    asked = [Unplanned(of.model, of.settings, request.config(of.model).given) for of in models if not of.plan]
+    plans = iter(planner(asked))
+
+    def with_plan(of: Served) -> Served:
+        plan = next(plans)
+        return replace(of, plan=plan, settings=replace(of.settings, **asdict(plan.context)))
+
+    return [of if of.plan else with_plan(of) for of in models]
 
 
 def _parse_size(lend: str) -> int:
