@@ -157,7 +157,7 @@ const char * read_alone(Task & task) {
         return "rows alone have one cache for all sequences";
     }
     task.alone           = true;
-    task.method          = Method::dots;
+    task.method          = takes_words(task, task.group()) ? Method::words : Method::dots;
     task.rows_per_tile   = task.group();
     task.n_tiles         = 1;
     task.heads_per_group = task.n_head_kv;

@@ -101,7 +101,7 @@ struct Heads {
 
 // scores[h][r][t] of all query rows with n tokens. Token by token, all heads: the cache is read as it lies in memory.
 template <class K>
-void scores_by_dots(const float * q, const Heads & heads, int64_t d, const char * k, size_t stride, int64_t n,
+void scores_by_dots(const float * q, const Heads & heads, int64_t d, const char * k, size_t stride, int64_t n, float *,
                     float * scores) {
     for (int64_t t = 0; t < n; t += 4) {
         for (int64_t h = 0; h < heads.n; ++h) {
@@ -179,7 +179,7 @@ void mix_widths(const float * weights, const char * v, size_t stride, int64_t n,
 
 // out[h][r] += sum over t of weights[h][r][t] * v[t][h], some tokens at a time for all heads.
 template <class V>
-void mix_by_dots(const float * weights, const Heads & heads, const char * v, size_t stride, int64_t n, int64_t d,
+void mix_by_dots(float * weights, const Heads & heads, const char * v, size_t stride, int64_t n, int64_t d, float *,
                  float * out) {
     for (int64_t t = 0; t < n; t += mixed_tokens) {
         const int64_t some = n - t < mixed_tokens ? n - t : mixed_tokens;

@@ -56,9 +56,9 @@ class Item {
     void  write_row(int64_t head, int64_t row, float most, float sum, const float * values, int64_t stride,
                     float * partials) const;
 
-    // By dots (item_dots.h).
+    // By dots or words (item_rows.h).
     void  take_rows();
-    void  dots(int64_t begin, int64_t n);
+    void  rows(int64_t begin, int64_t n);
     Cells cells_of(const char * cache, const Strides & strides, size_t bytes, int64_t begin, int64_t n) const;
     void  weigh(int64_t head, int64_t row, int64_t begin, int64_t n);
     // By columns or tiles (item_columns.h, item_tiles.h).
@@ -86,14 +86,15 @@ Item::Item(const Task & task, const Place & at, float * scratch) : task_(task), 
     n_tokens_    = (at.row + at.n_rows - 1) / task.group() + 1 - first_token_;
     Memory memory{ scratch };
     s_                     = state_in(task, memory);
-    const int64_t all_rows = task.method == Method::dots ? at.n_rows * at.n_heads : s_.stride;
+    const int64_t all_rows = is_by_rows(task.method) ? at.n_rows * at.n_heads : s_.stride;
     for (int64_t i = 0; i < all_rows; ++i) {
         s_.most[i] = nothing;
         s_.sum[i]  = 0.0f;
     }
     memset(s_.values, 0, size_t(all_rows * task.d_v) * sizeof(float));
     switch (task.method) {
-        case Method::dots: take_rows(); break;
+        case Method::dots:
+        case Method::words: take_rows(); break;
         case Method::columns: take_columns(); break;
         case Method::tiles: take_tiles(); break;
     }
@@ -147,7 +148,8 @@ void Item::run(Worked worked) {
             continue;
         }
         switch (task_.method) {
-            case Method::dots: dots(begin, n); break;
+            case Method::dots:
+            case Method::words: rows(begin, n); break;
             case Method::columns: columns(begin, n); break;
             case Method::tiles: tiles(begin, n); break;
         }

@@ -1,9 +1,9 @@
 // The kernels, for the instruction set that the including file is compiled for: dots.h for few query rows, columns.h
-// and tiles.h for many, item.h for what they share. Sums are f32 in all.
+// and tiles.h for many, words.h for caches of bytes, item.h for what they share. Sums are f32 in all but words.h.
 #pragma once
 
 #include "item_columns.h"
-#include "item_dots.h"
+#include "item_rows.h"
 #include "item_tiles.h"
 
 namespace {

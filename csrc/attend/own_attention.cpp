@@ -83,6 +83,13 @@ bool type_of(ggml_type type, CacheType & found) {
     }
 }
 
+// Rows from which on words are faster than dots. A cache of 4 bits is slow to widen: there they always are.
+constexpr int64_t few_for_words = 3;
+
+bool is_bytes(CacheType type) {
+    return type == CacheType::q8_0 || type == CacheType::q4_0;
+}
+
 // Tiles have 16 bits of a value: enough for what is rounded more in the cache.
 Method method_of_many(const Task & task) {
     const bool whole = task.k_type == CacheType::f32 || task.v_type == CacheType::f32;
@@ -105,7 +112,7 @@ int64_t rows_of_a_tile(const Task & task) {
 void cut(Task & task) {
     const int64_t rows   = task.rows();
     const bool    few    = rows < kernels().many_rows;
-    task.method          = few ? Method::dots : method_of_many(task);
+    task.method          = takes_words(task, rows) ? Method::words : few ? Method::dots : method_of_many(task);
     task.heads_per_group = few ? task.n_head_kv : 1;
     task.rows_per_tile   = few ? rows : std::min(rows, rows_of_a_tile(task));
     task.n_tiles         = parts(rows, task.rows_per_tile);
@@ -134,6 +141,13 @@ const char * data(const ggml_tensor * tensor) {
 
 const Kernels & kernels() {
     return choice().get();
+}
+
+bool takes_words(const Task & task, int64_t rows) {
+    const bool whole = task.d_k % block_values == 0 && task.d_v % block_values == 0;
+    const bool half  = task.k_type == CacheType::q4_0 || task.v_type == CacheType::q4_0;
+    return kernels().words && whole && is_bytes(task.k_type) && is_bytes(task.v_type) &&
+           (rows >= few_for_words || half);
 }
 
 const char * read(const ggml_tensor * node, Task & task) {
@@ -209,12 +223,12 @@ size_t partial_bytes(const Task & task) {
     return task.n_splits > 1 ? size_t(rows * task.n_splits * task.partial_floats()) * sizeof(float) : 0;
 }
 
-// How threads take items. By dots, an item fetches the beginning of the next one ahead, so a thread takes some at a
+// How threads take items. By rows, an item fetches the beginning of the next one ahead, so a thread takes some at a
 // time. It takes the last quarter one by one, so that no thread waits long for another.
 class Turns {
   public:
     Turns(const Task & task, int n_threads) : n_items_(task.n_items()) {
-        if (task.method == Method::dots) {
+        if (is_by_rows(task.method)) {
             at_once_ = std::max<int64_t>(n_items_ / (long_turns * n_threads), 1);
         }
         n_long_ = n_items_ * 3 / 4 / at_once_;
@@ -275,7 +289,7 @@ const char * oa_attend_kernel(const ggml_tensor * node) {
     if (read(node, task)) {
         return "";
     }
-    constexpr const char * methods[] = { "dots", "columns", "tiles" };
+    constexpr const char * methods[] = { "dots", "words", "columns", "tiles" };
     snprintf(name, sizeof(name), "%s %s%s", kernels().name, methods[int(task.method)], task.alone ? " alone" : "");
     return name;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "place.h"
+#include "room_for_words.h"
 #include "sights.h"
 
 namespace {
@@ -18,8 +19,8 @@ struct Memory {
     }
 };
 
-// By dots, rows lie one after the other, those of all heads of the group. By columns and tiles there is one head, and
-// rows lie beside each other in scores: scores[token][row].
+// By dots and words, rows lie one after the other, those of all heads of the group. By columns and tiles there is one
+// head, and rows lie beside each other in scores: scores[token][row].
 struct State {
     int64_t stride; // of rows in `scores`: as many as there may be
     float * queries;
@@ -28,7 +29,7 @@ struct State {
     float * sum;
     float * shrinks;
     float * scores;
-    float * block; // of K, then of V: widened, or as tiles
+    float * block; // of K, then of V: widened, as words, or as tiles
     float * weights;
     Sight * sights;
     char *  copies; // of cells that do not lie together
@@ -42,25 +43,37 @@ int64_t padded(int64_t n, int64_t to) {
 // first cache unused.
 int64_t room_for_rows(const Task & t) {
     switch (t.method) {
-        case Method::dots: return t.rows_per_tile * t.heads_per_group;
+        case Method::dots:
+        case Method::words: return t.rows_per_tile * t.heads_per_group;
         case Method::columns: return padded(t.rows_per_tile, 32) + 16;
         default: return padded(t.rows_per_tile, 16);
     }
 }
 
+int64_t floats_of_block(const Task & t, int64_t widest) {
+    switch (t.method) {
+        case Method::dots: return 0;
+        case Method::words: {
+            const int64_t keys = room_for_keys(t.d_k), values = room_for_values(t.rows_per_tile);
+            return keys > values ? keys : values;
+        }
+        default: return block_tokens * widest;
+    }
+}
+
 State state_in(const Task & t, Memory & memory) {
-    const bool    dots = t.method == Method::dots, tiles = t.method == Method::tiles;
+    const bool    by_rows = is_by_rows(t.method), tiles = t.method == Method::tiles;
     const int64_t rows = room_for_rows(t);
     const int64_t d_k = padded(t.d_k, tiles ? 32 : 1), widest = d_k > t.d_v ? d_k : t.d_v;
     State         s;
-    s.stride              = dots ? block_tokens : rows;
+    s.stride              = by_rows ? block_tokens : rows;
     s.queries             = memory.take(rows * d_k);
     s.values              = memory.take(rows * t.d_v);
     s.most                = memory.take(rows);
     s.sum                 = memory.take(rows);
-    s.shrinks             = memory.take(dots ? 0 : rows);
+    s.shrinks             = memory.take(by_rows ? 0 : rows);
     s.scores              = memory.take(rows * block_tokens);
-    s.block               = memory.take(dots ? 0 : block_tokens * widest);
+    s.block               = memory.take(floats_of_block(t, widest));
     s.weights             = memory.take(tiles ? block_tokens * rows : 0);
     s.sights              = reinterpret_cast<Sight *>(memory.take((t.rows_per_tile + t.group() - 1) / t.group() + 1));
     const int64_t of_cell = t.heads_per_group * int64_t(t.k_bytes > t.v_bytes ? t.k_bytes : t.v_bytes);

@@ -14,8 +14,15 @@ enum class CacheType : int { f32, f16, bf16, q8_0, q4_0 };
 
 constexpr int n_cache_types = 5;
 
-// How products are computed: dots.h, columns.h, tiles.h.
-enum class Method : int { dots, columns, tiles };
+constexpr int64_t block_values = 32; // of a cache of bytes; they share a scale
+
+// How products are computed: dots.h, words.h, columns.h, tiles.h.
+enum class Method : int { dots, words, columns, tiles };
+
+// Whether a row's scores lie one behind the other, and all heads of a block may be computed together.
+constexpr bool is_by_rows(Method method) {
+    return method == Method::dots || method == Method::words;
+}
 
 // Distances in bytes between neighbours along each axis.
 struct Strides {
@@ -60,6 +67,7 @@ using Worked = void (*)(int64_t n_multiply_adds);
 
 struct Kernels {
     const char * name;
+    bool         words;     // whether there are kernels for caches of bytes
     Method       many;      // the method for many query rows of a K/V head
     int64_t      many_rows; // from how many on; dots below
     int64_t      tile_rows; // of queries that are computed together by it at most

@@ -25,7 +25,7 @@
 namespace oa::weave {
 
 constexpr uint32_t magic         = 0x5645574f; // "OWEV"
-constexpr uint32_t version       = 5;
+constexpr uint32_t version       = 6;
 constexpr size_t   line          = 128;
 constexpr uint32_t max_sequences = 256; // of one task
 

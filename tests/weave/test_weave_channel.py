@@ -267,7 +267,7 @@ def test_who_may_not_attach(path: str) -> None:
         with open(path, "r+b") as file:
             file.seek(4)
             file.write((99).to_bytes(4, "little"))
-        with pytest.raises(OallamaError, match="speaks version 99 of the protocol, this sender 5"):
+        with pytest.raises(OallamaError, match="speaks version 99 of the protocol, this sender 6"):
             Sender(path)
 
 

@@ -1,25 +1,45 @@
-// An item by dots.
+// An item by dots or words.
 #pragma once
 
 #include "dots.h"
 #include "item.h"
+#include "key_words.h"
+#include "value_words.h"
 
 namespace {
 
-struct ByDots {
-    void (*scores)(const float *, const Heads &, int64_t, const char *, size_t, int64_t, float *);
-    void (*mix)(const float *, const Heads &, const char *, size_t, int64_t, int64_t, float *);
+struct ByRows {
+    void (*take)(float * row, int64_t d); // makes of a query row what `scores` takes; null: that takes floats
+    void (*scores)(const float * q, const Heads & heads, int64_t d, const char * k, size_t stride, int64_t n,
+                   float * room, float * scores);
+    void (*mix)(float * weights, const Heads & heads, const char * v, size_t stride, int64_t n, int64_t d, float * room,
+                float * out);
 };
 
-template <class T> constexpr ByDots by_dots() {
-    return { &scores_by_dots<T>, &mix_by_dots<T> };
+template <class T> constexpr ByRows by_dots() {
+    return { nullptr, &scores_by_dots<T>, &mix_by_dots<T> };
 }
 
-constexpr ByDots dots_of[n_cache_types] = { by_dots<F32>(), by_dots<F16>(), by_dots<BF16>(), by_dots<Q8_0>(),
+constexpr ByRows dots_of[n_cache_types] = { by_dots<F32>(), by_dots<F16>(), by_dots<BF16>(), by_dots<Q8_0>(),
                                             by_dots<Q4_0>() };
+
+template <class T> constexpr ByRows by_words() {
+#if OA_HAS_WORDS
+    return { &take_words, &scores_by_words<T>, &mix_by_words<T> };
+#else
+    return {};
+#endif
+}
+
+constexpr ByRows words_of[n_cache_types] = { {}, {}, {}, by_words<Q8_0>(), by_words<Q4_0>() };
+
+const ByRows & by_rows(Method method, CacheType type) {
+    return method == Method::words ? words_of[int(type)] : dots_of[int(type)];
+}
 
 void Item::take_rows() {
     const float scale = query_scale();
+    const auto  take  = by_rows(task_.method, task_.k_type).take;
     for (int64_t h = 0; h < at_.n_heads; ++h) {
         for (int64_t r = 0; r < at_.n_rows; ++r) {
             const float * from = query_row(h, r);
@@ -27,24 +47,29 @@ void Item::take_rows() {
             for (int64_t i = 0; i < task_.d_k; ++i) {
                 to[i] = from[i] * scale;
             }
+            if (take) {
+                take(to, task_.d_k);
+            }
         }
     }
 }
 
-void Item::dots(int64_t begin, int64_t n) {
+void Item::rows(int64_t begin, int64_t n) {
     const int64_t first = rows_begin_, n_rows = rows_end_ - rows_begin_;
     float *       scores = s_.scores + first * block_tokens;
     const Cells   k      = cells_of(k_, task_.k_strides, task_.k_bytes, begin, n);
-    dots_of[int(task_.k_type)].scores(s_.queries + first * task_.d_k, { at_.n_heads, at_.n_rows, n_rows, k.head },
-                                      task_.d_k, k.first, k.row, n, scores);
+    by_rows(task_.method, task_.k_type)
+        .scores(s_.queries + first * task_.d_k, { at_.n_heads, at_.n_rows, n_rows, k.head }, task_.d_k, k.first, k.row,
+                n, s_.block, scores);
     for (int64_t h = 0; h < at_.n_heads; ++h) {
         for (int64_t r = rows_begin_; r < rows_end_; ++r) {
             weigh(h, r, begin, n);
         }
     }
     const Cells v = cells_of(v_, task_.v_strides, task_.v_bytes, begin, n);
-    dots_of[int(task_.v_type)].mix(scores, { at_.n_heads, at_.n_rows, n_rows, v.head }, v.first, v.row, n, task_.d_v,
-                                   s_.values + first * task_.d_v);
+    by_rows(task_.method, task_.v_type)
+        .mix(scores, { at_.n_heads, at_.n_rows, n_rows, v.head }, v.first, v.row, n, task_.d_v, s_.block,
+             s_.values + first * task_.d_v);
 }
 
 // A block of the cache as it lies there, or copied where its cells lie apart. One block's copies are used at a time.
