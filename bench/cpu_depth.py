@@ -1,11 +1,12 @@
 """Whole models at depth on the CPU alone: our plan against unpatched llama.cpp with both -fa, and ik_llama.cpp.
 
 python bench/cpu_depth.py [--out FILE.jsonl] [--models llama3-8b:Q4_0,qwq-32b:Q4_K_M] [--layers 2]
-    [--depths 0,4096,12288] [--prompt 512] [--generate 32] [--threads N] [--rounds 5] [--ik PATH/llama-bench]
+    [--depths 0,4096,12288] [--prompt 512] [--generate 32] [--cache f16] [--threads N] [--rounds 5]
+    [--ik PATH/llama-bench]
 
 Models have the shape's layers, some of them, and 32000 words. The plan is `auto`'s, made for the request at each depth
 from a profile of this machine. Every engine is loaded anew in each round. llama.cpp and oallama run in bench's workers,
-which share filled caches by form of attention. ik_llama.cpp runs by its llama-bench (-gp), with -fa 1 and 0 and with
+which share filled caches by form of attention. A quantised --cache has no form without -fa. ik_llama.cpp runs by its llama-bench (-gp), with -fa 1 and 0 and with
 -rtr 1; it has no times of a prompt behind a depth. One JSON line per model and depth: medians of the rounds in seconds
 of TTFT and TPOT, and how many times faster ours is than the fastest of each rival, with the interval.
 """
@@ -30,12 +31,13 @@ from oallama.bench.some_layers import made
 from oallama.bench.stats import speedup
 from oallama.data.plan import HOST
 from oallama.engine import runtime
-from oallama.engine.load_settings import Settings
+from oallama.engine.load_settings import KV_TYPES, Settings
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices
 from oallama.planning import Workload
 
 OURS = "oallama"
+WHOLE = ("f32", "f16", "bf16")
 IK = {"ik -fa 1": ["-fa", "1"], "ik -fa 0": ["-fa", "0"], "ik -fa 1 -rtr 1": ["-fa", "1", "-rtr", "1"]}
 
 
@@ -46,6 +48,7 @@ def main() -> None:
     parser.add_argument("--depths", type=numbers, default=[0, 4096, 12288])
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--generate", type=int, default=32)
+    parser.add_argument("--cache", default="f16", choices=sorted(KV_TYPES), help="type of K and V")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ik", type=Path, help="llama-bench of ik_llama.cpp, built for this machine")
@@ -61,13 +64,16 @@ def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def cell(model: Path, depth: int, options: argparse.Namespace) -> dict[str, Any]:
     n_ctx = -(-(depth + options.prompt + options.generate + 1) // 256) * 256
-    settings = Settings(n_ctx=n_ctx, n_threads=options.threads)
+    settings = Settings(n_ctx=n_ctx, n_threads=options.threads, type_k=options.cache, type_v=options.cache)
     graph = autoplan.read_graph(model, settings)
     work = Workload(options.prompt, options.generate, depth)
     plan = autoplan.plan_graph(model, graph, None, settings, Choices(device=HOST, workload=work))
-    base = LoadParams(n_ctx=n_ctx, n_threads=options.threads, load_mode="none")
+    base = LoadParams(
+        n_ctx=n_ctx, n_threads=options.threads, load_mode="none", type_k=options.cache, type_v=options.cache
+    )
     engines = [replace(planned(plan, runtime.lib_dir(), base), name=OURS)]
-    for form in ("on", "off"):
+    unfused = options.cache in WHOLE
+    for form in ("on", "off") if unfused else ("on",):
         theirs = cpu_only(replace(base, flash_attn=form), find_baseline_lib())
         engines.append(replace(theirs, name=f"llama.cpp -fa {form}"))
     lengths = (options.prompt,), (depth,), (options.generate,)
@@ -81,6 +87,8 @@ def cell(model: Path, depth: int, options: argparse.Namespace) -> dict[str, Any]
             ttft.setdefault(result.engine, []).extend(result.values("ttft_s"))
             tpot.setdefault(result.engine, []).extend(float(each) for each in result.values("tpot_s"))
         for name, flags in IK.items() if options.ik else ():
+            if name.startswith("ik -fa 0") and not unfused:
+                continue
             prompt_s, token_s = by_ik(options.ik, model, depth, flags, options)
             tpot.setdefault(name, []).append(token_s)
             if depth == 0:
@@ -91,6 +99,7 @@ def cell(model: Path, depth: int, options: argparse.Namespace) -> dict[str, Any]
         "n_prompt": options.prompt,
         "n_generate": options.generate,
         "threads": options.threads,
+        "cache": options.cache,
         "plan": {"flash_attn": context.flash_attn, "attention": context.attention, "n_ubatch": context.n_ubatch},
         "predicted": {
             "ttft_s": sum(parts["prefill"].values()),
@@ -118,6 +127,7 @@ def against(seconds: dict[str, list[float]]) -> dict[str, Any]:
 def by_ik(program: Path, model: Path, depth: int, flags: list[str], options: argparse.Namespace) -> tuple[float, float]:
     """Seconds of a prompt without a depth, and of a token behind the depth and the prompt."""
     command = [str(program), "-m", str(model), "-t", str(options.threads), "-mmp", "0", "-r", "1", "-o", "json", *flags]
+    command += ["-ctk", options.cache, "-ctv", options.cache]
     command += ["-p", str(options.prompt) if depth == 0 else "0", "-n", "0"]
     command += ["-gp", f"{depth + options.prompt},{options.generate}"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
