@@ -6,9 +6,10 @@ python bench/cpu_depth.py [--out FILE.jsonl] [--models llama3-8b:Q4_0,qwq-32b:Q4
 
 Models have the shape's layers, some of them, and 32000 words. The plan is `auto`'s, made for the request at each depth
 from a profile of this machine. Every engine is loaded anew in each round. llama.cpp and oallama run in bench's workers,
-which share filled caches by form of attention. A quantised --cache has no form without -fa. ik_llama.cpp runs by its llama-bench (-gp), with -fa 1 and 0 and with
--rtr 1; it has no times of a prompt behind a depth. One JSON line per model and depth: medians of the rounds in seconds
-of TTFT and TPOT, and how many times faster ours is than the fastest of each rival, with the interval.
+which share filled caches by form of attention. ik_llama.cpp runs by its llama-bench (-gp), with -fa 1 and 0 and with
+-rtr 1; it has no times of a prompt behind a depth. With a quantised --cache nobody runs without -fa. One JSON line per
+model and depth: medians of the rounds in seconds of TTFT and TPOT, and how many times faster ours is than the fastest
+of each rival, with the interval.
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ DEPTHS = ("2026-11-25-cpu-depth-huge", "2026-11-30-cpu-depth-epyc")
 WIDE_TILES = ("2026-11-30-cpu-depth-wide-tiles",)
 ZEN_4 = ("2026-11-30-cpu-depth-zen4",)
 WITH_AVX2 = ("2026-12-01-cpu-depth-older-epyc",)
+Q8_CACHE = ("2026-12-01-cpu-depth-q8-cache",)
 BUSY_THREADS = ("2026-11-28-busy-threads", "2026-11-29-busy-threads")
 FASTER = "request time against llama.cpp's fastest way"
 ERRORS = "error of predictions, chosen plans: median (90th percentile)"
@@ -139,6 +140,11 @@ GROUPS: dict[str, list[Row]] = {
         Row("the same: TPOT", WITH_AVX2, partial(texts.at_depth, time="tpot", rival="llama.cpp")),
         Row("the same: TPOT against ik_llama.cpp's fastest flags", WITH_AVX2,
             partial(texts.at_depth, time="tpot", rival="ik")),
+        Row("2 layers on an EPYC with AVX2 and a q8_0 cache, behind 4096, against llama.cpp with the same cache: "
+            "TTFT of 512 tokens", Q8_CACHE, partial(texts.at_depth, time="ttft", rival="llama.cpp"), True),
+        Row("the same: TPOT", Q8_CACHE, partial(texts.at_depth, time="tpot", rival="llama.cpp"), True),
+        Row("the same: TPOT against ik_llama.cpp's fastest flags with the same cache", Q8_CACHE,
+            partial(texts.at_depth, time="tpot", rival="ik"), True),
     ],
     "hosts": [
         Row("2 emulated hosts x 4 ranks, 1 Gbit: against the same with a star all-reduce",

@@ -31,7 +31,9 @@ template <class T> constexpr ByRows by_words() {
 #endif
 }
 
-constexpr ByRows words_of[n_cache_types] = { {}, {}, {}, by_words<Q8_0>(), by_words<Q4_0>() };
+// Of K and V, one may be no cache of bytes.
+constexpr ByRows words_of[n_cache_types] = { by_dots<F32>(), by_dots<F16>(), by_dots<BF16>(), by_words<Q8_0>(),
+                                             by_words<Q4_0>() };
 
 const ByRows & by_rows(Method method, CacheType type) {
     return method == Method::words ? words_of[int(type)] : dots_of[int(type)];

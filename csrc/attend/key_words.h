@@ -30,7 +30,7 @@ void take_words(float * row, int64_t d) {
 }
 
 // Words of 8 keys, of a block: 16 vectors, each with a pair of every key.
-template <class K> void words_of_keys(const char * const * rows, int64_t block, __m256i * words) {
+template <class K> void words_of_keys(const char * const * rows, int64_t block, __m256i_u * words) {
     alignas(32) char room[keys_at_once][block_values];
     const char *     bytes[keys_at_once];
     for (int t = 0; t < keys_at_once; ++t) {
@@ -58,7 +58,7 @@ template <class K> void words_of_keys(const char * const * rows, int64_t block, 
 
 // scores[r][t] of n_rows rows with 8 keys.
 template <int n_rows>
-void scores_of_words(const float * q, int64_t d, const __m256i * words, const float * scales, float * scores) {
+void scores_of_words(const float * q, int64_t d, const __m256i_u * words, const float * scales, float * scores) {
     Floats sum[n_rows] = {};
     for (int64_t block = 0; block < d / block_values; ++block) {
         __m256i of_block[n_rows];
@@ -91,7 +91,7 @@ template <class K>
 void scores_by_words(const float * q, const Heads & heads, int64_t d, const char * k, size_t stride, int64_t n,
                      float * room, float * scores) {
     const int64_t n_blocks = d / block_values;
-    auto *        words    = reinterpret_cast<__m256i *>(room);
+    auto *        words    = reinterpret_cast<__m256i_u *>(room);
     float *       scales   = room + keys_at_once * d / 2;
     auto *        halves   = reinterpret_cast<uint16_t *>(scales + n_blocks * keys_at_once);
     for (int64_t t = 0; t < n; t += keys_at_once) {

@@ -18,7 +18,7 @@ const Kernels & kernels();
 const char * read(const ggml_tensor * node, Task & task);
 // Working memory of a thread.
 size_t scratch_bytes(const Task & task);
-// Whether an operator, or with `alone` each of its rows, is computed by words.
+// Whether so many rows that share a K/V head are computed by words.
 bool takes_words(const Task & task, int64_t rows);
 // Adds up the parts of a query row, in order.
 void merge(const Task & task, int64_t number, const float * partials);

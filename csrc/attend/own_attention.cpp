@@ -144,10 +144,11 @@ const Kernels & kernels() {
 }
 
 bool takes_words(const Task & task, int64_t rows) {
-    const bool whole = task.d_k % block_values == 0 && task.d_v % block_values == 0;
+    const bool k = is_bytes(task.k_type), v = is_bytes(task.v_type);
+    const bool whole = (!k || task.d_k % block_values == 0) && (!v || task.d_v % block_values == 0);
     const bool half  = task.k_type == CacheType::q4_0 || task.v_type == CacheType::q4_0;
-    return kernels().words && whole && is_bytes(task.k_type) && is_bytes(task.v_type) &&
-           (rows >= few_for_words || half);
+    return kernels().words && whole && (rows >= few_for_words || half) &&
+           (rows < kernels().many_rows ? k || v : k && v);
 }
 
 const char * read(const ggml_tensor * node, Task & task) {

@@ -17,7 +17,7 @@ constexpr int place_of_pair(int pair) {
 // Words of a block of V: for each pair of tokens 4 vectors with a pair of every value. Vectors 0 and 1 have values
 // 0 to 7 and 16 to 23, even ones and odd ones; 2 and 3 the others.
 template <class V>
-void words_of_values(const char * v, size_t stride, int64_t n, int64_t block, int64_t further, __m256i * words,
+void words_of_values(const char * v, size_t stride, int64_t n, int64_t block, int64_t further, __m256i_u * words,
                      uint16_t * halves) {
     const auto row_of = [&](int64_t t) { return v + size_t(t < n ? t : n - 1) * stride + block * V::bytes; };
     for (int64_t t = 0; t < n; t += 16, words += 4 * pairs_at_once) {
@@ -32,7 +32,7 @@ void words_of_values(const char * v, size_t stride, int64_t n, int64_t block, in
             halves[i + 1]    = half_at(second);
             const __m256i a  = load_words(bytes_of_block<V>(first, 0, room[0]));
             const __m256i b  = load_words(bytes_of_block<V>(second, 0, room[1]));
-            __m256i *     to = words + 4 * place_of_pair(pair);
+            __m256i_u *   to = words + 4 * place_of_pair(pair);
             to[0]            = _mm256_unpacklo_epi16(even_words(a), even_words(b));
             to[1]            = _mm256_unpacklo_epi16(odd_words(a), odd_words(b));
             to[2]            = _mm256_unpackhi_epi16(even_words(a), even_words(b));
@@ -82,37 +82,34 @@ void pack_weights_as_words(const float * weights, const float * parts, int64_t n
     }
 }
 
-// out[r][0..31] += units[r] * times * the sums over pairs of tokens.
+// out[r][i] += units[r] * times * the sums over pairs of tokens, for values 0 to 7 and 16 to 23. `words`: their two
+// vectors.
 template <int n_rows>
-void        mix_words(const int16_t * weights, const __m256i * words, int64_t n_pairs, const float * units, float times,
-                      int64_t d, float * out) {
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half) {
-        __m256i even[n_rows], odd[n_rows];
+void mix_words(const int16_t * weights, const __m256i_u * words, int64_t n_pairs, const float * units, float times,
+               int64_t d, float * out) {
+    __m256i even[n_rows], odd[n_rows];
+#pragma GCC unroll 16
+    for (int r = 0; r < n_rows; ++r) {
+        even[r] = odd[r] = _mm256_setzero_si256();
+    }
+    for (int64_t pair = 0; pair < n_pairs; ++pair) {
+        const __m256i of_even = words[4 * pair], of_odd = words[4 * pair + 1];
 #pragma GCC unroll 16
         for (int r = 0; r < n_rows; ++r) {
-            even[r] = odd[r] = _mm256_setzero_si256();
+            const __m256i weight =
+                _mm256_set1_epi32(reinterpret_cast<const IntAnywhere *>(weights + r * block_tokens)[pair]);
+            add_products(even[r], of_even, weight);
+            add_products(odd[r], of_odd, weight);
         }
-        for (int64_t pair = 0; pair < n_pairs; ++pair) {
-            const __m256i of_even = words[4 * pair + 2 * half], of_odd = words[4 * pair + 2 * half + 1];
+    }
 #pragma GCC unroll 16
-            for (int r = 0; r < n_rows; ++r) {
-                const __m256i weight =
-                    _mm256_set1_epi32(reinterpret_cast<const IntAnywhere *>(weights + r * block_tokens)[pair]);
-                add_products(even[r], of_even, weight);
-                add_products(odd[r], of_odd, weight);
-            }
-        }
-#pragma GCC unroll 16
-        for (int r = 0; r < n_rows; ++r) {
-            const __m256i low = _mm256_unpacklo_epi32(even[r], odd[r]), high = _mm256_unpackhi_epi32(even[r], odd[r]);
-            const auto    add = [&](float * to, __m256i sum) {
-                store(to, load(to) + (Floats) _mm256_cvtepi32_ps(sum) * (units[r] * times));
-            };
-            float * to = out + r * d + 8 * half;
-            add(to, _mm256_permute2x128_si256(low, high, 0x20));
-            add(to + 16, _mm256_permute2x128_si256(low, high, 0x31));
-        }
+    for (int r = 0; r < n_rows; ++r) {
+        const __m256i low = _mm256_unpacklo_epi32(even[r], odd[r]), high = _mm256_unpackhi_epi32(even[r], odd[r]);
+        const auto    add = [&](float * to, __m256i sum) {
+            store(to, load(to) + (Floats) _mm256_cvtepi32_ps(sum) * (units[r] * times));
+        };
+        add(out + r * d, _mm256_permute2x128_si256(low, high, 0x20));
+        add(out + r * d + 16, _mm256_permute2x128_si256(low, high, 0x31));
     }
 }
 
@@ -121,7 +118,7 @@ template <class V>
 void mix_by_words(float * weights, const Heads & heads, const char * v, size_t stride, int64_t n, int64_t d,
                   float * room, float * out) {
     const int64_t n_padded = (n + 15) / 16 * 16;
-    auto *        words    = reinterpret_cast<__m256i *>(room);
+    auto *        words    = reinterpret_cast<__m256i_u *>(room);
     float *       parts    = room + block_tokens * block_values / 2;
     float *       units    = parts + block_tokens;
     auto *        packed   = reinterpret_cast<int16_t *>(units + (heads.n_rows + 15) / 16 * 16);
@@ -141,8 +138,10 @@ void mix_by_words(float * weights, const Heads & heads, const char * v, size_t s
             }
             float * to = out + h * heads.rows_between * d + block * block_values;
             in_tiles(heads.n_rows, [&](auto tile, int64_t r) {
-                mix_words<decltype(tile)::n>(packed + r * block_tokens, words, n_padded / 2, units + r, times, d,
-                                             to + r * d);
+                for (int half = 0; half < 2; ++half) {
+                    mix_words<decltype(tile)::n>(packed + r * block_tokens, words + 2 * half, n_padded / 2, units + r,
+                                                 times, d, to + r * d + 8 * half);
+                }
             });
         }
     }
