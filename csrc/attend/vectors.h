@@ -175,6 +175,29 @@ inline Floats from_bytes(const int8_t * p) {
 #endif
 }
 
+// Numbers without a sign. GCC 12 widens them one by one where the compiler is left to it.
+inline Ints from_unsigned(const uint8_t * p) {
+#if defined(__AVX512F__)
+    return (Ints) _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
+#elif defined(__AVX2__)
+    return (Ints) _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p)));
+#else
+    typedef uint8_t Bytes __attribute__((vector_size(width), aligned(1), may_alias));
+    return __builtin_convertvector(*reinterpret_cast<const Bytes *>(p), Ints);
+#endif
+}
+
+inline Ints from_unsigned(const uint16_t * p) {
+#if defined(__AVX512F__)
+    return (Ints) _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
+#elif defined(__AVX2__)
+    return (Ints) _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
+#else
+    typedef uint16_t Halves __attribute__((vector_size(2 * width), aligned(2), may_alias));
+    return __builtin_convertvector(*reinterpret_cast<const Halves *>(p), Ints);
+#endif
+}
+
 struct NoScale {};
 
 template <int bytes_of_value> struct Values {
@@ -197,9 +220,7 @@ struct F16 : Values<2> {
 
 struct BF16 : Values<2> {
     static Floats load(const char * row, int64_t i, NoScale) {
-        typedef uint16_t Halves __attribute__((vector_size(2 * width), aligned(2), may_alias));
-        const Halves     values = *reinterpret_cast<const Halves *>(row + 2 * i);
-        return (Floats) (__builtin_convertvector(values, Ints) << 16);
+        return (Floats) (from_unsigned(reinterpret_cast<const uint16_t *>(row) + i) << 16);
     }
 };
 
@@ -225,10 +246,8 @@ struct Q8_0 : Blocks<34> {
 // Value i lies in the low half of byte i, value i + 16 in the high one; 8 is 0.
 struct Q4_0 : Blocks<18> {
     static Floats load(const char * row, int64_t i, Floats scale) {
-        typedef uint8_t Nibbles __attribute__((vector_size(width), aligned(1), may_alias));
-        const Nibbles   bytes_of_two = *reinterpret_cast<const Nibbles *>(values(row, i) + i % 16);
-        const Ints      both         = __builtin_convertvector(bytes_of_two, Ints);
-        const Ints      numbers      = (both >> (i % block < 16 ? 0 : 4) & 15) - 8;
+        const Ints both    = from_unsigned(reinterpret_cast<const uint8_t *>(values(row, i)) + i % 16);
+        const Ints numbers = (both >> (i % block < 16 ? 0 : 4) & 15) - 8;
         return __builtin_convertvector(numbers, Floats) * scale;
     }
 };
