@@ -7,8 +7,8 @@
 
 namespace {
 
-// A query row in place of its floats: words, then their scale. Of four values the first and third come before the
-// second and fourth: pairs as those of the keys.
+// Writes a query row's words over its floats, and their scale behind them. Of four values, the first and third are a
+// pair, and the second and fourth.
 void take_words(float * row, int64_t d) {
     Floats most = {}, sum = {};
     for (int64_t i = 0; i < d; i += width) {
@@ -17,7 +17,7 @@ void take_words(float * row, int64_t d) {
         sum += size;
     }
     const float largest_of_row = largest(most);
-    const float scale = largest_of_row / most_of_word, times = scale > 0.0f ? 1.0f / scale : 0.0f;
+    const float scale = largest_of_row / most_of_word, times = scale > least_unit ? 1.0f / scale : 0.0f;
     const bool  finite = sums(sum, sum, sum, sum)[0] < __builtin_inff();
     auto *      to     = reinterpret_cast<__m128i *>(row);
     for (int64_t i = 0; i < d; i += width) {
@@ -109,7 +109,8 @@ void scores_by_words(const float * q, const Heads & heads, int64_t d, const char
                 words_of_keys<K>(rows, block, words + block * pairs_of_block);
             }
             for (int64_t i = 0; i < n_blocks * keys_at_once; i += width) {
-                store(scales + i, from_half(halves + i));
+                const Floats some = from_half(halves + i);
+                store(scales + i, some + (some - some)); // an infinite one makes no number: it must show
             }
             const float * of_head = q + h * heads.rows_between * d;
             float *       to      = scores + h * heads.rows_between * block_tokens + t;

@@ -20,7 +20,7 @@ constexpr int64_t block_values = 32; // of a cache of bytes; they share a scale
 enum class Method : int { dots, words, columns, tiles };
 
 // Whether a row's scores lie one behind the other, and all heads of a block may be computed together.
-constexpr bool is_by_rows(Method method) {
+OA_INLINE constexpr bool is_by_rows(Method method) {
     return method == Method::dots || method == Method::words;
 }
 
@@ -67,9 +67,9 @@ using Worked = void (*)(int64_t n_multiply_adds);
 
 struct Kernels {
     const char * name;
-    bool         words;     // whether there are kernels for caches of bytes
+    bool         words;     // whether there are those of words.h
     Method       many;      // the method for many query rows of a K/V head
-    int64_t      many_rows; // from how many on; dots below
+    int64_t      many_rows; // from how many on; dots or words below
     int64_t      tile_rows; // of queries that are computed together by it at most
     // Working memory of a thread, in floats.
     size_t (*scratch_floats)(const Task & task);

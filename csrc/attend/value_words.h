@@ -41,52 +41,38 @@ void words_of_values(const char * v, size_t stride, int64_t n, int64_t block, in
     }
 }
 
-// Makes weights of a row that are words: the largest is most_of_word. Returns what a unit is worth.
-float enlarge(float * weights, int64_t n, int64_t n_padded) {
-    for (int64_t t = n; t < n_padded; ++t) {
-        weights[t] = 0.0f;
+// Scales of a block's values by token. NaN if one of them is no number or infinite, else 1.
+float scales_of_values(const uint16_t * halves, float * scales) {
+    Floats sum = {};
+    for (int64_t t = 0; t < block_tokens; t += width) {
+        const Floats some = from_half(halves + t);
+        store(scales + t, some);
+        sum += larger(some, -some);
     }
-    Floats most = {};
-    for (int64_t t = 0; t < n_padded; t += width) {
-        most = larger(most, load(weights + t));
+    return sums(sum, sum, sum, sum)[0] < __builtin_inff() ? 1.0f : __builtin_nanf("");
+}
+
+// Weights of a row times the values' scales, as words: the largest is most_of_word. Returns what a unit is worth.
+float take_weights(const float * weights, const float * scales, int16_t * words) {
+    Floats products[block_tokens / width], most = {};
+#pragma GCC unroll 8
+    for (int i = 0; i < block_tokens / width; ++i) {
+        products[i] = load(weights + i * width) * load(scales + i * width);
+        most        = larger(most, larger(products[i], -products[i]));
     }
-    const float unit = largest(most) / most_of_word, times = unit > 0.0f ? 1.0f / unit : 0.0f;
-    for (int64_t t = 0; t < n_padded; t += width) {
-        store(weights + t, load(weights + t) * times);
+    const float unit = largest(most) / most_of_word, times = unit > least_unit ? 1.0f / unit : 0.0f;
+#pragma GCC unroll 4
+    for (int i = 0; i < block_tokens / width; i += 2) {
+        store_words(words + i * width, _mm256_packs_epi32(_mm256_cvtps_epi32((__m256) (products[i] * times)),
+                                                          _mm256_cvtps_epi32((__m256) (products[i + 1] * times))));
     }
     return unit;
 }
 
-// Scales of a block's values by token, as parts of the largest one, which is returned.
-float scales_of_values(const uint16_t * halves, int64_t n_padded, float * parts) {
-    Floats most = {}, sum = {};
-    for (int64_t t = 0; t < n_padded; t += width) {
-        const Floats scales = from_half(halves + t), size = larger(scales, -scales);
-        store(parts + t, scales);
-        most = larger(most, size);
-        sum += size;
-    }
-    const float largest_of_all = largest(most), times = largest_of_all > 0.0f ? 1.0f / largest_of_all : 0.0f;
-    for (int64_t t = 0; t < n_padded; t += width) {
-        store(parts + t, load(parts + t) * times);
-    }
-    return sums(sum, sum, sum, sum)[0] < __builtin_inff() ? largest_of_all : __builtin_nanf("");
-}
-
-void pack_weights_as_words(const float * weights, const float * parts, int64_t n_padded, int16_t * words) {
-    for (int64_t t = 0; t < n_padded; t += 16) {
-        const Floats first  = load(weights + t) * load(parts + t),
-                     second = load(weights + t + width) * load(parts + t + width);
-        store_words(words + t,
-                    _mm256_packs_epi32(_mm256_cvtps_epi32((__m256) first), _mm256_cvtps_epi32((__m256) second)));
-    }
-}
-
-// out[r][i] += units[r] * times * the sums over pairs of tokens, for values 0 to 7 and 16 to 23. `words`: their two
-// vectors.
+// out[r][i] += units[r] * the sums over pairs of tokens, for values 0 to 7 and 16 to 23. `words`: their two vectors.
 template <int n_rows>
-void mix_words(const int16_t * weights, const __m256i_u * words, int64_t n_pairs, const float * units, float times,
-               int64_t d, float * out) {
+void mix_words(const int16_t * weights, const __m256i_u * words, int64_t n_pairs, const float * units, int64_t d,
+               float * out) {
     __m256i even[n_rows], odd[n_rows];
 #pragma GCC unroll 16
     for (int r = 0; r < n_rows; ++r) {
@@ -106,41 +92,41 @@ void mix_words(const int16_t * weights, const __m256i_u * words, int64_t n_pairs
     for (int r = 0; r < n_rows; ++r) {
         const __m256i low = _mm256_unpacklo_epi32(even[r], odd[r]), high = _mm256_unpackhi_epi32(even[r], odd[r]);
         const auto    add = [&](float * to, __m256i sum) {
-            store(to, load(to) + (Floats) _mm256_cvtepi32_ps(sum) * (units[r] * times));
+            store(to, load(to) + (Floats) _mm256_cvtepi32_ps(sum) * units[r]);
         };
         add(out + r * d, _mm256_permute2x128_si256(low, high, 0x20));
         add(out + r * d + 16, _mm256_permute2x128_si256(low, high, 0x31));
     }
 }
 
-// out[h][r] as mix_by_dots. The weights are used up.
+// out[h][r] as mix_by_dots. It writes zeros behind the weights.
 template <class V>
 void mix_by_words(float * weights, const Heads & heads, const char * v, size_t stride, int64_t n, int64_t d,
                   float * room, float * out) {
-    const int64_t n_padded = (n + 15) / 16 * 16;
-    auto *        words    = reinterpret_cast<__m256i_u *>(room);
-    float *       parts    = room + block_tokens * block_values / 2;
-    float *       units    = parts + block_tokens;
-    auto *        packed   = reinterpret_cast<int16_t *>(units + (heads.n_rows + 15) / 16 * 16);
+    const int64_t n_pairs = (n + 15) / 16 * pairs_at_once;
+    auto *        words   = reinterpret_cast<__m256i_u *>(room);
+    float *       scales  = room + block_tokens * block_values / 2;
+    float *       units   = scales + block_tokens;
+    auto *        packed  = reinterpret_cast<int16_t *>(units + (heads.n_rows + 15) / 16 * 16);
     for (int64_t h = 0; h < heads.n; ++h) {
         const char * rows    = v + size_t(h) * heads.stride;
         float *      of_head = weights + h * heads.rows_between * block_tokens;
         const char * next    = h + 1 < heads.n ? rows + heads.stride : v + size_t(block_tokens) * stride;
         for (int64_t r = 0; r < heads.n_rows; ++r) {
-            units[r] = enlarge(of_head + r * block_tokens, n, n_padded);
+            memset(of_head + r * block_tokens + n, 0, size_t(block_tokens - n) * sizeof(float));
         }
         for (int64_t block = 0; block < d / block_values; ++block) {
-            uint16_t halves[block_tokens];
+            uint16_t halves[block_tokens] = {};
             words_of_values<V>(rows, stride, n, block, next - rows, words, halves);
-            const float times = scales_of_values(halves, n_padded, parts);
+            const float odd = scales_of_values(halves, scales);
             for (int64_t r = 0; r < heads.n_rows; ++r) {
-                pack_weights_as_words(of_head + r * block_tokens, parts, n_padded, packed + r * block_tokens);
+                units[r] = take_weights(of_head + r * block_tokens, scales, packed + r * block_tokens) * odd;
             }
             float * to = out + h * heads.rows_between * d + block * block_values;
             in_tiles(heads.n_rows, [&](auto tile, int64_t r) {
                 for (int half = 0; half < 2; ++half) {
-                    mix_words<decltype(tile)::n>(packed + r * block_tokens, words + 2 * half, n_padded / 2, units + r,
-                                                 times, d, to + r * d + 8 * half);
+                    mix_words<decltype(tile)::n>(packed + r * block_tokens, words + 2 * half, n_pairs, units + r, d,
+                                                 to + r * d + 8 * half);
                 }
             });
         }

@@ -24,6 +24,7 @@ namespace {
 
 constexpr int   pairs_of_block = block_values / 2;
 constexpr float most_of_word   = 32767.0f;
+constexpr float least_unit     = 1e-38f; // what one divided by it is no infinity
 
 typedef int32_t IntAnywhere __attribute__((may_alias));
 
