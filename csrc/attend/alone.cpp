@@ -157,7 +157,7 @@ const char * read_alone(Task & task) {
         return "rows alone have one cache for all sequences";
     }
     task.alone           = true;
-    task.method          = takes_words(task, task.group()) ? Method::words : Method::dots;
+    task.method          = method_of_few(task, task.group());
     task.rows_per_tile   = task.group();
     task.n_tiles         = 1;
     task.heads_per_group = task.n_head_kv;

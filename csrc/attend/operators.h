@@ -18,8 +18,8 @@ const Kernels & kernels();
 const char * read(const ggml_tensor * node, Task & task);
 // Working memory of a thread.
 size_t scratch_bytes(const Task & task);
-// Whether so many rows that share a K/V head are computed by words.
-bool takes_words(const Task & task, int64_t rows);
+// Dots or words, for so many rows that share a K/V head.
+Method method_of_few(const Task & task, int64_t rows);
 // Adds up the parts of a query row, in order.
 void merge(const Task & task, int64_t number, const float * partials);
 

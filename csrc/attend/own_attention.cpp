@@ -112,7 +112,7 @@ int64_t rows_of_a_tile(const Task & task) {
 void cut(Task & task) {
     const int64_t rows   = task.rows();
     const bool    few    = rows < kernels().many_rows;
-    task.method          = takes_words(task, rows) ? Method::words : few ? Method::dots : method_of_many(task);
+    task.method          = few ? method_of_few(task, rows) : method_of_many(task);
     task.heads_per_group = few ? task.n_head_kv : 1;
     task.rows_per_tile   = few ? rows : std::min(rows, rows_of_a_tile(task));
     task.n_tiles         = parts(rows, task.rows_per_tile);
@@ -143,12 +143,12 @@ const Kernels & kernels() {
     return choice().get();
 }
 
-bool takes_words(const Task & task, int64_t rows) {
+Method method_of_few(const Task & task, int64_t rows) {
     const bool k = is_bytes(task.k_type), v = is_bytes(task.v_type);
     const bool whole_blocks = (!k || task.d_k % block_values == 0) && (!v || task.d_v % block_values == 0);
     const bool has_4_bits   = task.k_type == CacheType::q4_0 || task.v_type == CacheType::q4_0;
-    return kernels().words && whole_blocks && (rows >= few_for_words || has_4_bits) &&
-           (rows < kernels().many_rows ? k || v : k && v);
+    const bool words        = kernels().words && whole_blocks && (k || v) && (rows >= few_for_words || has_4_bits);
+    return words ? Method::words : Method::dots;
 }
 
 const char * read(const ggml_tensor * node, Task & task) {
