@@ -24,7 +24,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from oallama.bench import LoadParams, Sweep, cpu_only, find_baseline_lib, run_bench
+from oallama.bench import LoadParams, Sweep, find_baseline_lib, run_bench
+from oallama.bench.baselines import cpu_forms
 from oallama.bench.machine import describe
 from oallama.bench.planned import planned
 from oallama.bench.script import arguments, note, numbers, record, words
@@ -36,9 +37,9 @@ from oallama.engine.load_settings import KV_TYPES, Settings
 from oallama.loading import autoplan
 from oallama.loading.autoplan import Choices
 from oallama.planning import Workload
+from oallama.profiling.workload import UNFUSED_V_TYPES
 
 OURS = "oallama"
-WHOLE = ("f32", "f16", "bf16")
 IK = {"ik -fa 1": ["-fa", "1"], "ik -fa 0": ["-fa", "0"], "ik -fa 1 -rtr 1": ["-fa", "1", "-rtr", "1"]}
 
 
@@ -72,11 +73,8 @@ def cell(model: Path, depth: int, options: argparse.Namespace) -> dict[str, Any]
     base = LoadParams(
         n_ctx=n_ctx, n_threads=options.threads, load_mode="none", type_k=options.cache, type_v=options.cache
     )
-    engines = [replace(planned(plan, runtime.lib_dir(), base), name=OURS)]
-    unfused = options.cache in WHOLE
-    for form in ("on", "off") if unfused else ("on",):
-        theirs = cpu_only(replace(base, flash_attn=form), find_baseline_lib())
-        engines.append(replace(theirs, name=f"llama.cpp -fa {form}"))
+    engines = [replace(planned(plan, runtime.lib_dir(), base), name=OURS), *cpu_forms(base, find_baseline_lib())]
+    flags_of_ik = {name: flags for name, flags in IK.items() if options.cache in UNFUSED_V_TYPES or "-fa 1" in name}
     lengths = (options.prompt,), (depth,), (options.generate,)
     sweep = Sweep(*lengths, repeats=1, interleave="reload", state_dir=model.parent)
     ttft: dict[str, list[float]] = {}
@@ -87,10 +85,8 @@ def cell(model: Path, depth: int, options: argparse.Namespace) -> dict[str, Any]
         for result in run_bench(model, engines[shift:] + engines[:shift], sweep):
             ttft.setdefault(result.engine, []).extend(result.values("ttft_s"))
             tpot.setdefault(result.engine, []).extend(float(each) for each in result.values("tpot_s"))
-        for name, flags in IK.items() if options.ik else ():
-            if name.startswith("ik -fa 0") and not unfused:
-                continue
-            prompt_s, token_s = by_ik(options.ik, model, depth, flags, options)
+        for name, flags in flags_of_ik.items() if options.ik else ():
+            prompt_s, token_s = of_ik(options.ik, model, depth, flags, options)
             tpot.setdefault(name, []).append(token_s)
             if depth == 0:
                 ttft.setdefault(name, []).append(prompt_s)
@@ -125,7 +121,7 @@ def against(seconds: dict[str, list[float]]) -> dict[str, Any]:
     return found
 
 
-def by_ik(program: Path, model: Path, depth: int, flags: list[str], options: argparse.Namespace) -> tuple[float, float]:
+def of_ik(program: Path, model: Path, depth: int, flags: list[str], options: argparse.Namespace) -> tuple[float, float]:
     """Seconds of a prompt without a depth, and of a token behind the depth and the prompt."""
     command = [str(program), "-m", str(model), "-t", str(options.threads), "-mmp", "0", "-r", "1", "-o", "json", *flags]
     command += ["-ctk", options.cache, "-ctv", options.cache]

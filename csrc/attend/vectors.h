@@ -161,6 +161,12 @@ inline Floats all_of_half(uint16_t half) {
 #endif
 }
 
+inline uint16_t half_at(const char * p) {
+    uint16_t half;
+    memcpy(&half, p, 2);
+    return half;
+}
+
 inline Floats from_bytes(const int8_t * p) {
 #if defined(__AVX512F__)
     return (Floats) _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))));
@@ -230,11 +236,7 @@ template <int bytes_of_block> struct Blocks {
 
     static const char * values(const char * row, int64_t i) { return row + i / block * bytes + 2; }
 
-    static Floats scale(const char * row, int64_t i) {
-        uint16_t half;
-        memcpy(&half, values(row, i) - 2, 2);
-        return all_of_half(half);
-    }
+    static Floats scale(const char * row, int64_t i) { return all_of_half(half_at(values(row, i) - 2)); }
 };
 
 struct Q8_0 : Blocks<34> {
